@@ -24,7 +24,7 @@ from manyheads.models.build import build
 from manyheads.ragged import Ragged
 from manyheads.surgery.lora.adapters import adapt
 from manyheads.surgery.lora.low_rank import LoraConfig
-from manyheads.surgery.lora.quantisation import quantise
+from manyheads.surgery.lora.quantization import quantize
 from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 
 SHAPE = "llama-1b-shape"
@@ -55,17 +55,17 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--length", type=int, default=1024)
-    asked = parser.parse_args()
-    name = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
-    say(f"{name}, torch {torch.__version__}, rank {asked.rank}, {asked.tokens} tokens a step")
-    texts = batches(asked)
-    found = {}
+    request = parser.parse_args()
+    name = torch.cuda.get_device_name() if request.device == "cuda" else "CPU"
+    say(f"{name}, torch {torch.__version__}, rank {request.rank}, {request.tokens} tokens a step")
+    texts = batches(request)
+    result = {}
     for kind in KINDS:
-        found[kind] = measure(kind, asked, texts)
+        result[kind] = measure(kind, request, texts)
         gc.collect()
-        if asked.device == "cuda":
+        if request.device == "cuda":
             torch.cuda.empty_cache()
-    truth = found["whole, adapter"]
+    truth = result["whole, adapter"]
     rows = [
         [
             kind,
@@ -76,60 +76,60 @@ def main() -> None:
             f"{each.losses[0]:.3f}",
             f"{sum(each.losses[-5:]) / len(each.losses[-5:]):.3f}",
         ]
-        for kind, each in found.items()
+        for kind, each in result.items()
     ]
     columns = ["base, what learns", "base", "peak", "step", "times", "first loss", "last five"]
-    show(f"{asked.model or SHAPE}, {asked.steps} steps of AdamW", columns, rows)
+    show(f"{request.model or SHAPE}, {request.steps} steps of AdamW", columns, rows)
 
 
-def batches(asked: argparse.Namespace) -> list[Ragged]:
+def batches(request: argparse.Namespace) -> list[Ragged]:
     """One batch a step: pieces of the source, as bytes."""
     source = b"".join(file.read_bytes() for file in sorted(SOURCE.rglob("*.py")))
     text = torch.tensor(list(source))
-    needed = asked.steps * asked.tokens
+    needed = request.steps * request.tokens
     text = text.repeat(-(-needed // len(text)))[:needed]
-    pieces = text.view(asked.steps, -1, asked.length)
-    return [Ragged.from_list(list(step)).to(asked.device) for step in pieces]
+    pieces = text.view(request.steps, -1, request.length)
+    return [Ragged.from_list(list(step)).to(request.device) for step in pieces]
 
 
-def base(asked: argparse.Namespace) -> Any:
-    dtype = PRECISION[asked.device]
-    if asked.model:
-        return load(asked.model, dtype=dtype, device=asked.device)
-    changes = SMALL | {"vocabulary": BYTES} if asked.device == "cpu" else {}
-    return build(SHAPE, **changes, seed=0, device=asked.device, dtype=dtype)
+def base(request: argparse.Namespace) -> Any:
+    dtype = PRECISION[request.device]
+    if request.model:
+        return load(request.model, dtype=dtype, device=request.device)
+    changes = SMALL | {"vocabulary": BYTES} if request.device == "cpu" else {}
+    return build(SHAPE, **changes, seed=0, device=request.device, dtype=dtype)
 
 
-def measure(kind: str, asked: argparse.Namespace, texts: list[Ragged]) -> Measured:
-    before = allocated(asked.device)
-    model = base(asked)
+def measure(kind: str, request: argparse.Namespace, texts: list[Ragged]) -> Measured:
+    before = allocated(request.device)
+    model = base(request)
     if kind.startswith("4"):
-        quantise(model)
+        quantize(model)
         gc.collect()
-    rests = allocated(asked.device) - before
-    if asked.device == "cpu":
+    rests = allocated(request.device) - before
+    if request.device == "cpu":
         tensors = (*model.parameters(), *model.buffers())
         rests = sum(each.nbytes for each in tensors)
     if kind.endswith("adapter"):
-        adapt(model, LoraConfig(rank=asked.rank, alpha=2.0 * asked.rank, targets=TARGETS))
+        adapt(model, LoraConfig(rank=request.rank, alpha=2.0 * request.rank, targets=TARGETS))
     learns = [each for each in model.parameters() if each.requires_grad]
     rate = 1e-3 if kind.endswith("adapter") else 1e-4
-    optimiser = torch.optim.AdamW(learns, lr=rate, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(learns, lr=rate, weight_decay=0.0, fused=True)
     model.train()
-    if asked.device == "cuda":
+    if request.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     losses, seconds = [], []
     for batch in texts:
         started = time.perf_counter()
-        loss = step(model, optimiser, batch)
+        loss = step(model, optimizer, batch)
         # Reading it waits for the device.
         losses.append(loss.item())
         seconds.append(time.perf_counter() - started)
-    peak = torch.cuda.max_memory_allocated() - before if asked.device == "cuda" else 0
+    peak = torch.cuda.max_memory_allocated() - before if request.device == "cuda" else 0
     return Measured(rests, peak, median(seconds[2:] or seconds), tuple(losses))
 
 
-def step(model: Any, optimiser: torch.optim.Optimizer, batch: Ragged) -> Tensor:
+def step(model: Any, optimizer: torch.optim.Optimizer, batch: Ragged) -> Tensor:
     """The next byte of every byte but the last of a piece."""
     device = batch.values.device.type
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
@@ -140,8 +140,8 @@ def step(model: Any, optimiser: torch.optim.Optimizer, batch: Ragged) -> Tensor:
         vectors = model.readout.vectors(model.table)
         loss: Tensor = cross_entropy_sums(read, vectors, None, answers)[0] / len(answers)
     loss.backward()
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss.detach()
 
 

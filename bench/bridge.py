@@ -147,9 +147,9 @@ def main() -> None:
             if done.returncode:
                 print(f"{tokens:6,}  {name:26} failed: {done.stderr.strip().splitlines()[-1]}")
                 continue
-            found = json.loads(done.stdout.splitlines()[-1])
+            result = json.loads(done.stdout.splitlines()[-1])
             print(
-                f"{tokens:6,}  {name:26} {found['seconds']:8.2f} s {found['mebibytes']:8.0f} MiB",
+                f"{tokens:6,}  {name:26} {result['seconds']:8.2f} s {result['mebibytes']:8.0f} MiB",
                 flush=True,
             )
 

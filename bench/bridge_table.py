@@ -26,7 +26,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from manyheads import lens
-from manyheads.bridge.structure import AttentionFacts
+from manyheads.bridge.structure import ProbedAttention
 from manyheads.bridge.wrapped_model import WrappedModel, wrap
 from manyheads.errors import ManyheadsError
 from manyheads.lens.inputs.cached_run import ActivationEditor
@@ -170,7 +170,7 @@ def build_small(family: str, name: str) -> Any:
                     if weight.dim() == 2:
                         weight.normal_(std=0.2)
                 for module in model.modules():
-                    # Padding has no vector, and MobileBERT reads the neighbours of each token.
+                    # Padding has no vector, and MobileBERT reads the neighbors of each token.
                     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                         module.weight[module.padding_idx] = 0
             inputs_of(model)
@@ -255,10 +255,10 @@ def compare(row: Row, model: Any) -> None:
 
 def compare_statistics(wrapped: Any, model: Any, texts: Any) -> dict[str, float]:
     """The largest difference from the measures of the eager weights."""
-    found = lens.statistics(wrapped, texts, progress=False)
+    result = lens.statistics(wrapped, texts, progress=False)
     expected: dict[tuple[str, Sublayer, int, int], dict[str, list[float]]] = {}
     blocks: dict[tuple[str, Sublayer], list[int]] = {}
-    for block in found.blocks:
+    for block in result.blocks:
         blocks.setdefault((block.stack, block.sublayer), []).append(block.layer)
     before = model.config._attn_implementation
     for text in texts:
@@ -279,13 +279,13 @@ def compare_statistics(wrapped: Any, model: Any, texts: Any) -> dict[str, float]
                     for name, values in measures_of(pattern.double(), ids).items():
                         here.setdefault(name, []).extend(values)
     worst = 0.0
-    for address in found.addresses:
+    for address in result.addresses:
         here = expected[address.stack, address.sublayer, address.head.layer, address.head.head]
         crosses = address.sublayer is Sublayer.CROSS
         for name in ("entropy",) if crosses else MEASURES:
-            if here.get(name) and name in found.names:
+            if here.get(name) and name in result.names:
                 mean = sum(here[name]) / len(here[name])
-                worst = max(worst, abs(found.of(address)[name] - mean))
+                worst = max(worst, abs(result.of(address)[name] - mean))
     return {"statistics": worst}
 
 
@@ -300,8 +300,8 @@ def weights_of(output: Any, stack: str, sublayer: Sublayer) -> Any:
 
 def ids_of(text: Any, stack: str) -> list[int] | None:
     name = "decoder_input_ids" if stack == "decoder" else "input_ids"
-    found = arguments_of(text).get(name)
-    return None if found is None else found[0].tolist()
+    result = arguments_of(text).get(name)
+    return None if result is None else result[0].tolist()
 
 
 def measures_of(pattern: Tensor, ids: list[int] | None) -> dict[str, list[float]]:
@@ -348,7 +348,7 @@ def _without_second(values: Tensor) -> Tensor:
 
 
 @contextmanager
-def hooked(facts: AttentionFacts) -> Iterator[None]:
+def hooked(facts: ProbedAttention) -> Iterator[None]:
     def hook(_: nn.Module, args: Any) -> Any:
         split = args[0].unflatten(-1, (facts.heads, -1)).clone()
         split[..., 1, :] = 0

@@ -23,12 +23,12 @@ def passages(count: int, lengths: Sequence[int], texts: Sequence[str], within: r
 def prose() -> list[str]:
     """All docstrings and all blocks of comments that read as prose, sorted."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: set[str] = set()
+    result: set[str] = set()
     for path in sorted(root.rglob("*.py")):
         if not NOT_READ.intersection(path.relative_to(root).parts):
             source = path.read_text("utf-8", errors="replace")
-            found.update(" ".join(text.split()) for text in _pieces(source))
-    return sorted(text for text in found if _reads_as_prose(text))
+            result.update(" ".join(text.split()) for text in _pieces(source))
+    return sorted(text for text in result if _reads_as_prose(text))
 
 
 def _pieces(source: str) -> Iterator[str]:

@@ -49,8 +49,8 @@ def run(rounds: int, quick: bool) -> None:
 
 
 def _texts(model: Encoder, quick: bool) -> tuple[list[str], list[int]]:
-    found = prose()
-    texts = passages(TEXTS, _lengths(model, found), found, TOKENS)
+    result = prose()
+    texts = passages(TEXTS, _lengths(model, result), result, TOKENS)
     lengths = _lengths(model, texts)
     _describe("all texts", texts, lengths)
     if not quick:

@@ -25,7 +25,7 @@ LIMIT = 3e-2
 
 
 def run(rounds: int, quick: bool) -> None:
-    theirs, ours = _pair()
+    peer, ours = _pair()
     peak = _matmul_peak()
     compiled = torch.compile(ours, fullgraph=True, dynamic=True)
     rows = []
@@ -38,10 +38,10 @@ def run(rounds: int, quick: bool) -> None:
             entrants: dict[str, Work] = {
                 COMPILED: partial(_read, compiled, batch),
                 OURS: partial(_read, ours, batch),
-                THEIRS: partial(_read_theirs, theirs, *_padded(batch, longest)),
+                THEIRS: partial(_read_theirs, peer, *_padded(batch, longest)),
             }
             if max(lengths) < longest:
-                entrants[KINDER] = partial(_read_theirs, theirs, *_padded(batch, max(lengths)))
+                entrants[KINDER] = partial(_read_theirs, peer, *_padded(batch, max(lengths)))
             off = _check(entrants, batch)
             times = race(entrants, device="cuda", rounds=rounds)
             useful = _flops(ours, lengths) / times.seconds(COMPILED)
@@ -76,11 +76,11 @@ def _pair() -> tuple[Any, Any]:
 
     torch.manual_seed(0)
     make: Any = ModernBertModel
-    theirs = make._from_config(ModernBertConfig(), attn_implementation="sdpa", dtype=torch.bfloat16)
+    peer = make._from_config(ModernBertConfig(), attn_implementation="sdpa", dtype=torch.bfloat16)
     with TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
+        peer.save_pretrained(folder)
         ours = load(folder, device="cuda")
-    return theirs.to("cuda").eval(), ours
+    return peer.to("cuda").eval(), ours
 
 
 def _matmul_peak() -> float:
@@ -137,9 +137,9 @@ def _check(entrants: dict[str, Work], batch: Ragged) -> float:
     expected = entrants[KINDER if KINDER in entrants else THEIRS]()
     worst = 0.0
     for name in (OURS, COMPILED):
-        found = batch.with_values(entrants[name]())
+        result = batch.with_values(entrants[name]())
         for index, length in enumerate(batch.lengths.each):
-            one, other = found.of(index).float(), expected[index, :length].float()
+            one, other = result.of(index).float(), expected[index, :length].float()
             worst = max(worst, float((one - other).norm() / other.norm()))
     if not worst <= LIMIT:
         raise SystemExit(f"a text differs by {worst:.1e} of its length, more than {LIMIT}")

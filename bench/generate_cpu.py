@@ -20,11 +20,11 @@ GOAL = 1.7
 
 def run(rounds: int, quick: bool) -> None:
     new_tokens = 32 if quick else 128
-    theirs, ours = _pair()
+    peer, ours = _pair()
     ids = torch.randint(50257, (1, PROMPT), generator=torch.Generator().manual_seed(0))
     entrants: dict[str, Work] = {
         OURS: partial(_write, ours, ids, new_tokens),
-        THEIRS: partial(_write_theirs, theirs, ids, new_tokens),
+        THEIRS: partial(_write_theirs, peer, ids, new_tokens),
     }
     check_agreement(entrants, truth=THEIRS, limit=0.0)
     say(f"{torch.get_num_threads()} threads, float32, torch {torch.__version__}, the same tokens")
@@ -62,10 +62,10 @@ def _pair() -> tuple[Any, Any]:
     torch.manual_seed(0)
     config = GPT2Config(bos_token_id=None, eos_token_id=None, pad_token_id=0)
     make: Any = GPT2LMHeadModel
-    theirs = make(config).eval()
+    peer = make(config).eval()
     with TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        return theirs, load(folder)
+        peer.save_pretrained(folder)
+        return peer, load(folder)
 
 
 def _write(model: Any, ids: Tensor, new_tokens: int) -> Tensor:

@@ -23,19 +23,19 @@ LIMIT = 5e-2
 
 
 def run(rounds: int, quick: bool, batches: tuple[int, ...] = (1, 32)) -> None:
-    theirs, ours = _pair()
+    peer, ours = _pair()
     limit = _reading_limit(ours)
     for batch in batches:
         draw = torch.Generator().manual_seed(batch)
         ids = torch.randint(10, 1000, (batch, PROMPT), generator=draw).cuda()
         entrants: dict[str, Work] = {
             "manyheads": partial(_write, ours, ids),
-            "transformers": partial(_write_theirs, theirs, ids),
+            "transformers": partial(_write_theirs, peer, ids),
         }
         if not quick:
             entrants["manyheads compiled"] = partial(_write, ours, ids, compiled=True)
-            entrants["transformers static"] = partial(_write_theirs, theirs, ids, static=True)
-        off = _check_steps(theirs, ours, ids)
+            entrants["transformers static"] = partial(_write_theirs, peer, ids, static=True)
+        off = _check_steps(peer, ours, ids)
         times = race(entrants, device="cpu", rounds=rounds, warmups=1 if quick else 2)
         rows = []
         for name in entrants:
@@ -70,11 +70,11 @@ def _pair() -> tuple[Any, Any]:
         eos_token_id=None,
     )
     make: Any = LlamaForCausalLM
-    theirs = make._from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+    peer = make._from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     with TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
+        peer.save_pretrained(folder)
         ours = load(folder, device="cuda")
-    return theirs.to("cuda").eval(), ours
+    return peer.to("cuda").eval(), ours
 
 
 def _write(model: Any, ids: Tensor, *, compiled: bool = False) -> Tensor:
@@ -100,20 +100,20 @@ def _write_theirs(model: Any, ids: Tensor, *, static: bool = False) -> Tensor:
 
 
 @torch.inference_mode()
-def _check_steps(theirs: Any, ours: Any, ids: Tensor) -> float:
+def _check_steps(peer: Any, ours: Any, ids: Tensor) -> float:
     """Our steps over the tokens that transformers generated, against its scores of the full text.
 
     Tokens themselves cannot be compared: random weights leave many words as good as equal.
     """
-    text = torch.cat((ids, _write_theirs(theirs, ids).cuda()), dim=1)
+    text = torch.cat((ids, _write_theirs(peer, ids).cuda()), dim=1)
     steps = cuda_graph_steps(ours, len(ids), text.shape[1])
-    found = steps.start(Ragged.from_padded(ids))
+    result = steps.start(Ragged.from_padded(ids))
     worst = 0.0
-    expected = theirs(text[:4]).logits[:, PROMPT - 1 :].float()
+    expected = peer(text[:4]).logits[:, PROMPT - 1 :].float()
     for step in range(NEW_TOKENS):
-        one, other = found[:4].float(), expected[:, step]
+        one, other = result[:4].float(), expected[:, step]
         worst = max(worst, float((one - other).norm() / other.norm()))
-        found = steps.next(text[:, PROMPT + step])
+        result = steps.next(text[:, PROMPT + step])
     if not worst <= LIMIT:
         raise SystemExit(f"scores differ by {worst:.1e} of their length, more than {LIMIT}")
     return worst

@@ -69,8 +69,8 @@ def _statistics(tokens: int) -> Work:
     model, text = _model(tokens), _text(tokens)
 
     def work() -> Tensor:
-        found = statistics(model, [text], classes=CLASSES, offsets=(-2, -3), progress=False)
-        return torch.from_numpy(found.means["entropy"])
+        result = statistics(model, [text], classes=CLASSES, offsets=(-2, -3), progress=False)
+        return torch.from_numpy(result.means["entropy"])
 
     return work
 
@@ -101,11 +101,11 @@ def _peer(tokens: int) -> Work:
 
 def _check(tokens: int) -> None:
     """Our entropies are those of the patterns."""
-    found, expected = _statistics(tokens)(), _patterns(tokens)().double()
-    worst = (found - expected).abs().max().item()
+    result, expected = _statistics(tokens)(), _patterns(tokens)().double()
+    worst = (result - expected).abs().max().item()
     if not worst <= LIMIT:
         raise SystemExit(f"entropies differ by {worst:.1e} from those of the patterns")
-    say(f"entropies of {len(found)} heads at {tokens} tokens differ by at most {worst:.1e}\n")
+    say(f"entropies of {len(result)} heads at {tokens} tokens differ by at most {worst:.1e}\n")
 
 
 def _extra(name: str, tokens: int) -> int:

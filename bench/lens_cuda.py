@@ -76,24 +76,22 @@ def _statistics(layers: int, tokens: int) -> Work:
     model, batch = _model(layers), Ragged.from_list([_text(tokens)])
 
     def work() -> Tensor:
-        found = statistics(model, batch, classes=CLASSES, offsets=(-2, -3), progress=False)
-        return torch.stack([torch.from_numpy(found.means[name]) for name in found.names])
+        result = statistics(model, batch, classes=CLASSES, offsets=(-2, -3), progress=False)
+        return torch.stack([torch.from_numpy(result.means[name]) for name in result.names])
 
     return work
 
 
 def _check(layers: int, tokens: int) -> None:
     """Streamed sums are those of the strips."""
-    found = _statistics(layers, tokens)()
+    result = _statistics(layers, tokens)()
     with patch.object(watcher, "row_sums", sum_rows):
         expected = _statistics(layers, tokens)()
     largest = expected.abs().amax(1).clamp(min=1e-3)
-    worst = ((found - expected).abs().amax(1) / largest).max().item()
+    worst = ((result - expected).abs().amax(1) / largest).max().item()
     if not worst <= LIMIT:
         raise SystemExit(f"streamed statistics differ by {worst:.1e} from those by strips")
-    say(
-        f"{len(found)} measures at {tokens:,} tokens differ by at most {worst:.1e} of the largest\n"
-    )
+    say(f"{len(result)} measures at {tokens:,} tokens: at most {worst:.1e} of the largest apart\n")
 
 
 def _report(

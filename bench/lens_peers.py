@@ -21,8 +21,8 @@ def cached_run(tokens: int) -> Work:
     transformers: Any = import_module("transformers")
     bridge: Any = import_module("transformer_lens.model_bridge").TransformerBridge
     config = transformers.GPT2Config(n_positions=tokens, attn_implementation="eager")
-    theirs = transformers.GPT2LMHeadModel(config).eval()
-    model = bridge.boot_transformers("gpt2", hf_model=theirs, tokenizer=_tokenizer(transformers))
+    peer = transformers.GPT2LMHeadModel(config).eval()
+    model = bridge.boot_transformers("gpt2", hf_model=peer, tokenizer=_tokenizer(transformers))
     text = torch.randint(50257, (1, tokens), generator=torch.Generator().manual_seed(0))
 
     def work() -> Tensor:
@@ -43,9 +43,9 @@ def hooked_loop(model: Decoder, batch: Tensor, heads: Sequence[Head]) -> Work:
     bridge: Any = import_module("transformer_lens.model_bridge").TransformerBridge
     with TemporaryDirectory() as folder:
         save(model, folder)
-        theirs = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager")
+        peer = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager")
     names = _tokenizer(transformers)
-    hooked = bridge.boot_transformers("gpt2", hf_model=theirs.eval(), tokenizer=names)
+    hooked = bridge.boot_transformers("gpt2", hf_model=peer.eval(), tokenizer=names)
 
     def without(head: Head) -> Tensor:
         def silence(spoken: Tensor, hook: Any) -> Tensor:  # noqa: ARG001, they call it by name

@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    asked = parser.parse_args()
-    shape = (asked.tokens, asked.vocabulary, asked.width)
-    say(f"{asked.tokens} tokens, vocabulary {asked.vocabulary}, width {asked.width}")
-    _measure(shape, asked.device, asked.rounds, asked.precision == "bfloat16")
+    request = parser.parse_args()
+    shape = (request.tokens, request.vocabulary, request.width)
+    say(f"{request.tokens} tokens, vocabulary {request.vocabulary}, width {request.width}")
+    _measure(shape, request.device, request.rounds, request.precision == "bfloat16")
 
 
 def _measure(shape: tuple[int, int, int], device: str, rounds: int, half: bool) -> None:

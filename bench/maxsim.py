@@ -80,7 +80,7 @@ def from_texts(documents: Path, queries: Path) -> tuple[Ragged, list[Tensor]]:
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-    texts, asked = (
+    texts, request = (
         [json.loads(line)["text"] for line in file.open()] for file in (documents, queries)
     )
     torch.manual_seed(0)
@@ -92,24 +92,24 @@ def from_texts(documents: Path, queries: Path) -> tuple[Ragged, list[Tensor]]:
         MultiVectorMask(skiplist_words=list(".,;:!?()-/'")),
         Normalize(module_input_name=tokens),
     ]
-    theirs = MultiVectorEncoder(modules=modules, device="cpu")
+    peer = MultiVectorEncoder(modules=modules, device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save(folder)
+        peer.save(folder)
         model = load(folder)
-    found = encode_tokens(model, texts)
-    query = encode_tokens(model, asked, role="query")
-    expected = theirs.encode_document(texts[:64]), theirs.encode_query(asked[:64])
-    first = found.select(range(len(expected[0]))), query.select(range(len(expected[1])))
+    result = encode_tokens(model, texts)
+    query = encode_tokens(model, request, role="query")
+    expected = peer.encode_document(texts[:64]), peer.encode_query(request[:64])
+    first = result.select(range(len(expected[0]))), query.select(range(len(expected[1])))
     worst = max(
         float((ours.values - torch.cat(list(each))).abs().max())
         for ours, each in zip(first, expected, strict=True)
     )
-    scores = theirs.similarity(expected[1], expected[0])
+    scores = peer.similarity(expected[1], expected[0])
     off = float((maxsim_matrix(first[1], first[0]) - scores).abs().max())
     say(f"largest difference from sentence-transformers: vectors {worst:.1e}, scores {off:.1e}")
     if max(worst, off) > 1e-4:
         raise SystemExit("the vectors differ")
-    return found, query.to_list()
+    return result, query.to_list()
 
 
 def compare(documents: Ragged, queries: list[Tensor], folder: Path, rounds: int) -> None:
@@ -124,9 +124,9 @@ def compare(documents: Ragged, queries: list[Tensor], folder: Path, rounds: int)
         LIMIT: lambda query: documents.values @ query.T,
     }
     for query in queries:
-        ours, theirs = (set(searches[name](query)[:SAME].tolist()) for name in (OURS, LANCE))
-        if ours != theirs:
-            raise SystemExit(f"LanceDB's {SAME} best are {sorted(theirs)}, ours {sorted(ours)}")
+        ours, peer = (set(searches[name](query)[:SAME].tolist()) for name in (OURS, LANCE))
+        if ours != peer:
+            raise SystemExit(f"LanceDB's {SAME} best are {sorted(peer)}, ours {sorted(ours)}")
     turns = {
         name: partial(take_turn, search, iter(queries * rounds))
         for name, search in searches.items()
@@ -168,7 +168,7 @@ def exact(documents: Ragged, query: Tensor) -> Tensor:
 def agreement(search: Search, truth: Search, queries: list[Tensor]) -> float:
     """The fraction of the best documents that are found."""
     both = [(set(search(each).tolist()), set(truth(each).tolist())) for each in queries]
-    return sum(len(found & wanted) for found, wanted in both) / (TOP_K * len(both))
+    return sum(len(result & wanted) for result, wanted in both) / (TOP_K * len(both))
 
 
 def lance_table(documents: Ragged, folder: Path) -> Any:
@@ -183,8 +183,8 @@ def lance_table(documents: Ragged, folder: Path) -> Any:
 
 
 def lance(table: Any, query: Tensor) -> Tensor:
-    found = table.search(query.numpy()).distance_type("cosine").limit(TOP_K)
-    return torch.tensor(found.select(["number", "_distance"]).to_arrow()["number"].to_pylist())
+    result = table.search(query.numpy()).distance_type("cosine").limit(TOP_K)
+    return torch.tensor(result.select(["number", "_distance"]).to_arrow()["number"].to_pylist())
 
 
 def memory_of(name: str) -> int:

@@ -108,8 +108,8 @@ def make_layer(config: Any, device: str) -> Any:
 
     from manyheads import AttentionConfig
     from manyheads.attention import Attention
+    from manyheads.mixers.batch_segments import mix
     from manyheads.mixers.build import make_mixer
-    from manyheads.mixers.segments import mix
 
     torch.manual_seed(0)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -157,7 +157,7 @@ def measure(name: str, tokens: int, device: str, rounds: int) -> dict[str, float
     text = Ragged.from_list([torch.randn(tokens, WIDTH, device=device, dtype=dtype)])
     small = Ragged.from_list([text.values[: tokens if name == "MLP-mixer" else 256]])
     learns = Ragged.from_list([text.values.clone().requires_grad_()])
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
 
     def forward(x: Ragged = text) -> None:
         with torch.no_grad():
@@ -170,10 +170,10 @@ def measure(name: str, tokens: int, device: str, rounds: int) -> dict[str, float
     if device == "cpu":
         forward(small)
     for title, work in (("forward", forward), ("training", train)):
-        found[title], found[f"{title} MiB"] = timed(work, device, rounds)
+        result[title], result[f"{title} MiB"] = timed(work, device, rounds)
     if kind.generates:
-        found["step"], found["cache MiB"] = generation(config, tokens, device)
-    return found
+        result["step"], result["cache MiB"] = generation(config, tokens, device)
+    return result
 
 
 def timed(work: Callable[[], None], device: str, rounds: int) -> tuple[float, float]:
@@ -270,7 +270,7 @@ def run_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every kind: on the CPU a process per length, since memory is that of the process."""
     lengths = arguments.tokens or (CPU_LENGTHS if arguments.device == "cpu" else CUDA_LENGTHS)
     for name in arguments.kinds or list(kinds()):
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         longest = kinds()[name].longest
         possible = [tokens for tokens in lengths if tokens <= longest]
         run = run_alone if arguments.device == "cpu" else run_here
@@ -279,9 +279,9 @@ def run_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if one is None:
                 print(f"{name:24} {tokens:8,}  {problem}", flush=True)
                 break
-            found[str(tokens)] = one
+            result[str(tokens)] = one
             print(f"{name:24} {tokens:8,}  {in_words(one)}", flush=True)
-        yield {name: found}
+        yield {name: result}
 
 
 def run_alone(
@@ -414,8 +414,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         for tokens in arguments.tokens:
-            found = measure(arguments.one, tokens, arguments.device, arguments.rounds)
-            print(json.dumps(found), flush=True)
+            result = measure(arguments.one, tokens, arguments.device, arguments.rounds)
+            print(json.dumps(result), flush=True)
         return
     file = RESULTS / f"mixers-{arguments.device}.json"
     measured = {"device": arguments.device, "machine": machine(arguments.device), "kinds": {}}

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.kernels import choose
-from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.masks import Mask, visible
 from manyheads.parts.positions.relative import Bias
 from manyheads.ragged import Lengths
@@ -98,7 +98,7 @@ class Problem:
     def chosen(self) -> str:
         """The kernel that "auto" means here."""
         request = self.request()
-        return choose.choose(request, Facts.of(*self.tokens, request)).kernel
+        return choose.choose(request, TensorFacts.of(*self.tokens, request)).kernel
 
     def to_padded(self, x: Float[Tensor, "n h d"]) -> Float[Tensor, "b h t d"]:
         padded = x.new_zeros(len(self.lengths), self.longest, *x.shape[1:])

@@ -65,32 +65,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=0, help="timed together; 0: by the device")
     parser.add_argument("--only", default="", help="the models whose name holds this")
-    asked = parser.parse_args()
-    on_cuda = asked.device == "cuda"
-    asked.tokens = asked.tokens or (32_768 if on_cuda else 2048)
-    asked.calls = asked.calls or (10 if on_cuda else 1)
+    request = parser.parse_args()
+    on_cuda = request.device == "cuda"
+    request.tokens = request.tokens or (32_768 if on_cuda else 2048)
+    request.calls = request.calls or (10 if on_cuda else 1)
     name = torch.cuda.get_device_name() if on_cuda else f"CPU, {torch.get_num_threads()} threads"
-    dtype = PRECISION[asked.device]
-    say(f"{name}, torch {torch.__version__}, {dtype}, {asked.tokens} tokens by {asked.length}")
+    dtype = PRECISION[request.device]
+    say(f"{name}, torch {torch.__version__}, {dtype}, {request.tokens} tokens by {request.length}")
     if not on_cuda:
         say("cores: time of all cores together, which other work on the machine does not stretch")
     for case_name, make in MODELS.items():
-        if asked.only in case_name:
+        if request.only in case_name:
             with torch.inference_mode():
-                measure(prepare(case_name, make(), asked), asked)
+                measure(prepare(case_name, make(), request), request)
 
 
-def prepare(name: str, loaded: Any, asked: argparse.Namespace) -> Case:
+def prepare(name: str, loaded: Any, request: argparse.Namespace) -> Case:
     """The model and its halves on the device, and a batch of words drawn by a seed."""
     assert isinstance(loaded, Decoder)
-    model = loaded.to(device=asked.device, dtype=PRECISION[asked.device]).eval()
+    model = loaded.to(device=request.device, dtype=PRECISION[request.device]).eval()
     gone = dict(halves(model))
     models = {WHOLE: model, **{way: prune(model, heads) for way, heads in gone.items()}}
     drawn = torch.Generator().manual_seed(0)
     words = model.config.embedding.vocabulary
     pieces = [
-        torch.randint(words, (asked.length,), generator=drawn).to(asked.device)
-        for _ in range(max(1, asked.tokens // asked.length))
+        torch.randint(words, (request.length,), generator=drawn).to(request.device)
+        for _ in range(max(1, request.tokens // request.length))
     ]
     return Case(name, models, gone, Ragged.from_list(pieces))
 
@@ -115,36 +115,36 @@ def halves(model: Decoder) -> Iterator[tuple[str, list[Head]]]:
 
 
 def attentions(model: Decoder) -> list[Attention]:
-    found = [layer.attention for layer in model.stack.layers]
-    return [each for each in found if isinstance(each, Attention)]
+    result = [layer.attention for layer in model.stack.layers]
+    return [each for each in result if isinstance(each, Attention)]
 
 
-def measure(case: Case, asked: argparse.Namespace) -> None:
+def measure(case: Case, request: argparse.Namespace) -> None:
     """Whether the pruned models are right, then their size and their speed."""
     # Logits of all words by all tokens are large: one sequence is enough to compare.
-    one = Ragged.from_list([case.batch.values[: asked.length]])
+    one = Ragged.from_list([case.batch.values[: request.length]])
     worst = 0.0
     for way, heads in case.gone.items():
         same: dict[str, Work] = {
             "ablated": partial(logits, case.models[WHOLE], one, heads),
             way: partial(logits, case.models[way], one, ()),
         }
-        worst = max(worst, check_agreement(same, truth="ablated", limit=LIMIT[asked.device]))
+        worst = max(worst, check_agreement(same, truth="ablated", limit=LIMIT[request.device]))
     hidden = torch.randn(case.batch.values.shape[0], case.models[WHOLE].config.stack.width)
-    states = case.batch.with_values(hidden.to(asked.device, PRECISION[asked.device]))
+    states = case.batch.with_values(hidden.to(request.device, PRECISION[request.device]))
     attention = {way: attend(each, states) for way, each in case.models.items()}
     forwards: dict[str, Work] = {
         way: partial(forward, each, case.batch) for way, each in case.models.items()
     }
-    if asked.device == "cuda":
+    if request.device == "cuda":
         times = {
-            "attention": timed(recorded(attention), asked),
-            "forward": timed(recorded(forwards), asked),
-            "called": timed(forwards, asked),
+            "attention": timed(recorded(attention), request),
+            "forward": timed(recorded(forwards), request),
+            "called": timed(forwards, request),
         }
     else:
-        times = {"attention": timed(attention, asked), "forward": timed(forwards, asked)}
-    report(case, times, worst, asked.device)
+        times = {"attention": timed(attention, request), "forward": timed(forwards, request)}
+    report(case, times, worst, request.device)
 
 
 def logits(model: Decoder, batch: Ragged, without: Sequence[Head]) -> Tensor:
@@ -153,9 +153,9 @@ def logits(model: Decoder, batch: Ragged, without: Sequence[Head]) -> Tensor:
     for layer in {head.layer for head in without}:
         heads = [head.head for head in without if head.layer == layer]
         gone[Site(layer, Tap.HEAD_OUTPUT)] = partial(silenced, heads=heads)
-    found = model(batch, watch=ActivationEditor(gone) if gone else None).logits
-    assert isinstance(found, Ragged)
-    return found.values
+    result = model(batch, watch=ActivationEditor(gone) if gone else None).logits
+    assert isinstance(result, Ragged)
+    return result.values
 
 
 def silenced(values: Tensor, heads: list[int]) -> Tensor:
@@ -206,8 +206,8 @@ def _record(work: Work) -> Work:
     return replay
 
 
-def timed(entrants: dict[str, Work], asked: argparse.Namespace) -> Race:
-    return race(entrants, device=asked.device, rounds=asked.rounds, calls=asked.calls)
+def timed(entrants: dict[str, Work], request: argparse.Namespace) -> Race:
+    return race(entrants, device=request.device, rounds=request.rounds, calls=request.calls)
 
 
 def report(case: Case, times: dict[str, Race], worst: float, device: str) -> None:

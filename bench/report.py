@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="*", default=[128, 512, 2048])
     parser.add_argument("--bertviz", type=int, nargs="*", default=[32, 64, 128])
-    asked = parser.parse_args()
+    request = parser.parse_args()
     texts = prose()
     model: Any = build("gpt2", vocabulary=4096, positions=2048, dropout=0.0, seed=0)
     with torch.no_grad():
@@ -50,10 +50,10 @@ def main() -> None:
     model.tokenizer = train_tokenizer(InMemoryTexts(tuple(texts[:4000])), size=4096, progress=False)
     text = " ".join(texts[:4000])
     say(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, 12 x 12 heads")
-    for length in asked.lengths:
+    for length in request.lengths:
         report(model, text, length)
-    if asked.bertviz:
-        bertviz(model, text, asked.bertviz)
+    if request.bertviz:
+        bertviz(model, text, request.bertviz)
 
 
 def report(model: Any, text: str, length: int) -> None:
@@ -64,7 +64,7 @@ def report(model: Any, text: str, length: int) -> None:
         marks.append((name, time.process_time()))
 
     wall = time.perf_counter()
-    found = collect_report(
+    result = collect_report(
         model,
         text,
         name="gpt2-shape",
@@ -74,19 +74,19 @@ def report(model: Any, text: str, length: int) -> None:
         on_progress=step,
     )
     step("page")
-    page = render_report(found, model_path="model/", text_file="text.txt")
+    page = render_report(result, model_path="model/", text_file="text.txt")
     with tempfile.TemporaryDirectory() as folder:
         size = write_report(page, Path(folder) / "report.html")
     marks.append(("", time.process_time()))
     wall = time.perf_counter() - wall
-    check(model, page, list(found.input.ids))
+    check(model, page, list(result.input.ids))
     cores = marks[-1][1] - marks[0][1]
-    importance = "nothing" if found.importance is None else found.importance.by
+    importance = "nothing" if result.importance is None else result.importance.by
     steps = pairwise(marks)
-    told = ", ".join(f"{name} {after - before:.1f}" for (name, before), (_, after) in steps)
+    message = ", ".join(f"{name} {after - before:.1f}" for (name, before), (_, after) in steps)
     say(
         f"report, {length:>5} tokens: {size / 1e6:.2f} MB, {cores:.1f} core-seconds, {wall:.1f} s,"
-        f" {found.keys} keys per query, importance by {importance} ({told})"
+        f" {result.keys} keys per query, importance by {importance} ({message})"
     )
 
 
@@ -121,17 +121,20 @@ def bertviz(model: Any, text: str, lengths: list[int]) -> None:
     for length in lengths:
         ids = model.tokenizer.encode(text).ids[:length]
         words = [model.tokenizer.decode([each]) for each in ids]
-        found = patterns(model, [ids], heads)
-        weights = [found.of(head).weights for head in heads]
+        result = patterns(model, [ids], heads)
+        weights = [result.of(head).weights for head in heads]
         layers = tuple(
             torch.stack(weights[start : start + 12])[None] for start in range(0, 144, 12)
         )
-        told = []
+        message = []
         for view in (views.head_view, views.model_view):
             started = time.process_time()
             page = view(layers, words, html_action="return").data
-            told.append(f"{len(page) / 1e6:.1f} MB in {time.process_time() - started:.1f}")
-        say(f"bertviz, {length:>5} tokens: head view {told[0]}, model view {told[1]} core-seconds")
+            message.append(f"{len(page) / 1e6:.1f} MB in {time.process_time() - started:.1f}")
+        say(
+            f"bertviz, {length:>5} tokens: "
+            f"head view {message[0]}, model view {message[1]} core-seconds"
+        )
 
 
 if __name__ == "__main__":

@@ -146,9 +146,9 @@ def _texts(wanted: int) -> tuple[list[str], list[str]]:
     tokenizer: Any = load(minilm()).tokenizer
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    found = prose()
-    lengths = [len(one.ids) for one in tokenizer.encode_batch_fast(found)]
-    chosen = passages(wanted + QUERIES, lengths, found, TOKENS)
+    result = prose()
+    lengths = [len(one.ids) for one in tokenizer.encode_batch_fast(result)]
+    chosen = passages(wanted + QUERIES, lengths, result, TOKENS)
     return chosen[QUERIES:], [" ".join(text.split()[:12]) for text in chosen[:QUERIES]]
 
 
@@ -181,13 +181,13 @@ def _check(entrants: dict[str, Entrant], queries: list[str]) -> None:
         expected = dict(entrants[FAISS].search(query))
         worst = min(expected.values())
         for name, entrant in entrants.items():
-            found = dict(entrant.search(query))
-            for document in found.keys() ^ expected.keys():
-                score = found.get(document, expected.get(document, 0.0))
+            result = dict(entrant.search(query))
+            for document in result.keys() ^ expected.keys():
+                score = result.get(document, expected.get(document, 0.0))
                 if abs(score - worst) > TIE:
                     raise SystemExit(f"{name} and {FAISS} disagree about {query!r}")
-            for document in found.keys() & expected.keys():
-                if abs(found[document] - expected[document]) > TIE:
+            for document in result.keys() & expected.keys():
+                if abs(result[document] - expected[document]) > TIE:
                     raise SystemExit(f"{name} scores {document} differently for {query!r}")
 
 
@@ -245,12 +245,11 @@ def _report(
     show("wall: by the clock; cores: time of all cores together", columns, rows)
     for name in (FAISS, LANCE):
         by_wall = median(
-            theirs / ours
-            for theirs, ours in zip(indexing[name].wall, indexing[OURS].wall, strict=True)
+            peer / ours for peer, ours in zip(indexing[name].wall, indexing[OURS].wall, strict=True)
         )
         by_cores = median(
-            theirs / ours
-            for theirs, ours in zip(indexing[name].cores, indexing[OURS].cores, strict=True)
+            peer / ours
+            for peer, ours in zip(indexing[name].cores, indexing[OURS].cores, strict=True)
         )
         verdict = "reached" if by_cores >= GOAL else "missed"
         say(

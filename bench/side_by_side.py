@@ -118,10 +118,10 @@ def check_agreement(
     for name, work in entrants.items():
         if name == truth:
             continue
-        found = answer(work()).float()
-        if found.shape != expected.shape:
-            sys.exit(f"{name} answers {tuple(found.shape)} and {truth} {tuple(expected.shape)}")
-        difference = (found - expected).abs().max().item()
+        actual = answer(work()).float()
+        if actual.shape != expected.shape:
+            sys.exit(f"{name} answers {tuple(actual.shape)} and {truth} {tuple(expected.shape)}")
+        difference = (actual - expected).abs().max().item()
         if math.isnan(difference) or difference > allowed:
             sys.exit(f"{name} differs from {truth} by {difference:.2e}, more than {allowed:.2e}")
         worst = max(worst, difference)

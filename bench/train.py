@@ -19,12 +19,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--part", choices=parts, action="append")
     parser.add_argument("--rounds", type=int, default=8)
-    asked = parser.parse_args()
-    for part in asked.part or parts:
+    request = parser.parse_args()
+    for part in request.part or parts:
         if torch.cuda.is_available():
-            train_cuda.run(part, asked.rounds)
+            train_cuda.run(part, request.rounds)
         else:
-            CPU_PARTS[part](asked.rounds)
+            CPU_PARTS[part](request.rounds)
 
 
 if __name__ == "__main__":

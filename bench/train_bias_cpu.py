@@ -39,20 +39,20 @@ def run_t5(rounds: int) -> None:
 
 
 def _t5(sizes: dict[str, int], dropout: float, rounds: int) -> str:
-    theirs, ours = _same_weights(sizes, dropout)
+    peer, ours = _same_weights(sizes, dropout)
     source, target = _texts(0), _texts(1)
     (reads, read_mask), (writes, mask) = ((x.to_padded(), _mask(x)) for x in (source, target))
     padded = {"input_ids": reads, "attention_mask": read_mask.long()}
     padded |= {"decoder_input_ids": writes, "decoder_attention_mask": mask.long()}
     logits: dict[str, Work] = {
         OURS: lambda: ours(source, target).logits.values,
-        THEIRS: lambda: theirs(**padded).logits[mask],
+        THEIRS: lambda: peer(**padded).logits[mask],
     }
     agreed = ""
     # With dropout each draws its own numbers.
     if not dropout:
         off = check_agreement(logits, truth=THEIRS, limit=LIMIT)
-        first = theirs.encoder.block[0].layer[0].SelfAttention
+        first = peer.encoder.block[0].layer[0].SelfAttention
         biases = {
             OURS: ours.encoder.layers[0].attention.table.table,
             THEIRS: first.relative_attention_bias.weight,
@@ -60,7 +60,7 @@ def _t5(sizes: dict[str, int], dropout: float, rounds: int) -> str:
         gradients = {name: _gradient(logits[name], biases[name], target.values) for name in logits}
         slope = check_agreement(gradients, truth=THEIRS, limit=GRADIENT_LIMIT)
         agreed = f"; logits within {off:.1e}, gradients of the bias within {slope:.1e}"
-    models = {OURS: ours, THEIRS: theirs}
+    models = {OURS: ours, THEIRS: peer}
     steps = {name: _step(models[name], logits[name], target.values) for name in logits}
     times = race(steps, device="cpu", rounds=rounds)
     return (
@@ -126,10 +126,10 @@ def _same_weights(sizes: dict[str, int], dropout: float) -> tuple[Any, Any]:
         vocab_size=VOCABULARY, dropout_rate=dropout, decoder_start_token_id=0, **sizes
     )
     kind: Any = T5ForConditionalGeneration
-    theirs = kind(config)
+    peer = kind(config)
     with TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        return theirs.train(), load(folder).train()
+        peer.save_pretrained(folder)
+        return peer.train(), load(folder).train()
 
 
 def _gradient(logits: Work, weight: Tensor, answers: Tensor) -> Work:
@@ -141,13 +141,13 @@ def _gradient(logits: Work, weight: Tensor, answers: Tensor) -> Work:
 
 
 def _step(model: nn.Module, logits: Work, answers: Tensor) -> Work:
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> Tensor:
         loss = nn.functional.cross_entropy(logits(), answers)
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step

@@ -26,13 +26,13 @@ def run(rounds: int) -> None:
     lengths = [len(text) for text in texts]
     ragged = Ragged.from_list([torch.tensor(text) for text in texts])
     rows = ragged.to_padded()
-    asked = torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]
+    request = torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]
     peer, packed, padded = _same_weights()
     logits: dict[str, Work] = {
         PACKED: lambda: packed(ragged).logits.values,
         # Every row as long as the longest: what a model without ragged batches computes.
-        PADDED: lambda: padded(rows).logits[asked],
-        THEIRS: lambda: peer(input_ids=rows, attention_mask=asked.long()).logits[asked],
+        PADDED: lambda: padded(rows).logits[request],
+        THEIRS: lambda: peer(input_ids=rows, attention_mask=request.long()).logits[request],
     }
     # Ours reads padding as text where it is not told of it, so that only the peer is a judge.
     judged = {name: logits[name] for name in (PACKED, THEIRS)}
@@ -77,20 +77,20 @@ def _same_weights() -> tuple[Any, Any, Any]:
         attention_probs_dropout_prob=0.0,
     )
     kind: Any = BertForMaskedLM
-    theirs = kind._from_config(config, attn_implementation="sdpa")
+    peer = kind._from_config(config, attn_implementation="sdpa")
     with TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        return theirs.train(), load(folder).train(), load(folder).train()
+        peer.save_pretrained(folder)
+        return peer.train(), load(folder).train(), load(folder).train()
 
 
 def _step(model: nn.Module, logits: Work, answers: Tensor) -> Work:
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> Tensor:
         loss = nn.functional.cross_entropy(logits(), answers)
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step

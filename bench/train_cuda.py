@@ -21,7 +21,7 @@ from manyheads.train.distributed import ModelWrapper, join_processes
 from manyheads.train.loop.reporting import training_flops
 from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.optimizers import AdamW
 
 __all__ = ["PARTS", "run"]
 
@@ -64,16 +64,16 @@ class _Ours:
             )
             [prepared] = prepare_steps(iter((step,)), self.objective, self.model, seed=0, first=0)
             pinned = prepared.pin_memory()
-            optimiser = AdamW(rate=1e-4).build(self.model)
+            optimizer = AdamW(rate=1e-4).build(self.model)
             updater = Updater(
                 wrapper=ModelWrapper(self.model.train(), processes),
-                optimiser=optimiser,
+                optimizer=optimizer,
                 score=torch.compile(self.objective.score),
                 processes=processes,
                 seed=0,
                 half=next(self.model.parameters()).dtype == torch.float32,
                 clip=1.0,
-                ahead=can_run_ahead(optimiser),
+                ahead=can_run_ahead(optimizer),
             )
         # Its first two numbers are the loss and the targets of a step that the device is at.
         return lambda: updater.begin(pinned).numbers
@@ -81,17 +81,17 @@ class _Ours:
 
 def _theirs(model: nn.Module, loss: Callable[[Any], Tensor], *, compiled: bool = True) -> Work:
     """The plain loop around a model."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     called = torch.compile(model.train()) if compiled else model.train()
 
     def work() -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
-            found = loss(called)
-        found.backward()
+            result = loss(called)
+        result.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        return found.detach()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return result.detach()
 
     return work
 
@@ -102,7 +102,7 @@ def _gpt2(rounds: int) -> None:
     config = GPT2Config(
         resid_pdrop=0, attn_pdrop=0, embd_pdrop=0, vocab_size=VOCABULARY, pad_token_id=0
     )
-    theirs, ours = _pair(GPT2LMHeadModel, config)
+    peer, ours = _pair(GPT2LMHeadModel, config)
     _, half = _pair(GPT2LMHeadModel, config)
     ids = _ids(TEXTS * LENGTH).view(TEXTS, LENGTH)
 
@@ -114,7 +114,7 @@ def _gpt2(rounds: int) -> None:
     entrants = {
         OURS: _Ours(ours, CausalLM(), texts).work(),
         HALF: _Ours(half.bfloat16(), CausalLM(), texts).work(),
-        THEIRS: _theirs(theirs, loss),
+        THEIRS: _theirs(peer, loss),
     }
     _tell(f"GPT-2 124M, {TEXTS} texts of {LENGTH}", entrants, ours, ids.numel(), rounds, 1.5)
 
@@ -122,7 +122,7 @@ def _gpt2(rounds: int) -> None:
 def _masked(rounds: int) -> None:
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-    theirs, ours = _pair(ModernBertForMaskedLM, ModernBertConfig())
+    peer, ours = _pair(ModernBertForMaskedLM, ModernBertConfig())
     eager, half = _pair(ModernBertForMaskedLM, ModernBertConfig())
     draw = torch.Generator().manual_seed(0)
     drawn = torch.normal(LENGTH / 2, LENGTH / 6, (MASKED_TEXTS,), generator=draw).clamp(16, LENGTH)
@@ -145,7 +145,7 @@ def _masked(rounds: int) -> None:
     entrants = {
         OURS: _Ours(ours, objective, texts).work(),
         HALF: _Ours(half.bfloat16(), objective, texts).work(),
-        THEIRS: _theirs(theirs, loss),
+        THEIRS: _theirs(peer, loss),
         EAGER: _theirs(eager, loss, compiled=False),
     }
     tokens = texts.lengths.total
@@ -189,11 +189,11 @@ def _gated(layer: Any, gate: Any) -> Any:
 def _pair(kind: Any, config: Any) -> tuple[Any, Any]:
     """One set of random weights in both."""
     torch.manual_seed(0)
-    theirs = kind._from_config(config, attn_implementation="sdpa")
+    peer = kind._from_config(config, attn_implementation="sdpa")
     with TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
+        peer.save_pretrained(folder)
         ours = load(folder, device="cuda")
-    return theirs.to("cuda"), ours
+    return peer.to("cuda"), ours
 
 
 def _ids(count: int) -> Tensor:
@@ -234,9 +234,9 @@ def _tell(
     say(f"goal: {goal} times theirs\n")
 
 
-def _loss(found: Tensor) -> float:
+def _loss(result: Tensor) -> float:
     torch.cuda.synchronize()
-    return float(found if found.dim() == 0 else found[0] / found[1])
+    return float(result if result.dim() == 0 else result[0] / result[1])
 
 
 def _matmul_peak() -> float:

@@ -22,7 +22,7 @@ def cover(cases: Sequence[Case], *, every: Sequence[int] = (), seed: int = 0) ->
     """A sample of the cases that holds every pair of values that they hold.
 
     It also holds every combination of the columns named by `every` (a kernel, a mask and a bias,
-    say). The order is that of the cases, so that a cache of neighbours still helps.
+    say). The order is that of the cases, so that a cache of neighbors still helps.
     """
     drawn = random.Random(seed).sample(range(len(cases)), len(cases))
     groups: dict[tuple[Hashable, ...], list[int]] = {}

@@ -60,8 +60,8 @@ def test_what_does_not_fit_is_refused(
 
 def test_what_fits_is_passed_on() -> None:
     array = np.zeros((99, 99))
-    told = function(np.int64(3), 1, "mean", Path("x"), (1, 2), array, seed=5, progress=False)
-    assert told.startswith("3 1 mean x (1, 2) ")
+    message = function(np.int64(3), 1, "mean", Path("x"), (1, 2), array, seed=5, progress=False)
+    assert message.startswith("3 1 mean x (1, 2) ")
     assert function.__name__ == "function"
     with pytest.raises(TypeError):
         function(nonsense=1)

@@ -152,7 +152,7 @@ def killed_at(event: int, folder: Path, *, exchanged: bool) -> bool:
 def test_a_kill_at_any_moment_loses_nothing_and_leaves_nothing(
     tmp_path: Path, exchanged: bool
 ) -> None:
-    folder, event, killed, found = tmp_path / "model", 0, True, set[str]()
+    folder, event, killed, result = tmp_path / "model", 0, True, set[str]()
     while killed:
         fill(folder, "old")
         killed = killed_at(event, folder, exchanged=exchanged)
@@ -161,9 +161,9 @@ def test_a_kill_at_any_moment_loses_nothing_and_leaves_nothing(
         recover_folder(folder)
         text = (folder / "config.json").read_text()
         assert content(folder) == complete(text)
-        found.add(text)
+        result.add(text)
         event += 1
-    assert found == {"old", "new"}
+    assert result == {"old", "new"}
     assert event > 15
     fill(folder, "last")
     assert [each.name for each in tmp_path.iterdir()] == ["model"]

@@ -14,7 +14,7 @@ from manyheads.parts.masks import Causal, Full, Mask, Window
 from manyheads.parts.norms import LayerNorm, RMSNorm
 from manyheads.parts.positions import Alibi, AttentionPosition, Rotary, Shaw, T5Buckets
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Record, Site, Tap
+from manyheads.taps import Record, Site, Tap, WatchContext
 from tests.kernels.oracle import t5_bucket
 from tests.messages import refuses
 
@@ -106,11 +106,11 @@ def agrees(layer: Attention, *each: int) -> None:
     """Output and every gradient of a ragged batch are those of its sequences written out."""
     batch = drawn(*each)
     leaves = [batch.values.requires_grad_(), *layer.parameters()]
-    found = layer(batch).values
+    result = layer(batch).values
     expected = torch.cat([naive(layer, sequence) for sequence in batch.to_list()])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    pull = torch.randn_like(found)
-    gradients, others = (torch.autograd.grad((y * pull).sum(), leaves) for y in (found, expected))
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    pull = torch.randn_like(result)
+    gradients, others = (torch.autograd.grad((y * pull).sum(), leaves) for y in (result, expected))
     for one, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
@@ -118,19 +118,19 @@ def agrees(layer: Attention, *each: int) -> None:
 @pytest.mark.parametrize("mask", [Full(), Causal()])
 @pytest.mark.parametrize("bias", ["none", "all"])
 def test_multi_head_attention_is_pytorchs(mask: Mask, bias: str) -> None:
-    theirs = nn.MultiheadAttention(12, 4, bias=bias == "all", batch_first=True)
+    peer = nn.MultiheadAttention(12, 4, bias=bias == "all", batch_first=True)
     ours = Attention(AttentionConfig(width=12, heads=4, mask=mask, bias=bias))
     with torch.no_grad():
-        ours.project.weight.copy_(theirs.in_proj_weight)
-        ours.output.weight.copy_(theirs.out_proj.weight)
+        ours.project.weight.copy_(peer.in_proj_weight)
+        ours.output.weight.copy_(peer.out_proj.weight)
         if bias == "all":
-            ours.project.bias.copy_(theirs.in_proj_bias.normal_())
-            ours.output.bias.copy_(theirs.out_proj.bias.normal_())
+            ours.project.bias.copy_(peer.in_proj_bias.normal_())
+            ours.output.bias.copy_(peer.out_proj.bias.normal_())
     batch = drawn(5, 2, 7)
     x = batch.to_padded()
     padding = torch.arange(7) >= torch.tensor([[5], [2], [7]])
     future = torch.ones(7, 7).triu(1).bool() if mask == Causal() else None
-    expected, _ = theirs(x, x, x, key_padding_mask=padding, attn_mask=future, need_weights=False)
+    expected, _ = peer(x, x, x, key_padding_mask=padding, attn_mask=future, need_weights=False)
     expected = Ragged.from_padded(expected, ~padding)
     torch.testing.assert_close(ours(batch).values, expected.values)
 
@@ -164,7 +164,7 @@ def test_every_position_is_its_formula(position: str, kv_heads: int, mask: Mask)
         {"head_scale": "learned"},
         {"query_norm": RMSNorm(), "key_norm": RMSNorm()},
         {"query_norm": LayerNorm(), "position": Rotary()},
-        {"key_norm": RMSNorm(centred=True), "bias": "inputs"},
+        {"key_norm": RMSNorm(centered=True), "bias": "inputs"},
         {"sink": "learned", "head_scale": "learned", "position": Alibi(), "bias": "all"},
     ],
     ids=str,
@@ -224,19 +224,19 @@ def test_half_precision_stays_close(dtype: torch.dtype) -> None:
     layer = made(mask=Causal(), position=Rotary(), kv_heads=2, query_norm=RMSNorm())
     batch = drawn(9, 4)
     expected = layer(batch).values
-    found = layer.to(dtype)(batch.map(lambda values: values.to(dtype))).values
-    assert found.dtype == dtype
+    result = layer.to(dtype)(batch.map(lambda values: values.to(dtype))).values
+    assert result.dtype == dtype
     scale = expected.abs().max()
-    torch.testing.assert_close(found.float() / scale, expected / scale, rtol=0, atol=4e-2)
+    torch.testing.assert_close(result.float() / scale, expected / scale, rtol=0, atol=4e-2)
 
 
 def test_cross_attention_reads_a_memory_of_another_length() -> None:
     layer = made(keys_from="memory", kv_heads=2, bias="all")
     batch, memory = drawn(3, 5, 0), drawn(4, 2, 3)
-    found = layer(batch, memory=memory)
+    result = layer(batch, memory=memory)
     for index in range(2):
         expected = naive(layer, batch.of(index), memory.of(index))
-        torch.testing.assert_close(found.of(index), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.of(index), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_memory_kept_is_a_memory_read() -> None:
@@ -250,16 +250,16 @@ def test_an_empty_memory_leaves_the_bias_alone() -> None:
     layer = made(keys_from="memory", bias="all")
     batch = drawn(3, 2)
     values = batch.values.requires_grad_()
-    found = layer(batch, memory=drawn(0, 4))
-    torch.testing.assert_close(found.of(0), layer.output.bias.expand(3, 12))
-    found.values.sum().backward()
+    result = layer(batch, memory=drawn(0, 4))
+    torch.testing.assert_close(result.of(0), layer.output.bias.expand(3, 12))
+    result.values.sum().backward()
     assert not values.grad.isnan().any()
     assert not values.grad[:3].any()
 
 
 def head_output(layer: Attention, batch: Ragged) -> Tensor:
     record = Record([Site(0, Tap.HEAD_OUTPUT)])
-    layer(batch, look=Look(record, layer=0))
+    layer(batch, context=WatchContext(record, layer=0))
     return record[Site(0, Tap.HEAD_OUTPUT)].values
 
 

@@ -12,7 +12,7 @@ from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions import Alibi, Rotary, Shaw
 from manyheads.ragged import Ragged
-from manyheads.taps import Look, Patterns, Record, Site, Tap
+from manyheads.taps import Patterns, Record, Site, Tap, WatchContext
 
 WIDTH, HEADS, KV_HEADS, SIZE = 10, 4, 2, 6
 EACH = (5, 0, 1, 3)
@@ -48,14 +48,14 @@ class Change:
 
 def recorded(layer: Attention, batch: Ragged, *taps: Tap, **more: Any) -> dict[Tap, Any]:
     record = Record([Site(3, tap) for tap in taps])
-    layer(batch, look=Look(record, layer=3), **more)
+    layer(batch, context=WatchContext(record, layer=3), **more)
     return {tap: record[Site(3, tap)] for tap in taps}
 
 
 def changed(
     layer: Attention, batch: Ragged, tap: Tap, change: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    return layer(batch, look=Look(Change(tap, change), layer=3)).values
+    return layer(batch, context=WatchContext(Change(tap, change), layer=3)).values
 
 
 def test_every_tap_has_its_shape() -> None:
@@ -132,7 +132,7 @@ def test_the_head_output_is_the_pattern_times_the_values() -> None:
 def test_watching_changes_not_one_bit(tap: Tap) -> None:
     layer = made(mask=Causal(), position=Rotary(), gates=(Gate(at="output"),))
     batch = drawn(*EACH)
-    watched = layer(batch, look=Look(Record([Site(3, tap)]), layer=3))
+    watched = layer(batch, context=WatchContext(Record([Site(3, tap)]), layer=3))
     assert torch.equal(watched.values, layer(batch).values)
 
 
@@ -149,15 +149,15 @@ def test_watching_changes_not_one_bit(tap: Tap) -> None:
 def test_watching_the_pattern_gives_the_same_answer(tap: Tap, choices: dict[str, Any]) -> None:
     layer = made(**choices)
     batch = drawn(*EACH)
-    watched = layer(batch, look=Look(Record([Site(3, tap)]), layer=3))
+    watched = layer(batch, context=WatchContext(Record([Site(3, tap)]), layer=3))
     torch.testing.assert_close(watched.values, layer(batch).values)
 
 
 def test_a_layer_nobody_watches_runs_as_if_nobody_did() -> None:
     layer = made(mask=Causal())
     batch = drawn(*EACH)
-    elsewhere = Look(Record([Site(7, Tap.PATTERN)]), layer=3)
-    assert torch.equal(layer(batch, look=elsewhere).values, layer(batch).values)
+    elsewhere = WatchContext(Record([Site(7, Tap.PATTERN)]), layer=3)
+    assert torch.equal(layer(batch, context=elsewhere).values, layer(batch).values)
 
 
 @pytest.mark.parametrize("head", range(HEADS))
@@ -182,10 +182,10 @@ def test_a_uniform_pattern_reads_the_mean_value() -> None:
     def even(pattern: Tensor) -> Tensor:
         return torch.full_like(pattern, 1 / max(pattern.shape[-1], 1))
 
-    found = changed(layer, batch, Tap.PATTERN, even)
+    result = changed(layer, batch, Tap.PATTERN, even)
     means = [each.mean(0, keepdim=True).expand_as(each) for each in values.to_list()]
     read = torch.cat(means).repeat_interleave(HEADS // KV_HEADS, 1)
-    torch.testing.assert_close(found, layer.output(read.flatten(1)))
+    torch.testing.assert_close(result, layer.output(read.flatten(1)))
 
 
 def test_changed_scores_are_softmaxed_anew() -> None:
@@ -201,19 +201,19 @@ def test_changed_scores_are_softmaxed_anew() -> None:
 def test_changed_projections_are_used(tap: Tap, row: int) -> None:
     layer = made(mask=Causal())
     batch = drawn(*EACH)
-    found = changed(layer, batch, tap, lambda values: -2 * values)
+    result = changed(layer, batch, tap, lambda values: -2 * values)
     with torch.no_grad():
         sizes = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
         layer.project.weight.split(sizes)[row].mul_(-2)
-    torch.testing.assert_close(found, layer(batch).values)
+    torch.testing.assert_close(result, layer(batch).values)
 
 
 def test_gradients_pass_through_a_watched_pattern() -> None:
     layer = made(mask=Causal())
     batch = drawn(4, 2)
     gradients = []
-    for look in (None, Look(Record([Site(3, Tap.PATTERN)]), layer=3)):
-        loss = layer(batch, look=look).values.square().sum()
+    for context in (None, WatchContext(Record([Site(3, Tap.PATTERN)]), layer=3)):
+        loss = layer(batch, context=context).values.square().sum()
         gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -30,7 +30,7 @@ from manyheads.parts.positions import (
     T5Buckets,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Record, Site, Tap
+from manyheads.taps import Record, Site, Tap, WatchContext
 
 WIDTH, HEADS, SIZE = 8, 4, 4
 
@@ -71,11 +71,13 @@ def drawn(each: list[int]) -> Ragged:
     return Ragged(torch.randn(sum(each), WIDTH), Lengths.of(each))
 
 
-def step(layer: Attention, cache: Cache, new: Ragged, look: Look | None = None) -> Ragged:
+def step(
+    layer: Attention, cache: Cache, new: Ragged, context: WatchContext | None = None
+) -> Ragged:
     plan = cache.plan(new.lengths)
     store = cache.stores[0]
     assert store is not None
-    output = layer(new, cache=CacheSlot(store, plan), look=look)
+    output = layer(new, cache=CacheSlot(store, plan), context=context)
     cache.finish(plan)
     return output
 
@@ -103,8 +105,8 @@ def agrees(layer: Attention, config: DynamicCache | StaticCache, steps: list[lis
     batch = drawn(totals(steps))
     with torch.no_grad():
         full = layer(batch).to_list()
-        found = decoded(layer, cache, batch, steps)
-    for one, other in zip(found, full, strict=True):
+        result = decoded(layer, cache, batch, steps)
+    for one, other in zip(result, full, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     return cache
 
@@ -184,11 +186,11 @@ def test_a_watched_step_shows_all_keys_it_sees() -> None:
     site = Site(0, Tap.PATTERN)
     with torch.no_grad():
         whole = Record([site])
-        layer(batch, look=Look(whole, layer=0))
+        layer(batch, context=WatchContext(whole, layer=0))
         step(layer, cache, Ragged.from_list([batch.of(0)[:5], batch.of(1)[:3]]))
         last = Record([site])
         new = Ragged.from_list([batch.of(0)[5:], batch.of(1)[3:]])
-        step(layer, cache, new, Look(last, layer=0))
+        step(layer, cache, new, WatchContext(last, layer=0))
     for index in range(2):
         torch.testing.assert_close(last[site].of(index), whole[site].of(index)[:, -1:])
 
@@ -247,10 +249,10 @@ def test_selected_sequences_go_on_in_their_new_order(
         step(layer, cache, prompts)
         cache.select(chosen)
         assert cache.seen == tuple((6, 1, 3)[old] for old in chosen)
-        found = step(layer, cache, more)
+        result = step(layer, cache, more)
         expected = layer(whole)
     for index in range(len(chosen)):
-        torch.testing.assert_close(found.of(index), expected.of(index)[-2:], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.of(index), expected.of(index)[-2:], rtol=1e-4, atol=1e-5)
 
 
 def test_select_takes_the_memory_along() -> None:
@@ -289,8 +291,8 @@ def test_a_plan_not_finished_changes_nothing() -> None:
         assert store is not None
         other = drawn([2])
         layer(other, cache=CacheSlot(store, cache.plan(other.lengths)))
-        found = step(layer, cache, Ragged.from_list([batch.of(0)[3:]]))
-        torch.testing.assert_close(found.values, layer(batch).values[3:], rtol=1e-4, atol=1e-5)
+        result = step(layer, cache, Ragged.from_list([batch.of(0)[3:]]))
+        torch.testing.assert_close(result.values, layer(batch).values[3:], rtol=1e-4, atol=1e-5)
 
 
 def test_decoding_works_in_inference_mode() -> None:

@@ -9,8 +9,8 @@ from tests.messages import refuses
 
 
 def test_auto_is_what_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found, expected in ((True, "cuda"), (False, "cpu")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda found=found: found)
+    for result, expected in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda result=result: result)
         assert resolve_device("auto").type == expected
 
 

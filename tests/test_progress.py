@@ -143,8 +143,8 @@ def test_only_the_innermost_bar_reports(monkeypatch: pytest.MonkeyPatch) -> None
                 inner.advance()
         clock.now += 3
         time.sleep(0.05)
-    told = stream.getvalue()
-    assert told.index("outer") < told.index("inner") < told.rindex("outer")
+    message = stream.getvalue()
+    assert message.index("outer") < message.index("inner") < message.rindex("outer")
 
 
 def test_a_bar_around_everything_speaks_only_while_nothing_else_does(

@@ -22,30 +22,30 @@ def drawn(each: list[int], *rest: int) -> list[Tensor]:
 
 @given(each=lengths)
 def test_lengths_know_where_every_token_stands(each: list[int]) -> None:
-    found = Lengths.of(each)
-    assert found.each == tuple(each)
-    assert found.total == sum(each)
-    assert found.longest == max(each, default=0)
-    assert len(found) == found.count == len(each)
-    assert found.uniform == (len(set(each)) <= 1)
-    assert found.tight
-    assert found.offsets.tolist() == [sum(each[:index]) for index in range(len(each) + 1)]
-    assert found.positions.tolist() == [place for length in each for place in range(length)]
-    assert found.sequence_of_token.tolist() == [
+    result = Lengths.of(each)
+    assert result.each == tuple(each)
+    assert result.total == sum(each)
+    assert result.longest == max(each, default=0)
+    assert len(result) == result.count == len(each)
+    assert result.uniform == (len(set(each)) <= 1)
+    assert result.tight
+    assert result.offsets.tolist() == [sum(each[:index]) for index in range(len(each) + 1)]
+    assert result.positions.tolist() == [place for length in each for place in range(length)]
+    assert result.sequence_of_token.tolist() == [
         index for index, length in enumerate(each) for _ in range(length)
     ]
     tokens = list(range(sum(each)))
-    assert [token for place in found.slices() for token in tokens[place]] == tokens
+    assert [token for place in result.slices() for token in tokens[place]] == tokens
 
 
 @given(each=lengths, spare=st.integers(0, 3))
 def test_room_moves_the_starts_and_nothing_else(each: list[int], spare: int) -> None:
     room = max(each, default=0) + spare
-    found, tight = Lengths.with_capacity(each, room, "cpu"), Lengths.of(each)
-    assert found.starts == tuple(room * index for index in range(len(each)))
-    assert found.each == tight.each
-    assert torch.equal(found.positions, tight.positions)
-    assert found.tight == (room * len(each) == sum(each))
+    result, tight = Lengths.with_capacity(each, room, "cpu"), Lengths.of(each)
+    assert result.starts == tuple(room * index for index in range(len(each)))
+    assert result.each == tight.each
+    assert torch.equal(result.positions, tight.positions)
+    assert result.tight == (room * len(each) == sum(each))
 
 
 @given(each=some_lengths)
@@ -53,10 +53,10 @@ def test_a_list_comes_back_as_it_went_in(each: list[int]) -> None:
     sequences = drawn(each, 3)
     batch = Ragged.from_list(sequences)
     assert batch.values.shape == (sum(each), 3)
-    for index, (ours, theirs) in enumerate(zip(batch.to_list(), sequences, strict=True)):
-        assert torch.equal(ours, theirs)
-        assert torch.equal(batch.of(index), theirs)
-        assert torch.equal(batch.of(index - len(each)), theirs)
+    for index, (ours, peer) in enumerate(zip(batch.to_list(), sequences, strict=True)):
+        assert torch.equal(ours, peer)
+        assert torch.equal(batch.of(index), peer)
+        assert torch.equal(batch.of(index - len(each)), peer)
 
 
 @given(

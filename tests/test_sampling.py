@@ -8,23 +8,23 @@ CASES = list(product("abcde", range(4), ("u", "v", "w"), (True, False)))
 
 
 def test_every_pair_of_values_is_met() -> None:
-    found = cover(CASES)
-    assert pairs_of(found) == pairs_of(CASES)
-    assert set(found) < set(CASES)
-    assert len(found) <= len(CASES) // 3
+    result = cover(CASES)
+    assert pairs_of(result) == pairs_of(CASES)
+    assert set(result) < set(CASES)
+    assert len(result) <= len(CASES) // 3
 
 
 def test_the_named_columns_are_met_in_every_combination() -> None:
-    found = cover(CASES, every=(0, 1))
-    assert {case[:2] for case in found} == {case[:2] for case in CASES}
-    assert pairs_of(found) == pairs_of(CASES)
+    result = cover(CASES, every=(0, 1))
+    assert {case[:2] for case in result} == {case[:2] for case in CASES}
+    assert pairs_of(result) == pairs_of(CASES)
 
 
 def test_a_case_that_is_left_out_of_the_product_is_left_out_of_the_sample() -> None:
     allowed = [case for case in CASES if case[0] != "a" or case[1] == 0]
-    found = cover(allowed)
-    assert set(found) <= set(allowed)
-    assert pairs_of(found) == pairs_of(allowed)
+    result = cover(allowed)
+    assert set(result) <= set(allowed)
+    assert pairs_of(result) == pairs_of(allowed)
 
 
 def test_the_sample_is_a_matter_of_its_seed() -> None:

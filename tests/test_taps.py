@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, InputError
 from manyheads.ragged import Ragged
-from manyheads.taps import Head, Look, Patterns, Record, Site, Sublayer, Tap, Watcher, seen
+from manyheads.taps import (
+    Head,
+    Patterns,
+    Record,
+    Site,
+    Sublayer,
+    Tap,
+    WatchContext,
+    Watcher,
+    observe,
+)
 from tests.messages import refuses
 
 BATCH = Ragged.from_list([torch.randn(2, 3), torch.randn(1, 3)])
@@ -70,17 +80,17 @@ def test_sites_are_values() -> None:
 
 
 def test_nobody_looking_leaves_the_very_tensor() -> None:
-    assert seen(None, Tap.QUERY, BATCH.values, BATCH) is BATCH.values
-    elsewhere = Look(Record([Site(9, Tap.QUERY)]), layer=1)
-    assert seen(elsewhere, Tap.QUERY, BATCH.values, BATCH) is BATCH.values
+    assert observe(None, Tap.QUERY, BATCH.values, BATCH) is BATCH.values
+    elsewhere = WatchContext(Record([Site(9, Tap.QUERY)]), layer=1)
+    assert observe(elsewhere, Tap.QUERY, BATCH.values, BATCH) is BATCH.values
 
 
 def test_a_record_keeps_what_it_asked_for_and_nothing_else() -> None:
     record = Record([Site(1, Tap.QUERY), Site(1, Tap.KEY)])
-    look = Look(record, layer=1)
+    look = WatchContext(record, layer=1)
     values = torch.randn(3, 2, 4)
-    assert seen(look, Tap.QUERY, values, BATCH) is values
-    seen(look, Tap.VALUE, values, BATCH)
+    assert observe(look, Tap.QUERY, values, BATCH) is values
+    observe(look, Tap.VALUE, values, BATCH)
     kept = record[Site(1, Tap.QUERY)]
     assert isinstance(kept, Ragged)
     assert torch.equal(kept.of(0), values[:2])
@@ -107,7 +117,7 @@ def test_a_record_says_what_it_does_not_have() -> None:
 
 def test_a_look_knows_where_it_stands() -> None:
     watcher = Doubling(Site(4, Tap.OUTPUT, Sublayer.CROSS, stack="decoder"))
-    look = Look(watcher, stack="decoder").within(layer=4, sublayer=Sublayer.CROSS)
+    look = WatchContext(watcher, stack="decoder").within(layer=4, sublayer=Sublayer.CROSS)
     assert look.wants(Tap.OUTPUT)
     assert torch.equal(look.at(Tap.OUTPUT, BATCH).values, 2 * BATCH.values)
     other = look.within(layer=3, sublayer=Sublayer.CROSS)
@@ -116,9 +126,9 @@ def test_a_look_knows_where_it_stands() -> None:
 
 
 def test_what_a_watcher_hands_back_takes_the_place_of_the_value() -> None:
-    look = Look(Doubling(Site(0, Tap.HEAD_OUTPUT)), layer=0)
+    look = WatchContext(Doubling(Site(0, Tap.HEAD_OUTPUT)), layer=0)
     values = torch.randn(3, 2, 4)
-    assert torch.equal(seen(look, Tap.HEAD_OUTPUT, values, BATCH), 2 * values)
+    assert torch.equal(observe(look, Tap.HEAD_OUTPUT, values, BATCH), 2 * values)
 
 
 def test_an_answer_of_another_kind_is_refused() -> None:
@@ -126,7 +136,7 @@ def test_an_answer_of_another_kind_is_refused() -> None:
         def see(self, site: Site, value: Ragged | Patterns) -> Patterns:  # noqa: ARG002
             return Patterns((torch.zeros(1, 1, 1),))
 
-    look = Look(Wrong(Site(0, Tap.QUERY)), layer=0)
+    look = WatchContext(Wrong(Site(0, Tap.QUERY)), layer=0)
     with refuses(
         InputError,
         "Patterns at Site(0, QUERY): return a Ragged, or None to change nothing.",

@@ -23,7 +23,7 @@ _HOMES = {
     "encoding.encode": ("encode",),
     "encoding.token_vectors": ("encode_tokens",),
     "errors": ("ManyheadsError",),
-    "lens.measure.live_statistics": ("patch_attention",),
+    "lens.measure.live_statistics": ("monitor",),
     "models.build": ("build", "get_config", "list_configs"),
     "models.decoder": ("Decoder", "DecoderConfig"),
     "models.padding": ("Output",),

@@ -15,7 +15,7 @@ from manyheads.encoding.classify import classify, classify_images, tag
 from manyheads.encoding.encode import encode
 from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import ManyheadsError
-from manyheads.lens.measure.live_statistics import patch_attention
+from manyheads.lens.measure.live_statistics import monitor
 from manyheads.models.build import build, get_config, list_configs
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.encoder import Encoder, EncoderConfig
@@ -67,7 +67,7 @@ __all__ = [
     "get_config",
     "list_configs",
     "load",
-    "patch_attention",
+    "monitor",
     "read_image",
     "save",
     "stream",

@@ -56,22 +56,22 @@ def checked(function: Function) -> Function:
 
 def check_fields(kind: type[Config]) -> type[Config]:
     """The dataclass, with an ArgumentError for the first field that does not fit its annotation."""
-    initialise = kind.__init__
-    parameters = signature(initialise)
+    initialize = kind.__init__
+    parameters = signature(initialize)
 
-    @wraps(initialise)
+    @wraps(initialize)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             given = parameters.bind(self, *args, **kwargs).arguments
         except TypeError:
-            return initialise(self, *args, **kwargs)
+            return initialize(self, *args, **kwargs)
         known: Any = kind
         hints = _hints(known)
         for name, value in given.items():
             if name in hints and not _fits(value, hints[name]):
                 problem = f"{name} must be {_words(hints[name])}, got {short_repr(value)}"
                 raise ArgumentError(problem)
-        return initialise(self, *args, **kwargs)
+        return initialize(self, *args, **kwargs)
 
     kind.__init__ = init  # type: ignore[method-assign]
     return kind

@@ -14,7 +14,7 @@ from manyheads.cache import CacheSlot, KeyValues, StaticCachePlan
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
-from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
 from manyheads.parts.head_groups import (
     KeyHeads,
@@ -23,7 +23,7 @@ from manyheads.parts.head_groups import (
     key_head_of_query,
     listed,
     nearest,
-    normalise_kv_heads,
+    normalize_kv_heads,
 )
 from manyheads.parts.linear_layout import split_linear
 from manyheads.parts.masks import Full, Mask
@@ -47,7 +47,7 @@ from manyheads.parts.positions.disentangled import (
 from manyheads.parts.positions.relative import Bias, BucketBias, BucketTable, ShawTable
 from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 
 def drop_heads(
@@ -118,7 +118,7 @@ class AttentionConfig:
                 f"heads must divide width={self.width}, got {self.heads}",
                 f"use {listed(nearest(divisors(self.width), self.heads))} heads, or set head_size",
             )
-        object.__setattr__(self, "kv_heads", normalise_kv_heads(self.heads, self.kv_heads))
+        object.__setattr__(self, "kv_heads", normalize_kv_heads(self.heads, self.kv_heads))
         for name, rate in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
             if not 0 <= rate < 1:
                 raise ConfigError(f"{name} must be in [0, 1), got {rate}")
@@ -279,7 +279,7 @@ class Attention(nn.Module):
         memory: Ragged | KeyValues | None = None,
         encoding: PositionEncoding | Literal["own"] = "own",
         cache: CacheSlot | None = None,
-        look: Look | None = None,
+        context: WatchContext | None = None,
     ) -> Ragged:
         if x.values.shape[-1] != self.config.width:
             raise ShapeError(
@@ -291,29 +291,29 @@ class Attention(nn.Module):
             positions = x.lengths.positions if cache is None else cache.plan.positions
             encoding = self.encode_positions(positions, x.lengths)
         parts, rotation = self._parts(x.values, encoding)
-        query = self._query(parts, x, rotation, look)
-        keys = self._keys(parts, x, memory, rotation, cache, look)
-        output = self._mix(query, keys, x, encoding, look)
+        query = self._query(parts, x, rotation, context)
+        keys = self._keys(parts, x, memory, rotation, cache, context)
+        output = self._mix(query, keys, x, encoding, context)
         if self.head_scale is not None:
             output = output * self.head_scale.to(output.dtype)[:, None]
         if self.training and self.config.drop_heads:
             output = drop_heads(output, x.lengths, self.config.drop_heads)
-        output = self._gated("output", output, parts, x, look)
-        output = seen(look, Tap.HEAD_OUTPUT, output, x)
+        output = self._gated("output", output, parts, x, context)
+        output = observe(context, Tap.HEAD_OUTPUT, output, x)
         written = self.output(output.flatten(1))
         if "gate_final" in parts:
             sliced = written.unflatten(-1, self.config.gate_shape("final"))
-            written = self._gated("final", sliced, parts, x, look).flatten(1)
+            written = self._gated("final", sliced, parts, x, context).flatten(1)
         return x.with_values(written)
 
-    def remember(self, memory: Ragged, look: Look | None = None) -> KeyValues:
+    def remember(self, memory: Ragged, context: WatchContext | None = None) -> KeyValues:
         """The keys and values of a memory, which a cache keeps while decoding."""
         if self.project_memory is None:
             raise InputError(
                 "this layer is self-attention and takes no memory", 'use keys_from="memory"'
             )
         parts = split_linear(self.project_memory, memory.values, self.memory_rows)
-        return KeyValues(*self._key_value(parts, memory, None, look), memory.lengths)
+        return KeyValues(*self._key_value(parts, memory, None, context), memory.lengths)
 
     def explain(self, queries: Lengths, keys: Lengths, encoding: PositionEncoding) -> Choice:
         """Which kernel would serve these lengths, and why."""
@@ -327,7 +327,7 @@ class Attention(nn.Module):
         )
         bias = self.bias(Ragged(q, queries), Ragged(k, keys), encoding)
         request = self._request(queries, keys, bias)
-        return choose(request, Facts.of(q, k, v, request))
+        return choose(request, TensorFacts.of(q, k, v, request))
 
     def projections(self) -> dict[str, Float[Tensor, "rows c"]]:
         """The rows of each part of the input projections, as views of their weight."""
@@ -348,27 +348,31 @@ class Attention(nn.Module):
         return split_linear(self.project, x, self.our_rows), encoding
 
     def _query(
-        self, parts: dict[str, Tensor], x: Ragged, encoding: PositionEncoding, look: Look | None
+        self,
+        parts: dict[str, Tensor],
+        x: Ragged,
+        encoding: PositionEncoding,
+        context: WatchContext | None,
     ) -> Float[Tensor, "n h d"]:
-        query = self._gated("query", self._heads(parts["query"]), parts, x, look)
+        query = self._gated("query", self._heads(parts["query"]), parts, x, context)
         query = self._normed(self.query_norm, query)
         if isinstance(encoding, Rotation):
             query = encoding(query)
-        return seen(look, Tap.QUERY, query, x)
+        return observe(context, Tap.QUERY, query, x)
 
     def _key_value(
         self,
         parts: dict[str, Tensor],
         source: Ragged,
         encoding: PositionEncoding,
-        look: Look | None,
+        context: WatchContext | None,
     ) -> tuple[Float[Tensor, "m g d"], Float[Tensor, "m g d"]]:
-        key = self._gated("key", self._heads(parts["key"]), parts, source, look)
+        key = self._gated("key", self._heads(parts["key"]), parts, source, context)
         key = self._normed(self.key_norm, key)
         if isinstance(encoding, Rotation):
             key = encoding(key)
-        value = self._gated("value", self._heads(parts["value"]), parts, source, look)
-        return seen(look, Tap.KEY, key, source), seen(look, Tap.VALUE, value, source)
+        value = self._gated("value", self._heads(parts["value"]), parts, source, context)
+        return observe(context, Tap.KEY, key, source), observe(context, Tap.VALUE, value, source)
 
     def _keys(
         self,
@@ -377,21 +381,21 @@ class Attention(nn.Module):
         memory: Ragged | KeyValues | None,
         encoding: PositionEncoding,
         cache: CacheSlot | None,
-        look: Look | None,
+        context: WatchContext | None,
     ) -> KeyValues:
         if self.project_memory is not None:
             if memory is None:
                 raise InputError("cross-attention got no memory", "pass memory=")
-            return memory if isinstance(memory, KeyValues) else self.remember(memory, look)
+            return memory if isinstance(memory, KeyValues) else self.remember(memory, context)
         if memory is not None:
             raise InputError("this layer is self-attention and takes no memory", "leave it out")
-        key, value = self._key_value(parts, x, encoding, look)
+        key, value = self._key_value(parts, x, encoding, context)
         if cache is None:
             return KeyValues(key, value, x.lengths)
         if isinstance(cache.plan, StaticCachePlan):
             return cache.store.step(key, value, cache.plan)
         # A bias and a watcher take the distance between tokens from the order of the keys.
-        ordered = _opens(look) or not isinstance(self.config.position, NoPosition | Rotary)
+        ordered = _opens(context) or not isinstance(self.config.position, NoPosition | Rotary)
         return cache.store.append(key, value, cache.plan, ordered=ordered)
 
     def _mix(
@@ -400,7 +404,7 @@ class Attention(nn.Module):
         keys: KeyValues,
         x: Ragged,
         encoding: PositionEncoding,
-        look: Look | None,
+        context: WatchContext | None,
     ) -> Float[Tensor, "n h d"]:
         if keys.lengths.count != x.lengths.count:
             raise ShapeError(
@@ -412,7 +416,7 @@ class Attention(nn.Module):
         key = Ragged(keys.k, keys.lengths) if by_content else None
         bias = self.bias(x.with_values(query), key, encoding)
         request = self._request(x.lengths, keys.lengths, bias)
-        return mix(query, keys.k, keys.v, request, look, self.config.kernel)
+        return mix(query, keys.k, keys.v, request, context, self.config.kernel)
 
     def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
         return Request(
@@ -475,12 +479,12 @@ class Attention(nn.Module):
         value: Float[Tensor, "n h d"],
         parts: dict[str, Tensor],
         source: Ragged,
-        look: Look | None,
+        context: WatchContext | None,
     ) -> Float[Tensor, "n h d"]:
         for gate in self.config.gates:
             if gate.at == at:
                 opened = gate.values(parts[f"gate_{at}"], *self.config.gate_shape(at))
-                opened = seen(look, GATE_TAPS[at], opened, source)
+                opened = observe(context, GATE_TAPS[at], opened, source)
                 value = gate.apply(value, opened)
         return value
 
@@ -490,20 +494,20 @@ def mix(
     key: Float[Tensor, "m g d"],
     value: Float[Tensor, "m g e"],
     request: Request,
-    look: Look | None = None,
+    context: WatchContext | None = None,
     kernel: str = "auto",
 ) -> Float[Tensor, "n h e"]:
     """The output of each head; a watcher may replace the scores and the pattern."""
-    if look is None or not _opens(look):
+    if context is None or not _opens(context):
         return attend(query, key, value, request, kernel).output
-    scores = look.at(Tap.SCORES, reference.scores(query, key, request))
-    pattern = look.at(Tap.PATTERN, reference.patterns(scores, request))
+    scores = context.at(Tap.SCORES, reference.scores(query, key, request))
+    pattern = context.at(Tap.PATTERN, reference.patterns(scores, request))
     return reference.mix(pattern, value, request).reshape(*query.shape[:2], value.shape[2])
 
 
-def _opens(look: Look | None) -> bool:
+def _opens(context: WatchContext | None) -> bool:
     """Whether a watcher wants what only the reference kernel computes."""
-    return look is not None and (look.wants(Tap.SCORES) or look.wants(Tap.PATTERN))
+    return context is not None and (context.wants(Tap.SCORES) or context.wants(Tap.PATTERN))
 
 
 def _split(joined: Float[Tensor, "n rows"], rows: dict[str, int]) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ MAX_WIDTH = 100
 INDENT = 3
 NUMBER_WIDTH = 8
 
-# Five colours of cividis, which colour-blind readers see alike.
-COLOURS = ((0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56))
+# Five colors of cividis, which color-blind readers see alike.
+COLORS = ((0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56))
 
 
 class TerminalPage:
@@ -57,7 +57,7 @@ class TerminalPage:
         self.console.print()
 
     def number_rows(self, rows: Sequence[tuple[str, Sequence[float]]], strong: int = -1) -> None:
-        """Labelled rows of numbers, as many of each as fit on the page."""
+        """Labeled rows of numbers, as many of each as fit on the page."""
         labels = [visible(label) for label, _ in rows]
         widest = min(24, max(cell_len(label) for label in labels))
         count = min(8, max(1, (self.width - widest - 5) // NUMBER_WIDTH))
@@ -72,7 +72,7 @@ class TerminalPage:
 
 
 def visible(text: str) -> str:
-    """The text without characters that would move the cursor or change colours."""
+    """The text without characters that would move the cursor or change colors."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
@@ -89,11 +89,11 @@ def short(text: str, width: int) -> str:
 
 def heat(fraction: float) -> Style:
     """A background between dark blue for 0 and yellow for 1, under readable text."""
-    position = min(max(fraction, 0.0), 1.0) * (len(COLOURS) - 1)
-    low = min(int(position), len(COLOURS) - 2)
+    position = min(max(fraction, 0.0), 1.0) * (len(COLORS) - 1)
+    low = min(int(position), len(COLORS) - 2)
     mixed = [
         round(below + (above - below) * (position - low))
-        for below, above in zip(COLOURS[low], COLOURS[low + 1], strict=True)
+        for below, above in zip(COLORS[low], COLORS[low + 1], strict=True)
     ]
     text = Color.parse("white" if fraction < 0.5 else "black")
     return Style(color=text, bgcolor=Color.from_rgb(*mixed))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.errors import ConfigError, ManyheadsError
+from manyheads.renamed_keys import CLASSES, with_new_keys
 
 REQUIRED = object()
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
@@ -86,7 +87,7 @@ class DataclassCodec:
         """The dataclass `kind` with the values of a table, and the `known` ones as they are."""
         made, hints = get_origin(kind) or kind, _hints(kind)
         defaults = {field.name: _default(field) for field in _init(made)}
-        values = dict(_table(table, path))
+        values = with_new_keys(_table(table, path), defaults)
         _check_keys(defaults, values, path)
         for name, default in defaults.items():
             if name in values or name in known or default is not REQUIRED:
@@ -169,6 +170,7 @@ class DataclassCodec:
         values = dict(_table(value, path))
         tag = values.pop(self.tag, REQUIRED)
         if isinstance(tag, str):
+            tag = CLASSES.get(tag, tag)
             chosen = [kind for kind in candidates if _folded(_name(kind)) == _folded(tag)]
         elif tag is REQUIRED:
             chosen = [kind for kind in candidates if (get_origin(kind) or kind) is type(default)]

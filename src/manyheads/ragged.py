@@ -16,7 +16,7 @@ from manyheads.errors import InputError, ShapeError, short_repr
 class HostLengths:
     """Lengths and starts as plain numbers.
 
-    Neither a dataclass nor a tuple: torch.compile would specialise on the values of those.
+    Neither a dataclass nor a tuple: torch.compile would specialize on the values of those.
     """
 
     __slots__ = ("each", "starts")

@@ -178,7 +178,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WatchContext:
     """A watcher together with the sublayer that is being computed."""
 
     watcher: Watcher
@@ -186,7 +186,7 @@ class Look:
     layer: int = -1
     sublayer: Sublayer = Sublayer.ATTENTION
 
-    def within(self, *, layer: int, sublayer: Sublayer) -> "Look":
+    def within(self, *, layer: int, sublayer: Sublayer) -> "WatchContext":
         return replace(self, layer=layer, sublayer=sublayer)
 
     def wants(self, tap: Tap) -> bool:
@@ -212,8 +212,8 @@ class Look:
         )
 
 
-def seen(look: Look | None, tap: Tap, value: Tensor, like: Ragged) -> Tensor:
+def observe(context: WatchContext | None, tap: Tap, value: Tensor, like: Ragged) -> Tensor:
     """`value` after the watcher has seen it, as the sequences of `like`."""
-    if look is None:
+    if context is None:
         return value
-    return look.at(tap, like.with_values(value)).values
+    return context.at(tap, like.with_values(value)).values

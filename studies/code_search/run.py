@@ -165,12 +165,12 @@ def ranks(scores: Tensor) -> Tensor:
     return (scores >= own).sum(1)
 
 
-def summary(found: Tensor) -> dict[str, float]:
-    each = 1 / found.double()
+def summary(result: Tensor) -> dict[str, float]:
+    each = 1 / result.double()
     return {
         "mrr": each.mean().item(),
         "standard_error": (each.std() / math.sqrt(len(each))).item(),
-        "recall_at_10": (found <= 10).double().mean().item(),
+        "recall_at_10": (result <= 10).double().mean().item(),
     }
 
 
@@ -243,7 +243,7 @@ def train_model(kind: str, folder: Path, rows: Path, device: str, minutes: float
             "both_ways": kind == "dense",
             "cache_tokens": CACHE[device],
         },
-        "optimiser": {"rate": RATE, "decay": 0.05},
+        "optimizer": {"rate": RATE, "decay": 0.05},
         "schedule": {"kind": "Cosine", "warmup": 1, "floor": 0.02},
         "run": {
             "folder": str(folder / "calibration"),

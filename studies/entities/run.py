@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from manyheads import load, save, tasks
-from manyheads.data.labelled import TaggedText, TaggedTexts
+from manyheads.data.labeled import TaggedText, TaggedTexts
 from manyheads.data.sources.conll import ConllRows
 from manyheads.train import parse_run, train
 
@@ -54,7 +54,7 @@ def main() -> None:
     rows = list(TaggedTexts(ConllRows(options.train)))
     dev = list(TaggedTexts(ConllRows(options.dev)))
     print(f"{len(rows):,} sentences to learn from, {len(dev):,} to be scored on", flush=True)
-    results = [found for name in options.models for found in study(name, rows, dev, options)]
+    results = [result for name in options.models for result in study(name, rows, dev, options)]
     device = options.device
     if device != "cpu" and torch.cuda.is_available():
         device = torch.cuda.get_device_name()
@@ -93,15 +93,15 @@ def study(
             tried[each] = score(model, held).f1
             print(f"{name}, rate {each:g}: F1 {tried[each]:.4f} on sentences set aside", flush=True)
         rate = max(tried, key=lambda each: tried[each])
-    found = []
+    result = []
     for scheme in ("IOB2", "BILOU"):
         runs = []
         for seed in range(options.seeds):
             model, seconds = trained(folder, whole, scheme, rate, seed, options)
             runs.append(scores_of(model, dev) | {"seed": seed, "seconds": round(seconds, 1)})
             print(f"{name}, {scheme}, seed {seed}: F1 {runs[-1]['f1']:.4f}", flush=True)
-        found.append({"model": name, "scheme": scheme, "rate": rate, "tried": tried, "runs": runs})
-    return found
+        result.append({"model": name, "scheme": scheme, "rate": rate, "tried": tried, "runs": runs})
+    return result
 
 
 def model_folder(name: str, options: argparse.Namespace) -> str:
@@ -133,7 +133,7 @@ def trained(
             "batch": BATCH,
         },
         "objective": {"kind": "TokenClassification"},
-        "optimiser": {"kind": "AdamW", "rate": rate},
+        "optimizer": {"kind": "AdamW", "rate": rate},
         "schedule": {"kind": "Cosine", "warmup": max(1, options.steps // 10)},
         "run": {
             "folder": str(run),
@@ -153,8 +153,8 @@ def trained(
 def score(model: Any, rows: Sequence[TaggedText], *, constrained: bool = True) -> Any:
     expected = [tasks.entities_of_tags(row.words, [str(tag) for tag in row.tags]) for row in rows]
     texts = [row.words for row in rows]
-    found = tasks.entities(model, texts, constrained=constrained, progress=False)
-    return tasks.score_entities(expected, found)
+    result = tasks.entities(model, texts, constrained=constrained, progress=False)
+    return tasks.score_entities(expected, result)
 
 
 def scores_of(model: Any, rows: Sequence[TaggedText]) -> dict[str, Any]:

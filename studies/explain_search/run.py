@@ -58,7 +58,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def scores(model: Model, query: str, texts: Sequence[str], kind: str) -> list[float]:
     if kind == "dense":
-        options: dict[str, Any] = {"normalise": True, "progress": False}
+        options: dict[str, Any] = {"normalize": True, "progress": False}
         vectors = manyheads.encode(model, [query, *texts], **options)
         return (vectors[1:] @ vectors[0]).tolist()
     from manyheads.encoding.late_scores import maxsim
@@ -69,8 +69,8 @@ def scores(model: Model, query: str, texts: Sequence[str], kind: str) -> list[fl
 
 def without(explained: MatchExplanation, words: Sequence[int]) -> str:
     """The document without some of its words."""
-    text, found = explained.document.text, explained.document.words()
-    for word in sorted((found[index] for index in words), key=lambda word: -word.start):
+    text, result = explained.document.text, explained.document.words()
+    for word in sorted((result[index] for index in words), key=lambda word: -word.start):
         text = text[: word.start] + text[word.end :]
     return re.sub(r"\s+", " ", text)
 
@@ -79,10 +79,10 @@ def delete_words(
     model: Model, query: str, text: str, kind: str, method: Any, draw: random.Random
 ) -> Fallen:
     explained = explain_match(model, query, text, kind=kind, tokens_by=method, heads=False)
-    found = explained.document.words()
-    words = [index for index, word in enumerate(found) if any(map(str.isalnum, word.text))]
-    content = [index for index in words if is_content(found[index].text)]
-    ranked = sorted(words, key=lambda index: -found[index].contribution)
+    result = explained.document.words()
+    words = [index for index, word in enumerate(result) if any(map(str.isalnum, word.text))]
+    content = [index for index in words if is_content(result[index].text)]
+    ranked = sorted(words, key=lambda index: -result[index].contribution)
 
     def fall(sets: Sequence[Sequence[int]]) -> list[float]:
         [before, *after] = scores(
@@ -104,7 +104,7 @@ def ablate_heads(model: Model, query: str, text: str, by: Any, draw: random.Rand
     explained = explain_match(model, query, text, kind="dense", by=by)
     assert explained.heads is not None
     ranked = [str(head) for head, _ in explained.heads["document"].ranked()]
-    vector = manyheads.encode(model, query, normalise=True, progress=False)[0]
+    vector = manyheads.encode(model, query, normalize=True, progress=False)[0]
     sentence = model.sentence
     assert sentence is not None, "a folder of sentence-transformers"
 
@@ -114,11 +114,11 @@ def ablate_heads(model: Model, query: str, text: str, by: Any, draw: random.Rand
     metric = lens.StateMetric(cosine)
 
     def fall(sets: Sequence[Sequence[str]]) -> list[float]:
-        found = [
+        result = [
             lens.ablate_together(model, [text], each, metric=metric, progress=False)
             for each in sets
         ]
-        return [1 - each.value / each.baseline for each in found]
+        return [1 - each.value / each.baseline for each in result]
 
     return compare(("dense", f"heads by {by}", ""), fall, ranked, ranked, HEADS, draw)
 
@@ -150,8 +150,8 @@ def run(arguments: argparse.Namespace) -> list[Fallen]:
         for kind in kinds:
             for query in queries:
                 relevant = [documents[each] for each in query["relevant"] if documents.get(each)]
-                found = scores(model, query["text"], relevant, kind)
-                text = relevant[found.index(max(found))]
+                result = scores(model, query["text"], relevant, kind)
+                text = relevant[result.index(max(result))]
                 methods = ("decomposition", "removal", "gradient") if kind == "dense" else (None,)
                 for method in methods:
                     rows.append(delete_words(model, query["text"], text, kind, method, draw))
@@ -174,18 +174,18 @@ def table(rows: Iterable[Fallen]) -> str:
         "| named - random |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (kind, method), found in groups.items():
-        gaps = [each.named - each.chosen_at_random for each in found]
+    for (kind, method), result in groups.items():
+        gaps = [each.named - each.chosen_at_random for each in result]
         error = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
-        content = fmean(each.content_words for each in found)
+        content = fmean(each.content_words for each in result)
         cells = [
             kind,
             method,
-            str(len(found)),
-            f"{fmean(each.named for each in found):.1%}",
-            f"{fmean(each.chosen_at_random for each in found):.1%}",
+            str(len(result)),
+            f"{fmean(each.named for each in result):.1%}",
+            f"{fmean(each.chosen_at_random for each in result):.1%}",
             "" if method.startswith("heads") else f"{content:.1%}",
-            f"{fmean(each.least for each in found):.1%}",
+            f"{fmean(each.least for each in result):.1%}",
             f"{100 * fmean(gaps):.1f} ± {100 * error:.1f} points",
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -53,9 +53,9 @@ def main(runs: Path, folder: Path) -> None:
         (place / "curve.jsonl").write_text(curve)
         model = model.float()
         tokens = [line["tokens"] for line in lines if "tokens" in line][-1]
-        found = {**figures(model, (runs / "held-out.txt").read_text()), **checks[-1]}
+        result = {**figures(model, (runs / "held-out.txt").read_text()), **checks[-1]}
         seed = read_run(place / "run.toml").run.seed
-        (place / "README.md").write_text(_card(name, model, tokens, found, seed))
+        (place / "README.md").write_text(_card(name, model, tokens, result, seed))
 
 
 def figures(model: Any, text: str) -> dict[str, Any]:
@@ -70,19 +70,19 @@ def figures(model: Any, text: str) -> dict[str, Any]:
         "induction": patterns[..., after, after - BLOCK + 1].mean((1, 3)),
         "previous token": patterns[..., every, every - 1].mean((1, 3)),
     }
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, score in scores.items():
         layer, head = divmod(int(score.argmax()), score.shape[1])
-        found[name] = (float(score.max()), f"L{layer}H{head}")
+        result[name] = (float(score.max()), f"L{layer}H{head}")
     ids = model.tokenizer.encode(text[: 16 * LENGTH * TEXTS]).ids[: LENGTH * TEXTS]
     rows = torch.tensor(ids).view(TEXTS, LENGTH)
-    found["first"] = float(watched(model, rows, Tap.PATTERN, layers)[..., 0].mean())
+    result["first"] = float(watched(model, rows, Tap.PATTERN, layers)[..., 0].mean())
     # As each layer leaves it: after attention alone it is another number.
     record = Record([Site(layer, Tap.AFTER, Sublayer.FEEDFORWARD) for layer in layers])
     with torch.no_grad():
         model(rows, watch=record)
-    found["largest"] = max(float(record[site].values.abs().max()) for site in record.sites)
-    return found
+    result["largest"] = max(float(record[site].values.abs().max()) for site in record.sites)
+    return result
 
 
 def watched(model: Any, ids: torch.Tensor, tap: Tap, layers: range) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Several runs of a house model side by side, and the figures of each: sweep.py JOBS TO
+"""Several runs of a bundled model side by side, and the figures of each: sweep.py JOBS TO
 
 A line of JOBS is a name, a run file and what differs from it: `seed-4 studies/house/house-gpt.toml
-run.seed=4 optimiser.decay=0.2`. Three run at a time, since one alone does not fill a large GPU. The
+run.seed=4 optimizer.decay=0.2`. Three run at a time, since one alone does not fill a large GPU. The
 models go to TO in half precision, and a line of figures is printed as each is done.
 """
 
@@ -33,13 +33,17 @@ def main(jobs: Path, to: Path) -> None:
 def _trained(to: Path, name: str, file: str, *settings: str) -> str:
     folder, log = Path("build/house") / name, to / f"{name}.log"
     to.mkdir(parents=True, exist_ok=True)
-    asked = [str(HERE / "train.py"), file, f'run.folder="{folder}"', *settings]
+    tables_of_run = [str(HERE / "train.py"), file, f'run.folder="{folder}"', *settings]
     with log.open("w") as said:
-        done = subprocess.run([sys.executable, *asked], stdout=said, stderr=said, check=False)
+        done = subprocess.run(
+            [sys.executable, *tables_of_run], stdout=said, stderr=said, check=False
+        )
     if done.returncode:
         return f"{name} failed, see {log}"
-    asked = [__file__, "--figures", str(folder), str(to / name)]
-    printed = subprocess.run([sys.executable, *asked], capture_output=True, text=True, check=False)
+    tables_of_run = [__file__, "--figures", str(folder), str(to / name)]
+    printed = subprocess.run(
+        [sys.executable, *tables_of_run], capture_output=True, text=True, check=False
+    )
     return f"{name} {printed.stdout.strip() or printed.stderr[-500:]}"
 
 
@@ -47,7 +51,7 @@ def tell(folder: Path, to: Path) -> None:
     """The figures of the model as it would be shipped."""
     save(load(folder / "model", dtype=torch.bfloat16), to)
     model, text = load(to).float(), HELD_OUT.read_text()
-    found = figures(model, text)
+    result = figures(model, text)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     bits = [line["validation"] for line in lines if "validation" in line][-1]["bits_per_byte"]
     ids = model.tokenizer.encode(text[: 16 * LENGTH * MANY]).ids[: LENGTH * MANY]
@@ -57,9 +61,9 @@ def tell(folder: Path, to: Path) -> None:
         for rows in torch.tensor(ids).view(-1, TEXTS, LENGTH)
     ]
     print(
-        f"bits per byte {bits:.4f}, induction {found['induction'][0]:.3f}, previous token "
-        f"{found['previous token'][0]:.3f}, largest {found['largest']:.1f}, share on the first "
-        f"token {found['first']:.5f}, over {MANY} texts {torch.stack(many).mean():.5f}"
+        f"bits per byte {bits:.4f}, induction {result['induction'][0]:.3f}, previous token "
+        f"{result['previous token'][0]:.3f}, largest {result['largest']:.1f}, share on the first "
+        f"token {result['first']:.5f}, over {MANY} texts {torch.stack(many).mean():.5f}"
     )
 
 

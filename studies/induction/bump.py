@@ -37,11 +37,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1500)
-    asked = parser.parse_args()
+    settings = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_texts(folder)
-        train(parse_run(tables(folder, asked.steps)))
+        train(parse_run(tables(folder, settings.steps)))
         telemetry = folder / "out/telemetry.jsonl"
         grown = read(telemetry)
         draw(telemetry, grown)
@@ -89,7 +89,7 @@ def tables(folder: Path, steps: int) -> dict[str, Any]:
             "batch": 2048,
         },
         "objective": {"kind": "CausalLM"},
-        "optimiser": {"rate": 5e-3},
+        "optimizer": {"rate": 5e-3},
         "run": {
             "folder": str(folder / "out"),
             "steps": steps,

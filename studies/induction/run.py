@@ -41,44 +41,44 @@ def main() -> None:
     )
     parser.add_argument("--text", type=Path, default=HELD_OUT)
     parser.add_argument("--grown", type=Path)
-    asked = parser.parse_args()
-    if asked.grown is not None:
-        (HERE / "growth.json").write_text(json.dumps(grown(asked.grown), indent=1) + "\n")
+    settings = parser.parse_args()
+    if settings.grown is not None:
+        (HERE / "growth.json").write_text(json.dumps(grown(settings.grown), indent=1) + "\n")
         return
     model = load(MODEL)
-    found = lens.kinds(model)
-    chosen = tuple(address.head for address in found.heads("induction"))
-    sets = choose(chosen, found)
-    real, source = read_pieces(model, asked.text)
+    result = lens.kinds(model)
+    chosen = tuple(address.head for address in result.heads("induction"))
+    sets = choose(chosen, result)
+    real, source = read_pieces(model, settings.text)
     random = repeated_tokens(model, SEQUENCES, seed=1)
     tables = {
         "random tokens said twice": measure(model, random, sets),
         source: measure(model, real, sets),
     }
-    told = {
+    message = {
         "model": MODEL,
-        "induction": {str(head): round(found.scores["induction"].of(head), 4) for head in chosen},
-        "partners": found.metadata["partners"],
-        "kinds": {str(head): found.best(head) for head in found.labels},
+        "induction": {str(head): round(result.scores["induction"].of(head), 4) for head in chosen},
+        "partners": result.metadata["partners"],
+        "kinds": {str(head): result.best(head) for head in result.labels},
         "pieces": len(real),
         "length": LENGTH,
         "losses": tables,
     }
-    (HERE / "result.json").write_text(json.dumps(told, indent=1) + "\n")
-    print(page(told))
+    (HERE / "result.json").write_text(json.dumps(message, indent=1) + "\n")
+    print(page(message))
 
 
-def choose(chosen: Sequence[Head], found: Kinds) -> Sets:
+def choose(chosen: Sequence[Head], result: Kinds) -> Sets:
     """The induction heads, the heads they build on, and as many others of the same layers."""
     layers = {head.layer for head in chosen}
     rest = [
         address.head
-        for address in found.labels
+        for address in result.labels
         if address.head.layer in layers and address.head not in chosen
     ]
     pairs = list(combinations(rest, len(chosen)))
     draw = np.random.default_rng(0).permutation(len(pairs))[:PAIRS]
-    partners = {Head.parse(each["head"]) for each in found.metadata["partners"].values()}
+    partners = {Head.parse(each["head"]) for each in result.metadata["partners"].values()}
     sets: Sets = {"induction": tuple(chosen), "partner": tuple(sorted(partners, key=str))}
     return sets | {" ".join(map(str, pairs[place])): pairs[place] for place in sorted(draw)}
 
@@ -121,7 +121,7 @@ def split(texts: list[list[int]]) -> tuple[Targets, Targets]:
 
 def losses(model: Model, texts: list[list[int]], targets: Targets, sets: Sets) -> dict[str, Any]:
     effects = HeadAblation.of(model, texts, targets=targets).measure(list(sets.values()))
-    told: dict[str, Any] = {
+    message: dict[str, Any] = {
         "tokens": sum(map(len, targets)),
         "loss": round(effects.baseline_mean[0], 4),
     }
@@ -129,20 +129,20 @@ def losses(model: Model, texts: list[list[int]], targets: Targets, sets: Sets) -
     for place, name in enumerate(sets):
         _, change, error = effects.of(place)
         if name in ("induction", "partner"):
-            told[name] = {"change": round(change, 4), "error": round(error, 4)}
+            message[name] = {"change": round(change, 4), "error": round(error, 4)}
         else:
             changes[name] = round(change, 4)
-    told["other pairs"] = {"mean": round(float(np.mean(list(changes.values()))), 4), **changes}
-    return told
+    message["other pairs"] = {"mean": round(float(np.mean(list(changes.values()))), 4), **changes}
+    return message
 
 
-def page(told: dict[str, Any]) -> str:
-    heads = ", ".join(f"{head} ({score:.2f})" for head, score in told["induction"].items())
-    partners = ", ".join(sorted({each["head"] for each in told["partners"].values()}))
-    lines = [f"induction heads of {told['model']}: {heads}; their partner: {partners}", ""]
+def page(message: dict[str, Any]) -> str:
+    heads = ", ".join(f"{head} ({score:.2f})" for head, score in message["induction"].items())
+    partners = ", ".join(sorted({each["head"] for each in message["partners"].values()}))
+    lines = [f"induction heads of {message['model']}: {heads}; their partner: {partners}", ""]
     lines.append("| text | next tokens | all heads | induction heads | partner | other pairs |")
     lines.append("|---|---|---|---|---|---|")
-    for text, rows in told["losses"].items():
+    for text, rows in message["losses"].items():
         for name, row in rows.items():
             changed = [
                 f"{row[each]['change']:+.3f} ±{row[each]['error']:.3f}"

@@ -20,7 +20,7 @@ from manyheads.models import (
     Decoder,
     DecoderConfig,
     Embedding,
-    Initialisation,
+    Initialization,
     LanguageHead,
     LayerConfig,
     StackConfig,
@@ -89,7 +89,7 @@ def make_model(
         ),
         stack=StackConfig(width=width, layers=tuple(_layer(one, width, 8) for one in made)),
         readout=LanguageHead(),
-        init=Initialisation(draw="xavier"),
+        init=Initialization(draw="xavier"),
     )
     # Three matrices of `width` times `hidden` in every layer.
     left = parameters - count(build(config, seed=0))

@@ -155,13 +155,13 @@ def loss_of(model: Decoder, batch: Batch) -> Tensor:
 @torch.no_grad()
 def accuracy(model: Decoder, batch: Batch) -> float:
     """How often the most likely token is the one asked for; a few texts at a time."""
-    right = asked = 0
+    right = settings = 0
     for part in zip(*(each.split(8) for each in batch), strict=True):
         ids, targets, weights = part
         best = logits_of(model, ids).argmax(-1).view_as(ids)
         right += int((best == targets)[weights > 0].sum())
-        asked += int((weights > 0).sum())
-    return right / asked
+        settings += int((weights > 0).sum())
+    return right / settings
 
 
 class Study:
@@ -233,14 +233,14 @@ def table(results: dict[str, Any]) -> str:
         "| induction | training tokens/s |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for kind, found in results["kinds"].items():
-        steps, all_steps = found["recall steps"], results["settings"]["recall_steps"]
+    for kind, result in results["kinds"].items():
+        steps, all_steps = result["recall steps"], results["settings"]["recall_steps"]
         learned = f"{steps:,} steps" if steps < all_steps else "not"
-        needles = " | ".join(f"{share:.0%}" for share in found["needles"].values())
+        needles = " | ".join(f"{share:.0%}" for share in result["needles"].values())
         lines.append(
-            f"| {kind} | {found['parameters'] / 1e6:.2f}M | {found['bits per byte']:.3f} "
-            f"| {found['recall'][str(PAIRS[-1])]:.0%} | {learned} | {needles} "
-            f"| {found['induction']:.2f} | {found['tokens per second']:,.0f} |"
+            f"| {kind} | {result['parameters'] / 1e6:.2f}M | {result['bits per byte']:.3f} "
+            f"| {result['recall'][str(PAIRS[-1])]:.0%} | {learned} | {needles} "
+            f"| {result['induction']:.2f} | {result['tokens per second']:,.0f} |"
         )
     return "\n".join(lines)
 

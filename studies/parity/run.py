@@ -6,7 +6,7 @@
 
 A GPT-2 of ten million weights learns two million tokens of the Python standard library's sources,
 or of a text of your own. Both runs start from the same weights, see the same tokens in the same
-order and take the same optimiser. Their losses are compared step by step and written to
+order and take the same optimizer. Their losses are compared step by step and written to
 result.json beside this file. Settings such as run.steps=20 replace what run.toml says.
 """
 
@@ -56,8 +56,8 @@ def main() -> None:
     if finished.exit_code:
         sys.exit(finished.exit_code)
     ours = [line["loss"] for line in MetricsLog(run.run.folder / "metrics.jsonl").read()]
-    theirs = plain_losses(run)
-    found = compared(run, ours, theirs) | {
+    peer = plain_losses(run)
+    result = compared(run, ours, peer) | {
         "device": run.run.device,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -65,10 +65,10 @@ def main() -> None:
     }
     file = HERE / "result.json"
     part = file.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     part.replace(file)
-    print(json.dumps({key: found[key] for key in found if key != "losses"}, indent=1))
-    if not found["largest difference of the first steps"] <= LIMIT:
+    print(json.dumps({key: result[key] for key in result if key != "losses"}, indent=1))
+    if not result["largest difference of the first steps"] <= LIMIT:
         sys.exit(f"the first {FIRST} steps differ by more than {LIMIT}")
 
 
@@ -141,30 +141,30 @@ def plain_losses(run: Run) -> list[float]:
     decaying = [one for name, one in named.items() if one.dim() == 2 and "wte" not in name]
     decaying = [one for one in decaying if one is not named["transformer.wpe.weight"]]
     spared = [one for one in named.values() if all(one is not other for other in decaying)]
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [{"params": decaying, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}],
         lr=1e-3,
         betas=(0.9, 0.95),
     )
-    found = []
+    result = []
     with Progress("transformers", total=run.ends[-1]) as bar:
         for step, ids in enumerate(batches(run)):
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = 1e-3 * run.phases.rate_factor(step)
             ids = ids.to(device)
             loss = model(ids, labels=ids).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            optimiser.zero_grad()
-            found.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            result.append(loss.item())
             bar.advance()
-    return found
+    return result
 
 
-def compared(run: Run, ours: list[float], theirs: list[float]) -> dict[str, Any]:
+def compared(run: Run, ours: list[float], peer: list[float]) -> dict[str, Any]:
     [data] = run.data
-    apart = [abs(one - other) for one, other in zip(ours, theirs, strict=True)]
+    apart = [abs(one - other) for one, other in zip(ours, peer, strict=True)]
     last = min(FIRST, len(ours))
     return {
         "parameters": sum(each.numel() for each in _weights()),
@@ -174,9 +174,9 @@ def compared(run: Run, ours: list[float], theirs: list[float]) -> dict[str, Any]
         "largest difference of all steps": max(apart),
         "mean loss of the last steps": {
             "ours": sum(ours[-last:]) / last,
-            "theirs": sum(theirs[-last:]) / last,
+            "theirs": sum(peer[-last:]) / last,
         },
-        "losses": {"ours": ours, "theirs": theirs},
+        "losses": {"ours": ours, "theirs": peer},
     }
 
 

@@ -39,39 +39,41 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="tokens of a piece")
     parser.add_argument("--draws", type=int, default=2, help="orders by chance")
     parser.add_argument("--gate-steps", type=int, default=100, help="that L0 gates are trained")
-    asked = parser.parse_args()
+    settings = parser.parse_args()
     model = load(MODEL)
-    pieces = cut(model, asked.text.read_text(encoding="utf-8"), 2 * asked.pieces, asked.length)
+    pieces = cut(
+        model, settings.text.read_text(encoding="utf-8"), 2 * settings.pieces, settings.length
+    )
     first, other = pieces[::2], pieces[1::2]
-    found, harmful = orders(model, first, asked.draws, asked.gate_steps)
-    told, lines = {}, []
-    for name, order in found.items():
+    result, harmful = orders(model, first, settings.draws, settings.gate_steps)
+    message, lines = {}, []
+    for name, order in result.items():
         heads = [address.head for address in order]
         curve = lens.ablate_in_order(model, other, heads)
-        told[name] = {"order": [str(head) for head in heads], **described(curve)}
-        print(summary(name, told[name]))
-        lines.append(drawn(name, told[name]))
+        message[name] = {"order": [str(head) for head in heads], **described(curve)}
+        print(summary(name, message[name]))
+        lines.append(drawn(name, message[name]))
     harms = confirmed(model, other, harmful)
     print(f"harmful on the pieces chosen by: {', '.join(harms['chosen']) or 'none'}")
     print(f"and on those measured by: {', '.join(harms['measured']) or 'none'}")
-    asked.out.mkdir(parents=True, exist_ok=True)
+    settings.out.mkdir(parents=True, exist_ok=True)
     facts = {
         "model": MODEL,
-        "pieces": asked.pieces,
-        "length": asked.length,
-        "gate_steps": asked.gate_steps,
-        "baseline": told["exact ablation"]["baseline"],
+        "pieces": settings.pieces,
+        "length": settings.length,
+        "gate_steps": settings.gate_steps,
+        "baseline": message["exact ablation"]["baseline"],
         "harmful": harms,
-        "orders": told,
+        "orders": message,
     }
-    (asked.out / "house_gpt.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (settings.out / "house_gpt.json").write_text(json.dumps(facts, indent=1) + "\n")
     labels = CurveLabels(
         title=f"{MODEL} with fewer and fewer heads",
-        subtitle=f"{len(other)} pieces of {asked.length} tokens that no order was chosen by",
+        subtitle=f"{len(other)} pieces of {settings.length} tokens that no order was chosen by",
         xlabel="fraction of heads removed",
         ylabel="loss a token, in nats",
     )
-    draw_curve(lines, facts["baseline"], asked.out / "house_gpt.png", labels=labels)
+    draw_curve(lines, facts["baseline"], settings.out / "house_gpt.png", labels=labels)
 
 
 def cut(model: Model, text: str, count: int, length: int) -> list[list[int]]:
@@ -91,18 +93,18 @@ def orders(
     model: Model, texts: Sequence[list[int]], draws: int, gate_steps: int
 ) -> tuple[dict[str, list[Address]], list[str]]:
     """All heads by each measure, and those that exact ablation says do harm."""
-    found, harmful = {}, []
+    result, harmful = {}, []
     l0 = L0Config(steps=gate_steps, batch_tokens=GATE_TOKENS)
     for name, by in ORDERS.items():
         # The curve of the texts chosen by is not what is wanted: a fraction of zero leaves it out.
         chosen = select_heads(model, texts, by, fraction=0.0, l0=l0)  # type: ignore[arg-type]
-        found[name] = list(chosen.order)
+        result[name] = list(chosen.order)
         if by == "ablation":
             harmful = [str(address) for address in chosen.harmful]
     for seed in range(draws):
         chosen = select_heads(model, texts[:1], "random", fraction=0.0, seed=seed)
-        found[f"chance, draw {seed}"] = list(chosen.order)
-    return found, harmful
+        result[f"chance, draw {seed}"] = list(chosen.order)
+    return result, harmful
 
 
 def described(curve: CumulativeAblation) -> dict[str, Any]:
@@ -127,16 +129,16 @@ def confirmed(model: Model, texts: Sequence[list[int]], harmful: list[str]) -> d
     return {"chosen": harmful, "measured": [name for name in harmful if name in again]}
 
 
-def summary(name: str, told: dict[str, Any]) -> str:
-    places = [round(share * len(told["loss"])) - 1 for share in READ_AT]
-    read = " ".join(f"{told['perplexity'][place]:9.1f}" for place in places)
-    return f"{name:16} {read}   within {told['within']}"
+def summary(name: str, message: dict[str, Any]) -> str:
+    places = [round(share * len(message["loss"])) - 1 for share in READ_AT]
+    read = " ".join(f"{message['perplexity'][place]:9.1f}" for place in places)
+    return f"{name:16} {read}   within {message['within']}"
 
 
-def drawn(name: str, told: dict[str, Any]) -> Curve:
-    total = len(told["loss"])
+def drawn(name: str, message: dict[str, Any]) -> Curve:
+    total = len(message["loss"])
     shares = [(place + 1) / total for place in range(total)]
-    return Curve(name=name, fractions=shares, values=told["loss"], errors=told["errors"])
+    return Curve(name=name, fractions=shares, values=message["loss"], errors=message["errors"])
 
 
 if __name__ == "__main__":

@@ -39,52 +39,57 @@ def main() -> None:
     parser.add_argument("--gate-steps", type=int, default=100, help="that L0 gates are trained")
     parser.add_argument("--what", nargs="+", default=("layers", "neurons"))
     parser.add_argument("--only", nargs="+", default=MEASURES, choices=MEASURES)
-    asked = parser.parse_args()
+    tables_of_run = parser.parse_args()
     model = load(MODEL)
-    pieces = cut(model, asked.text.read_text(encoding="utf-8"), 2 * asked.pieces, asked.length)
+    pieces = cut(
+        model,
+        tables_of_run.text.read_text(encoding="utf-8"),
+        2 * tables_of_run.pieces,
+        tables_of_run.length,
+    )
     first, other = pieces[::2], pieces[1::2]
-    l0 = L0Config(steps=asked.gate_steps, batch_tokens=GATE_TOKENS)
+    l0 = L0Config(steps=tables_of_run.gate_steps, batch_tokens=GATE_TOKENS)
     evaluation = Evaluation.of(model, other)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    path = asked.out / "house_gpt_parts.json"
+    tables_of_run.out.mkdir(parents=True, exist_ok=True)
+    path = tables_of_run.out / "house_gpt_parts.json"
     settings = ("pieces", "ablation_pieces", "length", "gate_steps")
-    told: dict[str, Any] = {name: getattr(asked, name) for name in settings}
-    told |= {"model": MODEL, "layers": {}, "neurons": {}}
+    message: dict[str, Any] = {name: getattr(tables_of_run, name) for name in settings}
+    message |= {"model": MODEL, "layers": {}, "neurons": {}}
     if path.exists():
         before = json.loads(path.read_text())
-        if all(before[name] == told[name] for name in settings):
-            told = before
+        if all(before[name] == message[name] for name in settings):
+            message = before
 
-    def tell(what: str, by: str, found: dict[str, Any]) -> None:
-        told[what][by] = found
-        print(what, by, found)
+    def tell(what: str, by: str, result: dict[str, Any]) -> None:
+        message[what][by] = result
+        print(what, by, result)
         # What is slow comes last, and what there is by then is kept.
-        path.write_text(json.dumps(told, indent=1) + "\n")
+        path.write_text(json.dumps(message, indent=1) + "\n")
 
-    wanted = measures(asked.draws, asked.only)
-    for by, seed in wanted if "layers" in asked.what else ():
+    wanted = measures(tables_of_run.draws, tables_of_run.only)
+    for by, seed in wanted if "layers" in tables_of_run.what else ():
         order, harmful = layers_by(model, first, by, seed, l0)
         counts = list(range(1, len(order) + 1))
         sets = [partial(without_layers, model, order[:count]) for count in counts]
-        found = described(evaluation, sets, counts, harmful)
-        tell("layers", name(by, seed), found | {"order": order})
-    if "neurons" not in asked.what:
+        result = described(evaluation, sets, counts, harmful)
+        tell("layers", name(by, seed), result | {"order": order})
+    if "neurons" not in tables_of_run.what:
         return
     for by, seed in sorted(wanted, key=lambda each: each[0] == "ablation"):
-        texts = first[: asked.ablation_pieces] if by == "ablation" else first
+        texts = first[: tables_of_run.ablation_pieces] if by == "ablation" else first
         if not texts:
             continue
         neurons, harmful, total = neurons_by(model, texts, by, seed, l0)
         counts = [round(share * total) for share in READ_AT if round(share * total) <= len(neurons)]
         sets = [partial(without_neurons, model, neurons[:count]) for count in counts]
-        found = described(evaluation, sets, counts, harmful)
-        tell("neurons", name(by, seed), found | {"ordered": len(neurons)})
+        result = described(evaluation, sets, counts, harmful)
+        tell("neurons", name(by, seed), result | {"ordered": len(neurons)})
 
 
 def measures(draws: int, only: Sequence[str]) -> list[tuple[str, int]]:
     """Every measure once, and chance as often as asked."""
-    found = [(by, 0) for by in only if by != "random"]
-    return found + [("random", seed) for seed in range(draws) if "random" in only]
+    result = [(by, 0) for by in only if by != "random"]
+    return result + [("random", seed) for seed in range(draws) if "random" in only]
 
 
 def name(by: str, seed: int) -> str:
@@ -122,13 +127,13 @@ def described(
     evaluation: Evaluation, sets: Sequence[Any], counts: Sequence[int], harmful: Sequence[str]
 ) -> dict[str, Any]:
     effects = evaluation.measure(sets)
-    found = [effects.of(place) for place in range(len(sets))]
+    result = [effects.of(place) for place in range(len(sets))]
     return {
         "baseline": effects.baseline_mean[0],
         "taken": list(counts),
-        "perplexity": [round(math.exp(value), 2) for value, _, _ in found],
-        "change": [round(change, 4) for _, change, _ in found],
-        "errors": [round(error, 4) for _, _, error in found],
+        "perplexity": [round(math.exp(value), 2) for value, _, _ in result],
+        "change": [round(change, 4) for _, change, _ in result],
+        "errors": [round(error, 4) for _, _, error in result],
         "harmful": list(harmful),
     }
 

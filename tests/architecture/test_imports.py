@@ -46,11 +46,11 @@ def core() -> list[Source]:
 
 def distributions_behind(names: set[str]) -> set[str]:
     """The named distributions and all that they themselves require, without their extras."""
-    found: set[str] = set()
+    result: set[str] = set()
     waiting = {canonicalize_name(name) for name in names}
     while waiting:
         name = waiting.pop()
-        found.add(name)
+        result.add(name)
         try:
             requirements = [Requirement(line) for line in requires(name) or []]
         except PackageNotFoundError:
@@ -59,8 +59,8 @@ def distributions_behind(names: set[str]) -> set[str]:
             canonicalize_name(requirement.name)
             for requirement in requirements
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        } - found
-    return found
+        } - result
+    return result
 
 
 @cache

@@ -46,14 +46,14 @@ def test_every_public_name_can_be_imported() -> None:
 
 def test_type_checkers_are_told_where_every_name_lives() -> None:
     stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
-    told = {
+    message = {
         alias.name: node.module
         for node in stub.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
     homes = {name: f"manyheads.{home}" for name, home in manyheads._HOME_OF.items()}
-    assert told == homes
+    assert message == homes
     listed = next(node for node in stub.body if isinstance(node, ast.Assign))
     assert ast.literal_eval(listed.value) == list(manyheads.__all__)
 

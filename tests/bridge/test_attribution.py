@@ -34,10 +34,10 @@ def last_logits(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", [*PLAIN, *NORMED])
 def test_the_parts_sum_to_the_logit(name: str) -> None:
-    found = lens.attribute_logits(wrap(tiny(name)), texts_of(name))
-    assert found.logits.tolist() == pytest.approx(last_logits(name), rel=1e-4)
-    assert found.completeness < 1e-5
-    assert len(found.heads.addresses) == (16 if name in ("t5", "whisper") else 8)
+    result = lens.attribute_logits(wrap(tiny(name)), texts_of(name))
+    assert result.logits.tolist() == pytest.approx(last_logits(name), rel=1e-4)
+    assert result.completeness < 1e-5
+    assert len(result.heads.addresses) == (16 if name in ("t5", "whisper") else 8)
 
 
 def test_a_wrapped_model_gives_what_the_native_one_gives(
@@ -60,9 +60,9 @@ def test_logits_of_a_scaled_readout_and_scaled_writes() -> None:
     model = transformers.GraniteForCausalLM(config).eval()
     with torch.no_grad():
         expected = model(torch.tensor([[5, 6, 7]])).logits[0, -1].max().item()
-    found = lens.attribute_logits(model, [[5, 6, 7]])
-    assert found.logits.tolist() == pytest.approx([expected], rel=1e-4)
-    assert found.completeness < 1e-6
+    result = lens.attribute_logits(model, [[5, 6, 7]])
+    assert result.logits.tolist() == pytest.approx([expected], rel=1e-4)
+    assert result.completeness < 1e-6
 
 
 @pytest.mark.parametrize("name", ["bert", "bart", "vit", "modernbert"])
@@ -75,10 +75,10 @@ def test_words_are_attributed_with_a_tokenizer() -> None:
     tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(60)}, "w3"))
     tokenizer.pre_tokenizer = Whitespace()
     wrapped = wrap(tiny("llama"), tokenizer)
-    found = lens.attribute(wrapped, "w5 w6 w7 w5")
+    result = lens.attribute(wrapped, "w5 w6 w7 w5")
     logits = lens.attribute_logits(wrapped, [[5, 6, 7, 5]])
-    assert found.value == pytest.approx(float(logits.logits[0]))
-    assert len(found.steps) == 3
+    assert result.value == pytest.approx(float(logits.logits[0]))
+    assert len(result.steps) == 3
     assert lens.attribute(wrapped, "w5 w6 w7", method="rollout").completeness < 1e-5
     with pytest.raises(InputError, match="tokenizer"):
         lens.attribute(wrap(tiny("llama")), [5, 6, 7])
@@ -89,22 +89,22 @@ def test_two_wrapped_models_are_compared() -> None:
     after = copy.deepcopy(before)
     with torch.no_grad():
         after.model.layers[1].self_attn.o_proj.weight[:, :8] *= 2
-    found = lens.compare(before, after, texts, compare_kinds=False, progress=False)
-    changed = dict(zip(found.addresses, found.weights.means["all"], strict=True))
+    result = lens.compare(before, after, texts, compare_kinds=False, progress=False)
+    changed = dict(zip(result.addresses, result.weights.means["all"], strict=True))
     assert {str(head) for head, change in changed.items() if change > 0} == {"L1H0"}
-    assert np.isnan(found.weights.means["query"]).all()
-    assert abs(found.losses.change) > 0
+    assert np.isnan(result.weights.means["query"]).all()
+    assert abs(result.losses.change) > 0
 
 
 def test_inspection_of_a_model_without_token_ids() -> None:
     wrapped, texts = wrap(tiny("whisper")), texts_of("whisper")
-    for given in (None, texts):
+    for inputs in (None, texts):
         with pytest.raises(InputError, match="token ids"):
-            lens.kinds(wrapped, given, progress=False)
-    found = lens.inspect(wrapped, texts, progress=False)
-    assert found.kinds is None
-    assert found.metadata["complete"]
-    assert "WrappedSeq2Seq" in str(found)
+            lens.kinds(wrapped, inputs, progress=False)
+    result = lens.inspect(wrapped, texts, progress=False)
+    assert result.kinds is None
+    assert result.metadata["complete"]
+    assert "WrappedSeq2Seq" in str(result)
 
 
 class ScaledNormOfTheirs(nn.Module):

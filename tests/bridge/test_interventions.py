@@ -89,8 +89,8 @@ def test_zeroing_a_head_is_zeroing_its_columns(name: str) -> None:
     model, texts = tiny(name), texts_of(name)
     targets = TARGETS if "bert" in name else None
     wrapped = wrap(model)
-    found = lens.ablate(wrapped, texts, targets=targets, progress=False)
-    assert found.baseline == pytest.approx(mean_loss(model, texts, targets), abs=1e-5)
+    result = lens.ablate(wrapped, texts, targets=targets, progress=False)
+    assert result.baseline == pytest.approx(mean_loss(model, texts, targets), abs=1e-5)
     for head in (Head(0, 1), Head(1, 3)):
         if name == "albert" and head.layer == 0:
             continue
@@ -100,8 +100,8 @@ def test_zeroing_a_head_is_zeroing_its_columns(name: str) -> None:
         if name != "albert":
             with changed_heads(projection, 4, without(head.head)):
                 expected = mean_loss(model, texts, targets)
-            address = next(each for each in found.addresses if each.head == head)
-            assert found.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
+            address = next(each for each in result.addresses if each.head == head)
+            assert result.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
@@ -112,14 +112,14 @@ def test_heads_of_every_stack_can_be_ablated(name: str, stack: str) -> None:
     for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS):
         if stack == "encoder" and sublayer is Sublayer.CROSS:
             continue
-        found = lens.ablate(
+        result = lens.ablate(
             wrapped, texts, ["L1H2"], stack=stack, sublayer=sublayer, progress=False
         )
         projection = projection_of(wrapped, stack, 1, sublayer is Sublayer.CROSS)
         with changed_heads(projection, 4, without(2)):
             expected = mean_loss(model, texts)
-        address = next(each for each in found.addresses if each.head == Head(1, 2))
-        assert found.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
+        address = next(each for each in result.addresses if each.head == Head(1, 2))
+        assert result.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_mean_of_a_head_replaces_it() -> None:
@@ -132,26 +132,26 @@ def test_the_mean_of_a_head_replaces_it() -> None:
     mean = torch.cat([each[0] for each in seen]).mean(0)[2]
     with changed_heads(projection, 4, without(2, mean)):
         expected = mean_loss(model, texts)
-    found = lens.ablate(wrapped, texts, ["L1H2"], "mean", progress=False)
-    address = next(each for each in found.addresses if each.head == Head(1, 2))
-    assert found.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
+    result = lens.ablate(wrapped, texts, ["L1H2"], "mean", progress=False)
+    address = next(each for each in result.addresses if each.head == Head(1, 2))
+    assert result.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_class_is_lost_without_a_head() -> None:
     model, images = tiny("vit"), texts_of("vit")
     wrapped = wrap(model)
-    found = lens.ablate(wrapped, images, ["L0H1"], targets=[0, 1], progress=False)
+    result = lens.ablate(wrapped, images, ["L0H1"], targets=[0, 1], progress=False)
     with changed_heads(projection_of(wrapped, "main", 0), 4, without(1)):
         expected = mean_loss(model, images, [0, 1])
-    address = next(each for each in found.addresses if each.head == Head(0, 1))
-    assert found.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
+    address = next(each for each in result.addresses if each.head == Head(0, 1))
+    assert result.of(address)["metric"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_heads_are_removed_one_after_another() -> None:
     model, texts = tiny("gpt2"), texts_of("gpt2")
     wrapped = wrap(model)
     order = ["L1H0", "L0H2", "L1H3"]
-    found = lens.ablate_in_order(wrapped, texts, order, progress=False)
+    result = lens.ablate_in_order(wrapped, texts, order, progress=False)
     first, second = (projection_of(wrapped, "main", layer) for layer in (0, 1))
     with (
         changed_heads(second, 4, without(0)),
@@ -159,14 +159,14 @@ def test_heads_are_removed_one_after_another() -> None:
         changed_heads(second, 4, without(3)),
     ):
         expected = mean_loss(model, texts)
-    assert found.steps[-1].value == pytest.approx(expected, abs=1e-5)
+    assert result.steps[-1].value == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "gemma2"])
 def test_gradient_importance_is_that_of_a_hook(name: str) -> None:
     model, texts = tiny(name), texts_of(name)
     wrapped = wrap(model)
-    found = lens.importance(wrapped, texts[:1], progress=False)
+    result = lens.importance(wrapped, texts[:1], progress=False)
     projection = projection_of(wrapped, wrapped.readout_stack, 1)
     held: list[Tensor] = []
 
@@ -181,17 +181,17 @@ def test_gradient_importance_is_that_of_a_hook(name: str) -> None:
     loss = -logits[:-1].gather(1, ids[0, 1:, None]).mean()
     [gradient] = torch.autograd.grad(loss, held)
     expected = (held[0].detach() * gradient).sum(-1).abs().sum((0, 1))
-    values = [found.of(each)["importance"] for each in found.addresses if each.head.layer == 1]
+    values = [result.of(each)["importance"] for each in result.addresses if each.head.layer == 1]
     assert values == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "bert", "t5", "vit"])
 def test_patterns_are_the_eager_weights(name: str) -> None:
     model, texts = tiny(name), texts_of(name)
-    found = lens.patterns(wrap(model), texts)
+    result = lens.patterns(wrap(model), texts)
     for number, text in enumerate(texts):
         weights = eager_weights(model, text)
-        for each in found.each:
+        for each in result.each:
             if each.text == number:
                 address = each.address
                 layer = weights[address.stack, address.sublayer][address.head.layer]
@@ -204,7 +204,7 @@ def test_patching_a_head_recovers_what_a_hook_recovers() -> None:
     clean, corrupted = [[5, 6, 7, 8, 9, 6]], [[5, 6, 20, 8, 9, 6]]
     wrapped = wrap(model)
     metric = lens.LogitDifference(answer=(7,), distractor=(20,))
-    found = lens.patch(wrapped, clean, corrupted, metric, progress=False)
+    result = lens.patch(wrapped, clean, corrupted, metric, progress=False)
     projection = projection_of(wrapped, "main", 1)
     seen: list[Tensor] = []
 
@@ -219,7 +219,7 @@ def test_patching_a_head_recovers_what_a_hook_recovers() -> None:
     with changed_heads(projection, 4, without(3, seen[0][..., 3, :])):
         patched = difference(corrupted)
     expected = (patched - bad) / (good - bad)
-    value = found.recovered[lens.Patch("head", 1, 3, None)]
+    value = result.recovered[lens.Patch("head", 1, 3, None)]
     assert value == pytest.approx(expected, abs=1e-4)
 
 
@@ -228,8 +228,10 @@ def test_generation_is_that_of_transformers(name: str) -> None:
     model, texts = tiny(name), texts_of(name)
     wrapped = wrap(model)
     prompts = [text[0] if isinstance(text, tuple) else text for text in texts]
-    found = manyheads.generate(wrapped, prompts, max_new_tokens=6, eos_token_ids=(), progress=False)
-    for prompt, generation in zip(prompts, found, strict=True):
+    result = manyheads.generate(
+        wrapped, prompts, max_new_tokens=6, eos_token_ids=(), progress=False
+    )
+    for prompt, generation in zip(prompts, result, strict=True):
         ids = torch.tensor([prompt])
         written = model.generate(
             ids,
@@ -268,9 +270,9 @@ def test_generation_without_a_head() -> None:
 
 
 def test_kinds_of_a_wrapped_model() -> None:
-    found = lens.kinds(wrap(tiny("gpt2")), sequences=4, progress=False)
-    assert len(found.labels) == 8
-    assert "copying" in found.missing
+    result = lens.kinds(wrap(tiny("gpt2")), sequences=4, progress=False)
+    assert len(result.labels) == 8
+    assert "copying" in result.missing
 
 
 def test_the_output_norm_is_that_of_the_projection() -> None:
@@ -283,20 +285,20 @@ def test_the_output_norm_is_that_of_the_projection() -> None:
     outputs = torch.cat([each[0] for each in seen])
     weight = linear_weight(projection).unflatten(1, (4, -1))
     norms = torch.einsum("nhd,chd->nhc", outputs, weight).norm(dim=-1).mean(0)
-    found = lens.statistics(wrapped, texts, progress=False)
-    values = [found.of(each)["output_norm"] for each in found.addresses if each.head.layer == 0]
+    result = lens.statistics(wrapped, texts, progress=False)
+    values = [result.of(each)["output_norm"] for each in result.addresses if each.head.layer == 0]
     assert values == pytest.approx(norms.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_the_logit_lens_ends_at_the_logits(name: str) -> None:
     model, texts = tiny(name), texts_of(name)
-    found = lens.logit_lens(wrap(model), texts, top_k=3)
+    result = lens.logit_lens(wrap(model), texts, top_k=3)
     for number, text in enumerate(texts):
         with torch.no_grad():
             output = model(**arguments_of(text), output_hidden_states=True)
         last = output.logits[0, -1].log_softmax(-1).topk(3)
-        assert found.answers[-1, number].tolist() == last.indices.tolist()
+        assert result.answers[-1, number].tolist() == last.indices.tolist()
         # The state before the last layer, normed and read by hand.
         norm = getattr(model, "model", getattr(model, "transformer", None))
         norm = norm.norm if hasattr(norm, "norm") else norm.ln_f
@@ -304,15 +306,15 @@ def test_the_logit_lens_ends_at_the_logits(name: str) -> None:
         cap = getattr(model.config, "final_logit_softcapping", None)
         logits = logits if cap is None else torch.tanh(logits / cap) * cap
         expected = logits.log_softmax(-1).topk(3).values
-        values = found.log_probabilities[1, number]
+        values = result.log_probabilities[1, number]
         torch.testing.assert_close(values, expected.detach(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 def test_redundancy_and_the_inspection(name: str) -> None:
     wrapped = wrap(tiny(name))
-    found = lens.redundancy(wrapped, texts_of(name), progress=False)
-    assert set(found.similarity) == {"patterns", "outputs", "weights"}
+    result = lens.redundancy(wrapped, texts_of(name), progress=False)
+    assert set(result.similarity) == {"patterns", "outputs", "weights"}
     if name == "llama":
         inspected = lens.inspect(wrapped, texts_of(name), sequences=4, progress=False)
         assert "WrappedDecoder" in str(inspected.model)

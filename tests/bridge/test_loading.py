@@ -38,9 +38,9 @@ def test_an_unknown_family_is_opened_by_transformers(folder: Path) -> None:
     with pytest.warns(WrappedModelWarning, match="stablelm"):
         model = manyheads.load(folder)
     assert isinstance(model, WrappedModel)
-    found = lens.statistics(model, ["w5 w6 w5 w6"], progress=False)
+    result = lens.statistics(model, ["w5 w6 w5 w6"], progress=False)
     direct = lens.statistics(wrap(tiny("stablelm")), [[5, 6, 5, 6]], progress=False)
-    assert found["entropy"].ranked() == direct["entropy"].ranked()
+    assert result["entropy"].ranked() == direct["entropy"].ranked()
     with pytest.raises(NativeModelError):
         manyheads.save(model, folder / "copy")
 

@@ -26,8 +26,8 @@ def test_both_towers_of_clip() -> None:
         {"input_ids": torch.tensor([ids]), "pixel_values": torch.randn(1, 3, 16, 16)}
         for ids in ([5, 6, 7, 8, 2], [9, 10, 2])
     ]
-    found = lens.statistics(wrap(model), examples, progress=False)
-    assert {block.stack for block in found.blocks} == {"text", "vision"}
+    result = lens.statistics(wrap(model), examples, progress=False)
+    assert {block.stack for block in result.blocks} == {"text", "vision"}
     model.set_attn_implementation("eager")
     entropies: dict[str, list[torch.Tensor]] = {"text": [], "vision": []}
     for example in examples:
@@ -38,7 +38,7 @@ def test_both_towers_of_clip() -> None:
             values.append(-torch.special.xlogy(weights, weights).sum(-1))
     for stack, values in entropies.items():
         address = next(
-            each for each in found.addresses if each.stack == stack and each.head == Head(1, 2)
+            each for each in result.addresses if each.stack == stack and each.head == Head(1, 2)
         )
         expected = float(torch.cat(values).mean())
-        assert found.of(address)["entropy"] == pytest.approx(expected, abs=1e-5)
+        assert result.of(address)["entropy"] == pytest.approx(expected, abs=1e-5)

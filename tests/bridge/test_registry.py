@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads import lens
 from manyheads.bridge.registry import NAME, our_attention
 from manyheads.bridge.wrapped_model import wrap
-from manyheads.lens.measure.live_statistics import patch_attention
+from manyheads.lens.measure.live_statistics import monitor
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Tap
 from tests.bridge.zoo import SOURCES, tiny
@@ -74,11 +74,11 @@ def test_threads_do_not_hear_each_other() -> None:
     alone = {
         name: lens.statistics(model, SOURCES, progress=False) for name, model in models.items()
     }
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def measure(name: str) -> None:
         for _ in range(3):
-            found[name] = lens.statistics(models[name], SOURCES, progress=False)
+            result[name] = lens.statistics(models[name], SOURCES, progress=False)
 
     threads = [threading.Thread(target=measure, args=(name,)) for name in models]
     for thread in threads:
@@ -86,7 +86,7 @@ def test_threads_do_not_hear_each_other() -> None:
     for thread in threads:
         thread.join()
     for name, each in alone.items():
-        assert found[name]["entropy"].ranked() == each["entropy"].ranked()
+        assert result[name]["entropy"].ranked() == each["entropy"].ranked()
 
 
 def test_a_watched_forward_leaves_the_weights_and_the_mode() -> None:
@@ -107,8 +107,8 @@ def test_a_compiled_model_is_measured_and_left_as_it_was() -> None:
     ids, before = torch.tensor([[5, 6, 7]]), model.config._attn_implementation
     with torch.no_grad():
         expected = compiled(ids).logits
-    found = lens.statistics(compiled, SOURCES, progress=False)
-    assert found["entropy"].ranked() == lens.statistics(model, SOURCES)["entropy"].ranked()
+    result = lens.statistics(compiled, SOURCES, progress=False)
+    assert result["entropy"].ranked() == lens.statistics(model, SOURCES)["entropy"].ranked()
     with torch.no_grad():
         assert torch.equal(compiled(ids).logits, expected)
     assert model.config._attn_implementation == before
@@ -120,7 +120,7 @@ def test_two_models_are_measured_at_once_while_one_generates() -> None:
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     expected = models[0].generate(prompt, **options)
     before = [model.config._attn_implementation for model in models]
-    with patch_attention(models[0]) as first, patch_attention(models[1]) as second:
+    with monitor(models[0]) as first, monitor(models[1]) as second:
         written = models[0].generate(prompt, **options)
         with torch.no_grad():
             models[1](prompt)

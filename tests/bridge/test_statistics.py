@@ -21,22 +21,22 @@ def eager_weights(model: Any, text: Any) -> dict[tuple[str, Sublayer], tuple[Ten
     model.set_attn_implementation("eager")
     try:
         with torch.no_grad():
-            found = model(**arguments_of(text), output_attentions=True)
+            result = model(**arguments_of(text), output_attentions=True)
     finally:
         model.set_attn_implementation(before)
     if not model.config.is_encoder_decoder:
-        return {("main", Sublayer.ATTENTION): found.attentions}
+        return {("main", Sublayer.ATTENTION): result.attentions}
     return {
-        ("encoder", Sublayer.ATTENTION): found.encoder_attentions,
-        ("decoder", Sublayer.ATTENTION): found.decoder_attentions,
-        ("decoder", Sublayer.CROSS): found.cross_attentions,
+        ("encoder", Sublayer.ATTENTION): result.encoder_attentions,
+        ("decoder", Sublayer.ATTENTION): result.decoder_attentions,
+        ("decoder", Sublayer.CROSS): result.cross_attentions,
     }
 
 
 def ids_of(text: Any, stack: str) -> list[int] | None:
-    found = arguments_of(text)
+    result = arguments_of(text)
     name = "decoder_input_ids" if stack == "decoder" else "input_ids"
-    return found[name][0].tolist() if name in found else None
+    return result[name][0].tolist() if name in result else None
 
 
 def measured(weights: Tensor, ids: list[int] | None) -> dict[str, list[float]]:
@@ -56,7 +56,7 @@ def measured(weights: Tensor, ids: list[int] | None) -> dict[str, list[float]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_statistics_are_those_of_the_eager_weights(name: str) -> None:
     model, texts = tiny(name), texts_of(name)
-    found = lens.statistics(wrap(model), texts, progress=False)
+    result = lens.statistics(wrap(model), texts, progress=False)
     expected: dict[tuple[str, Sublayer, int, int], dict[str, list[float]]] = {}
     for text in texts:
         for (stack, sublayer), layers in eager_weights(model, text).items():
@@ -66,16 +66,16 @@ def test_statistics_are_those_of_the_eager_weights(name: str) -> None:
                     here = expected.setdefault((stack, sublayer, layer, head), {})
                     for measure, values in measured(each, ids).items():
                         here.setdefault(measure, []).extend(values)
-    assert len(found.addresses) == len(expected)
-    for address in found.addresses:
+    assert len(result.addresses) == len(expected)
+    for address in result.addresses:
         at = address.head
         here = expected[address.stack, address.sublayer, at.layer, at.head]
         for measure in MEASURES:
             crosses = address.sublayer is Sublayer.CROSS
-            if measure not in found.names or (crosses and measure != "entropy"):
+            if measure not in result.names or (crosses and measure != "entropy"):
                 continue
             if here[measure]:
-                value = found.of(address)[measure]
+                value = result.of(address)[measure]
                 assert value == pytest.approx(np.mean(here[measure]), abs=1e-5), (address, measure)
 
 
@@ -90,17 +90,17 @@ def test_a_watched_model_gives_the_same_logits(name: str) -> None:
     record = Record([Site(0, Tap.QUERY, stack=wrapped.readout_stack)])
     for number in range(len(texts)):
         with torch.no_grad():
-            found = forward(wrapped, inputs.select([number]), record)
+            result = forward(wrapped, inputs.select([number]), record)
             plain = model(**arguments_of(texts[number]))
         expected = plain.logits[0] if "logits" in plain else plain.last_hidden_state[0]
-        got = found.hidden if found.logits is None else found.logits
+        got = result.hidden if result.logits is None else result.logits
         values = got if isinstance(got, Tensor) else got.values
         torch.testing.assert_close(values.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_lens_wraps_a_model_by_itself() -> None:
     model = tiny("llama")
-    found = lens.statistics(model, texts_of("llama"), progress=False)
+    result = lens.statistics(model, texts_of("llama"), progress=False)
     wrapped = lens.statistics(wrap(model), texts_of("llama"), progress=False)
-    assert found["entropy"].ranked() == wrapped["entropy"].ranked()
+    assert result["entropy"].ranked() == wrapped["entropy"].ranked()
     assert model.config._attn_implementation != "manyheads"

@@ -95,7 +95,7 @@ def write(
 
 
 def stored_as(values: np.ndarray, kind: Any) -> np.ndarray:
-    """The bytes of a tensor; random blocks where the package cannot quantise."""
+    """The bytes of a tensor; random blocks where the package cannot quantize."""
     if kind not in (TYPES.Q4_K, TYPES.Q6_K):
         return gguf.quants.quantize(values, kind)
     size = gguf.GGML_QUANT_SIZES[kind][1]

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 
 __all__ = ["QUERIES", "TEXTS", "multi_vector", "opened", "pylate_folder", "stanford_folder"]
 
@@ -43,7 +43,7 @@ def backbone(place: Path, family: str = "bert") -> Path:
     bert = family == "bert"
     modern = ModernBertConfig(**size, pad_token_id=0, local_attention=8) if not bert else None
     made = BertModel(BertConfig(**size)) if modern is None else ModernBertModel(modern)
-    randomised(made).save_pretrained(place)
+    randomized(made).save_pretrained(place)
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
     )

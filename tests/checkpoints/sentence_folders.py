@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 
 __all__ = ["TEXTS", "flags", "opened", "sentence_folder", "vectors", "write_json"]
 
@@ -43,7 +43,7 @@ def sentence_folder(
         intermediate_size=32,
         max_position_embeddings=32,
     )
-    randomised(BertModel(config)).save_pretrained(home)
+    randomized(BertModel(config)).save_pretrained(home)
     _tokenizer().save_pretrained(home)
     write_json(home / "sentence_bert_config.json", {"max_seq_length": 16, "do_lower_case": False})
     write_json(place / "1_Pooling" / "config.json", pooling or flags("mean_tokens"))
@@ -62,9 +62,9 @@ def opened(place: Path) -> SentenceTransformer:
 
 
 def vectors(place: Path) -> np.ndarray[Any, Any]:
-    found = np.asarray(opened(place).encode(TEXTS))
-    assert found.std() > 0.01
-    return found
+    result = np.asarray(opened(place).encode(TEXTS))
+    assert result.std() > 0.01
+    return result
 
 
 def _tokenizer() -> Any:

@@ -42,17 +42,17 @@ def test_classes_of_every_family_open_in_transformers(size: str, of: Any, tmp_pa
     assert saved.family != "manyheads"
     assert again.source_config is not None
     kind = getattr(transformers, again.source_config["architectures"][0])
-    theirs, info = kind.from_pretrained(tmp_path, output_loading_info=True)
+    peer, info = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
-    assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert peer.config.id2label == {0: "a", 1: "b", 2: "c"}
     body = {name: each for name, each in model.state_dict().items() if "readout" not in name}
     now = classes.state_dict()
     assert all(torch.equal(now[name], each) for name, each in body.items())
     if of == "texts":
         ids = torch.tensor([[3, 4, 5, 6]])
-        theirs.config.pad_token_id = 0
+        peer.config.pad_token_id = 0
         with torch.no_grad():
-            torch.testing.assert_close(classes(ids).logits, theirs.eval()(ids).logits)
+            torch.testing.assert_close(classes(ids).logits, peer.eval()(ids).logits)
 
 
 def test_what_a_file_has_of_the_head_is_read_as_by_transformers(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_what_a_file_has_of_the_head_is_read_as_by_transformers(tmp_path: Path) 
         num_labels=3,
     )
     transformers.BertModel(config).save_pretrained(tmp_path)
-    theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    peer = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
     ours = with_classes(load(tmp_path), 3)
     with torch.no_grad():
-        ours.readout.weight.copy_(theirs.classifier.weight)
+        ours.readout.weight.copy_(peer.classifier.weight)
         ids = torch.tensor([[3, 4, 5]])
-        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits)
+        torch.testing.assert_close(ours(ids).logits, peer(ids).logits)
 
 
 def test_a_masked_modernbert_keeps_the_dense_layer_of_its_head() -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGenerat
 from manyheads import Ragged, build, lens, load, save
 from manyheads.errors import InputError, MixedDtypeWarning, NonFiniteWarning
 from manyheads.models.recipes import llama
-from tests.checkpoints.theirs import alone, assert_equal, randomised
+from tests.checkpoints.peer_models import alone, assert_equal, randomized
 from tests.messages import refuses
 from tests.parity.comparing import assert_same, texts
 
@@ -57,8 +57,8 @@ def test_mixed_dtypes_are_loaded_in_one_as_they_do(
     with pytest.warns(MixedDtypeWarning, match=str(expected)):
         model = load(folder)
     assert {each.dtype for each in model.parameters()} == {expected}
-    theirs = AutoModelForCausalLM.from_pretrained(folder)
-    assert theirs.dtype == expected
+    peer = AutoModelForCausalLM.from_pretrained(folder)
+    assert peer.dtype == expected
     with torch.no_grad():
         ours = model(torch.tensor([[3, 4, 5]])).logits
     assert ours.dtype == expected
@@ -238,8 +238,8 @@ def test_a_model_is_read_whole_while_another_is_saved_over_it(tmp_path: Path) ->
     writer = threading.Thread(target=write)
     writer.start()
     while not done.is_set():
-        found = load(place)
-        assert_equal(found, models[found.config.stack.width == 48])
+        result = load(place)
+        assert_equal(result, models[result.config.stack.width == 48])
     writer.join()
     assert not failed
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
@@ -254,14 +254,14 @@ def test_t5_follows_the_activation_that_they_follow(
 ) -> None:
     shape = {"d_model": 32, "d_kv": 8, "d_ff": 24, "num_heads": 4, "num_layers": 1}
     config = T5Config(**shape, vocab_size=61, feed_forward_proj="gated-gelu")
-    randomised(T5ForConditionalGeneration(config)).save_pretrained(tmp_path)
+    randomized(T5ForConditionalGeneration(config)).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["dense_act_fn"] == "gelu_new"
     change_config(tmp_path, **changes)
     sources, targets = texts((5, 3)), texts((4, 2), seed=1)
-    theirs = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    peer = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        found = load(tmp_path)(Ragged.from_list(sources), Ragged.from_list(targets)).logits
-    assert_same(found, alone(theirs, sources, targets))
+        result = load(tmp_path)(Ragged.from_list(sources), Ragged.from_list(targets)).logits
+    assert_same(result, alone(peer, sources, targets))
 
 
 def test_t5_with_an_activation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_trained_experts_are_saved_in_a_layout_that_others_open(
     tmp_path: Path, more: dict[str, Any], family: str
 ) -> None:
     shape = {"width": 32, "heads": 4, "kv_heads": 2, "head_size": 8, "hidden": 24, "layers": 2}
-    model = randomised(build(llama(**shape, vocabulary=61, experts=4, top_k=2, **more)))
+    model = randomized(build(llama(**shape, vocabulary=61, experts=4, top_k=2, **more)))
     saved = save(model, tmp_path / "model")
     assert saved.family == family
     assert saved.opened_by == ("manyheads" if family == "manyheads" else "transformers")
@@ -288,7 +288,7 @@ def test_trained_experts_are_saved_in_a_layout_that_others_open(
     if family == "manyheads":
         assert "only manyheads can open" in str(saved)
         return
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     with torch.no_grad():
-        found = model(Ragged.from_list(texts((7, 3)))).logits
-        assert_same(found, [theirs(each[None]).logits[0] for each in texts((7, 3))])
+        result = model(Ragged.from_list(texts((7, 3)))).logits
+        assert_same(result, [peer(each[None]).logits[0] for each in texts((7, 3))])

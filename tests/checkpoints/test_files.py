@@ -107,7 +107,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path: Path, said: object) -
         WeightFiles(tmp_path)
 
 
-def test_weights_of_a_quantised_model_are_refused_by_name(tmp_path: Path) -> None:
+def test_weights_of_a_quantized_model_are_refused_by_name(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, dtype=torch.int8)}, tmp_path / WEIGHTS)
     with pytest.raises(InputError, match=r"a\.weight as I8"):
         WeightFiles(tmp_path)["a.weight"]

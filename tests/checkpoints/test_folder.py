@@ -21,7 +21,7 @@ from manyheads.checkpoints.families.family import Family
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.provenance import SentenceConfig
 from manyheads.surgery import origins, prune
-from manyheads.train.regularisers import L0Gates
+from manyheads.train.regularizers import L0Gates
 from tests.parity.comparing import VOCABULARY, texts
 
 TINY = {"layers": 2, "width": 32, "heads": 4, "vocabulary": VOCABULARY}
@@ -42,11 +42,11 @@ def test_a_model_built_here_opens_there_with_the_same_logits(name: str, tmp_path
     family, opener, numbers = BUILT[name]
     model: Any = build(name, seed=0, **numbers)
     assert save(model, tmp_path).family == family
-    theirs = opener.from_pretrained(tmp_path).eval()
+    peer = opener.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         for text in texts():
-            found, expected = theirs(text[None]).logits, model(text[None]).logits
-            torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+            result, expected = peer(text[None]).logits, model(text[None]).logits
+            torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
 def test_an_image_model_built_here_opens_there(tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_an_image_model_built_here_opens_there(tmp_path: Path) -> None:
     )
     torch.nn.init.normal_(model.readout.weight)
     assert save(model, tmp_path).family == "vit"
-    theirs = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    peer = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(theirs(images).logits, model(images).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(peer(images).logits, model(images).logits, atol=1e-4, rtol=0)
 
 
 def test_what_ours_has_no_place_for_comes_back_unchanged(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_a_device_or_type_that_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_gates_beside_a_model_are_not_lost_without_a_word(name: str, tmp_path: Path) -> None:
     model = build(name, seed=0, **(TINY if name == "gpt2" else {}))
     L0Gates(weight=1.0).attach(model)
-    with pytest.raises(ConfigError, match=r"head_gates\.openness\.0.*L0Gates"):
+    with pytest.raises(ConfigError, match=r"head_gates\.gate_probability\.0.*L0Gates"):
         save(model, tmp_path / "one")
     assert not (tmp_path / "one").exists()
 
 
 def test_what_was_true_of_an_older_model_is_not_said_of_a_new_one(tmp_path: Path) -> None:
     model: Any = build("bert-base", seed=0, **TINY, hidden=48)
-    model.sentence, model.generation = SentenceConfig(normalise=True), {"eos_token_id": 3}
+    model.sentence, model.generation = SentenceConfig(normalize=True), {"eos_token_id": 3}
     pruned = prune(model, ["L0H1"])
     save(pruned, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")

@@ -30,7 +30,7 @@ from transformers import (
 
 from manyheads import Ragged, build, load, save
 from manyheads.errors import InputError
-from tests.checkpoints.theirs import assert_equal, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 WEIGHTS = "model.safetensors"
@@ -116,7 +116,7 @@ def test_a_head_that_differs_from_the_table_is_the_one_that_speaks(
     name: str, tmp_path: Path
 ) -> None:
     config, opener, head = TIED[name]
-    randomised(opener.from_config(config)).save_pretrained(tmp_path / "file")
+    randomized(opener.from_config(config)).save_pretrained(tmp_path / "file")
     own = 0.2 * torch.randn(VOCABULARY, 24, generator=torch.Generator().manual_seed(1))
     rewrite(tmp_path / "file", lambda old: old | {head: own})
     model = check(tmp_path / "file", opener)
@@ -127,7 +127,7 @@ def test_a_head_that_differs_from_the_table_is_the_one_that_speaks(
 @pytest.mark.parametrize("name", ["marian"])
 def test_a_family_that_is_always_tied_refuses_another_head(name: str, tmp_path: Path) -> None:
     config, opener, head = TIED[name]
-    randomised(opener.from_config(config)).save_pretrained(tmp_path)
+    randomized(opener.from_config(config)).save_pretrained(tmp_path)
     rewrite(tmp_path, lambda old: old | {head: torch.randn(VOCABULARY, config.hidden_size)})
     with pytest.raises(InputError, match=r"lm_head\.weight is not part of the model"):
         load(tmp_path)
@@ -136,7 +136,7 @@ def test_a_family_that_is_always_tied_refuses_another_head(name: str, tmp_path: 
 @pytest.mark.parametrize("name", TIED)
 def test_a_file_without_a_head_has_a_tied_one(name: str, tmp_path: Path) -> None:
     config, opener, head = TIED[name]
-    randomised(opener.from_config(config)).save_pretrained(tmp_path / "file")
+    randomized(opener.from_config(config)).save_pretrained(tmp_path / "file")
     assert head not in load_file(tmp_path / "file" / WEIGHTS)
     assert check(tmp_path / "file", opener).config.readout.tied
 
@@ -156,8 +156,8 @@ CARRIED: dict[str, Callable[[], Any]] = {
 def test_what_nothing_reads_is_written_back_bit_by_bit(
     words: str, name: str, tmp_path: Path
 ) -> None:
-    theirs = randomised(CARRIED[name]())
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(CARRIED[name]())
+    peer.save_pretrained(tmp_path / "theirs")
     model: Any = load(tmp_path / "theirs")
     assert {"pooler.dense.weight", "pooler.dense.bias"} <= set(model.unread)
     assert not any("pooler" in key for key in model.state_dict())
@@ -168,29 +168,29 @@ def test_what_nothing_reads_is_written_back_bit_by_bit(
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_the_pooler_gives_what_it_gave(name: str, tmp_path: Path) -> None:
-    theirs = randomised(CARRIED[name]())
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(CARRIED[name]())
+    peer.save_pretrained(tmp_path / "theirs")
     save(load(tmp_path / "theirs"), tmp_path / "ours")
     again = AutoModel.from_pretrained(tmp_path / "ours").eval()
     for text in texts():
         with torch.no_grad():
-            one, other = (each(text[None]).pooler_output for each in (theirs, again))
+            one, other = (each(text[None]).pooler_output for each in (peer, again))
         assert torch.equal(one, other)
 
 
 def test_the_pooler_of_images_gives_what_it_gave(tmp_path: Path) -> None:
-    theirs = randomised(CARRIED["vit"]())
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(CARRIED["vit"]())
+    peer.save_pretrained(tmp_path / "theirs")
     save(load(tmp_path / "theirs"), tmp_path / "ours")
     again = AutoModel.from_pretrained(tmp_path / "ours").eval()
     images = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
-        assert torch.equal(theirs(images).pooler_output, again(images).pooler_output)
+        assert torch.equal(peer(images).pooler_output, again(images).pooler_output)
 
 
 def test_a_pooler_behind_another_head_bears_the_prefix(tmp_path: Path) -> None:
-    theirs = BertForTokenClassification(BertConfig(**SMALL))
-    randomised(theirs).save_pretrained(tmp_path / "theirs")
+    peer = BertForTokenClassification(BertConfig(**SMALL))
+    randomized(peer).save_pretrained(tmp_path / "theirs")
     pooler = {f"bert.pooler.dense.{kind}": torch.randn(24, 24) for kind in ("weight", "bias")}
     rewrite(tmp_path / "theirs", lambda old: old | pooler)
     save(load(tmp_path / "theirs"), tmp_path / "ours")
@@ -198,14 +198,14 @@ def test_a_pooler_behind_another_head_bears_the_prefix(tmp_path: Path) -> None:
 
 
 def test_what_nothing_reads_takes_the_type_of_the_rest(tmp_path: Path) -> None:
-    randomised(CARRIED["bert"]()).save_pretrained(tmp_path / "theirs")
+    randomized(CARRIED["bert"]()).save_pretrained(tmp_path / "theirs")
     save(load(tmp_path / "theirs", dtype=torch.bfloat16), tmp_path / "ours")
     kinds = {tensor.dtype for tensor in load_file(tmp_path / "ours" / WEIGHTS).values()}
     assert kinds == {torch.bfloat16}
 
 
 def test_a_model_without_a_counterpart_leaves_it_behind(tmp_path: Path) -> None:
-    randomised(CARRIED["bert"]()).save_pretrained(tmp_path / "theirs")
+    randomized(CARRIED["bert"]()).save_pretrained(tmp_path / "theirs")
     other: Any = build("tiny-encoder", seed=0)
     other.unread = load(tmp_path / "theirs").unread
     save(other, tmp_path / "ours")

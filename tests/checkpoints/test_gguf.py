@@ -1,4 +1,4 @@
-"""GGUF files, against `transformers` models with the same dequantised weights."""
+"""GGUF files, against `transformers` models with the same dequantized weights."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,9 @@ from tests.checkpoints.gguf_files import TYPES, small, write
 IDS = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9, 7]])
 
 
-def assert_equal(model: Any, theirs: Any) -> None:
+def assert_equal(model: Any, peer: Any) -> None:
     with torch.no_grad():
-        ours, expected = model(IDS).logits, theirs(IDS).logits
+        ours, expected = model(IDS).logits, peer(IDS).logits
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -29,7 +29,7 @@ def llama() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
-def test_logits_equal_the_dequantised_model(kind: str, llama: Any, tmp_path: Path) -> None:
+def test_logits_equal_the_dequantized_model(kind: str, llama: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", "llama", llama, getattr(TYPES, kind))
     model = manyheads.load(file, dtype=torch.float32)
     assert_equal(model, llama)
@@ -40,10 +40,10 @@ def test_logits_equal_the_dequantised_model(kind: str, llama: Any, tmp_path: Pat
 
 def test_tied_heads_and_the_families_of_qwen(tmp_path: Path) -> None:
     for name, config in (("qwen2", transformers.Qwen2Config), ("qwen3", transformers.Qwen3Config)):
-        theirs = small(config, head_dim=64, tie_word_embeddings=True)
-        file = write(tmp_path / f"{name}.gguf", name, theirs, TYPES.Q8_0)
+        peer = small(config, head_dim=64, tie_word_embeddings=True)
+        file = write(tmp_path / f"{name}.gguf", name, peer, TYPES.Q8_0)
         model = manyheads.load(file)
-        assert_equal(model, theirs)
+        assert_equal(model, peer)
         assert model.source_config["tie_word_embeddings"] is True
 
 
@@ -56,34 +56,34 @@ def test_rotary_scalings_are_read(tmp_path: Path) -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    theirs = small(transformers.LlamaConfig, head_dim=64, rope_parameters=llama3)
+    peer = small(transformers.LlamaConfig, head_dim=64, rope_parameters=llama3)
     frequencies = 1e4 ** (-torch.arange(0, 64, 2) / 64)
-    factors = (frequencies / theirs.model.rotary_emb.inv_freq).numpy().astype(np.float32)
+    factors = (frequencies / peer.model.rotary_emb.inv_freq).numpy().astype(np.float32)
     assert len(set(factors.round(3).tolist())) > 3
     file = write(
         tmp_path / "a.gguf",
         "llama",
-        theirs,
+        peer,
         metadata={"rope.freq_base": 1e4},
         tensors={"rope_freqs.weight": factors},
     )
     model = manyheads.load(file)
-    assert_equal(model, theirs)
+    assert_equal(model, peer)
     assert model.source_config["rope_parameters"] == llama3
 
     linear = {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0}
-    theirs = small(transformers.LlamaConfig, head_dim=64, rope_parameters=linear)
+    peer = small(transformers.LlamaConfig, head_dim=64, rope_parameters=linear)
     keys = {"rope.freq_base": 5e4, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-    assert_equal(manyheads.load(write(tmp_path / "b.gguf", "llama", theirs, metadata=keys)), theirs)
+    assert_equal(manyheads.load(write(tmp_path / "b.gguf", "llama", peer, metadata=keys)), peer)
 
 
 def test_it_is_saved_as_a_folder_that_transformers_opens(llama: Any, tmp_path: Path) -> None:
     model = manyheads.load(write(tmp_path / "model.gguf", "llama", llama, TYPES.Q4_0))
     manyheads.save(model, tmp_path / "folder")
     again = manyheads.load(tmp_path / "folder")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").eval()
-    assert_equal(again, theirs)
-    assert_equal(model, theirs)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").eval()
+    assert_equal(again, peer)
+    assert_equal(model, peer)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     text = "hello he 12\nhell<|turn|>"
     assert tokenizer(text)["input_ids"] == model.tokenizer.encode(text).ids
@@ -106,11 +106,11 @@ def test_texts_are_split_as_by_transformers(rule: str) -> None:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     text = "It's 12345 o'clock,  HTTPServer é\n\n\tx+=1; WE'LL 你好… (a)/b \r\n end "
-    ours, theirs = (
+    ours, peer = (
         Split(Regex(table[rule]), behavior="isolated").pre_tokenize_str(text)
         for table in (SPLITS, GGUF_PRE_TOKENIZER_SPLITS)
     )
-    assert ours == theirs
+    assert ours == peer
 
 
 def test_an_unknown_rule_of_a_tokenizer_leaves_the_model_without_one(
@@ -123,27 +123,27 @@ def test_an_unknown_rule_of_a_tokenizer_leaves_the_model_without_one(
 
 
 def test_uneven_layers_are_read(tmp_path: Path) -> None:
-    theirs = small(transformers.LlamaConfig, head_dim=64, intermediate_size=512)
+    peer = small(transformers.LlamaConfig, head_dim=64, intermediate_size=512)
     for name in ("gate", "up", "down"):
-        part = getattr(theirs.model.layers[1].mlp, f"{name}_proj")
+        part = getattr(peer.model.layers[1].mlp, f"{name}_proj")
         rows = part.weight.detach()
         part.weight = torch.nn.Parameter(rows[:, :256] if name == "down" else rows[:256])
     uneven = {"feed_forward_length": [512, 256]}
-    model = manyheads.load(write(tmp_path / "model.gguf", "llama", theirs, metadata=uneven))
-    assert_equal(model, theirs)
+    model = manyheads.load(write(tmp_path / "model.gguf", "llama", peer, metadata=uneven))
+    assert_equal(model, peer)
     assert model.source_config["per_layer_config"] == {"1": {"intermediate_size": 256}}
 
 
 def test_other_architectures_are_opened_by_transformers(tmp_path: Path) -> None:
     # Its default padding token is 32,000.
-    theirs = small(transformers.Phi3Config, vocab_size=32064, hidden_size=32, intermediate_size=32)
-    theirs.config.head_dim = 8
+    peer = small(transformers.Phi3Config, vocab_size=32064, hidden_size=32, intermediate_size=32)
+    peer.config.head_dim = 8
     keys = {"rope.dimension_count": 8, "vocab_size": 32064}
-    file = write(tmp_path / "model.gguf", "phi3", theirs, metadata=keys)
+    file = write(tmp_path / "model.gguf", "phi3", peer, metadata=keys)
     with pytest.warns(WrappedModelWarning, match="phi3"):
         model = manyheads.load(file)
     assert not model.native
-    assert_equal(model, theirs)
+    assert_equal(model, peer)
     assert model.tokenizer.encode("hello").tokens == ["hello"]
 
 
@@ -212,8 +212,8 @@ def test_sizes_that_do_not_fit_the_tensors_are_named(llama: Any, tmp_path: Path)
     file = write(tmp_path / "model.gguf", "llama", llama, tensors=extra)
     with pytest.raises(InputError, match=r"blk\.0\.attn_sinks\.weight"):
         manyheads.load(file)
-    theirs = small(transformers.LlamaConfig, head_dim=64)
-    theirs.config.intermediate_size = 128
-    file = write(tmp_path / "other.gguf", "llama", theirs)
+    peer = small(transformers.LlamaConfig, head_dim=64)
+    peer.config.intermediate_size = 128
+    file = write(tmp_path / "other.gguf", "llama", peer)
     with pytest.raises(InputError, match=r"blk\.0\.ffn_down\.weight has shape \(256, 256\)"):
         manyheads.load(file)

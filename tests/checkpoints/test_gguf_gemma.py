@@ -22,12 +22,12 @@ WORDS = ["▁t", "he", "▁the", "▁", "t", "h", "e", "c", "a", "ca", "▁ca", 
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     window: dict[str, Any] = {"attention.sliding_window": 4}
     if name == "gemma2":
-        theirs = small(
+        peer = small(
             transformers.Gemma2Config, head_dim=64, query_pre_attn_scalar=64, sliding_window=4
         )
         keys = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     else:
-        theirs = small(
+        peer = small(
             transformers.Gemma3TextConfig,
             head_dim=64,
             query_pre_attn_scalar=64,
@@ -35,10 +35,10 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
             num_hidden_layers=6,
         )
         keys = {"rope.freq_base": 1e6}
-    file = write(tmp_path / "model.gguf", name, theirs, metadata=window | keys)
+    file = write(tmp_path / "model.gguf", name, peer, metadata=window | keys)
     model = manyheads.load(file)
     assert model.native
-    assert_equal(model, theirs)
+    assert_equal(model, peer)
 
 
 def metadata(architecture: str) -> dict[str, Any]:
@@ -94,13 +94,13 @@ def test_the_sentencepiece_of_transformers_agrees(tmp_path: Path) -> None:
     ours = tokenizer_of(metadata("llama"), tmp_path)
     vocabulary = {token: index for index, token in enumerate([*PIECES, *WORDS])}
     model = json.loads(ours.to_str())["model"]
-    theirs = transformers.LlamaTokenizer(
+    peer = transformers.LlamaTokenizer(
         vocab=vocabulary, merges=[tuple(each) for each in model["merges"]]
     )
     torch.manual_seed(0)
     for _ in range(20):
         letters = torch.randint(0, 6, (12,)).tolist()
         text = "".join("the ca"[letter] for letter in letters).strip()
-        assert theirs(text, add_special_tokens=False)["input_ids"] == (
+        assert peer(text, add_special_tokens=False)["input_ids"] == (
             ours.encode(text, add_special_tokens=False).ids
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manyheads.checkpoints.folder import load
-from manyheads.checkpoints.hub import HOUSE, HOUSE_FOLDER
+from manyheads.checkpoints.hub import BUNDLED_FOLDER, HOUSE
 from manyheads.decoding.generation import generate
 from manyheads.lens.inputs.synthetic import passages
 from manyheads.taps import Record, Site, Sublayer, Tap
@@ -20,13 +20,13 @@ def test_they_load_by_name_in_single_precision(name: str) -> None:
     assert {each.dtype for each in model.parameters()} == {torch.float32}
     assert load(name, dtype=torch.bfloat16).config == model.config
     assert model.tokenizer.get_vocab_size() == 4096
-    assert (HOUSE_FOLDER / name / "README.md").read_text().startswith(f"# {name}\n")
+    assert (BUNDLED_FOLDER / name / "README.md").read_text().startswith(f"# {name}\n")
     for companion in ("run.toml", "curve.jsonl"):
-        assert (HOUSE_FOLDER / name / companion).is_file()
+        assert (BUNDLED_FOLDER / name / companion).is_file()
 
 
 def test_they_are_small_together() -> None:
-    assert sum(file.stat().st_size for file in HOUSE_FOLDER.rglob("*")) < 24e6
+    assert sum(file.stat().st_size for file in BUNDLED_FOLDER.rglob("*")) < 24e6
 
 
 def test_twins_are_of_one_size() -> None:

@@ -16,7 +16,7 @@ from manyheads import build, load, save
 from manyheads.checkpoints.hub import folder_of
 from manyheads.cli.main import main
 from manyheads.errors import InputError, MissingPackageError
-from tests.checkpoints.theirs import assert_equal
+from tests.checkpoints.peer_models import assert_equal
 
 COMMIT, OLDER = "a" * 40, "b" * 40
 NAME = "someone/tiny.model-1"
@@ -123,7 +123,7 @@ def test_a_folder_goes_first(home: Path) -> None:
         load(NAME, revision="v1")
 
 
-def test_the_environment_of_the_hub_is_honoured(tmp_path: Path) -> None:
+def test_the_environment_of_the_hub_is_honored(tmp_path: Path) -> None:
     snapshot = cache(tmp_path / "hub", NAME, COMMIT, "main")
     # What `load` reads is found without torch, which takes seconds to import.
     script = f"from manyheads.checkpoints.hub import folder_of; print(folder_of({NAME!r}))"
@@ -152,16 +152,16 @@ def test_only_what_is_read_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPa
     from huggingface_hub.utils import filter_repo_objects
 
     snapshot = cache(home, NAME, COMMIT, "main")
-    asked: dict[str, Any] = {}
+    request: dict[str, Any] = {}
 
     def download(name: str, **more: Any) -> str:
-        asked.update(more, name=name)
+        request.update(more, name=name)
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     load(NAME, revision="v2")
-    assert (asked["name"], asked["revision"]) == (NAME, "v2")
-    patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+    assert (request["name"], request["revision"]) == (NAME, "v2")
+    patterns = {key: request[key] for key in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*WANTED, *UNWANTED], **patterns)) == WANTED
 
 

@@ -44,16 +44,16 @@ FOLDERS: dict[str, dict[str, Any]] = {
 
 def both(model: Any, place: Path) -> None:
     """Compare vectors and scores with those that sentence-transformers makes of a folder."""
-    theirs = opened(place)
+    peer = opened(place)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TruncationWarning)
         queries = encode_tokens(model, QUERIES, role="query")
         documents = encode_tokens(model, TEXTS, batch_tokens=30)
-    expected = theirs.encode_query(QUERIES), theirs.encode_document(TEXTS)
-    for found, wanted in zip((queries, documents), expected, strict=True):
-        assert found.lengths.each == tuple(len(each) for each in wanted)
-        torch.testing.assert_close(found.values, torch.cat(wanted), atol=1e-5, rtol=0)
-    scores = theirs.similarity(*expected)
+    expected = peer.encode_query(QUERIES), peer.encode_document(TEXTS)
+    for result, wanted in zip((queries, documents), expected, strict=True):
+        assert result.lengths.each == tuple(len(each) for each in wanted)
+        torch.testing.assert_close(result.values, torch.cat(wanted), atol=1e-5, rtol=0)
+    scores = peer.similarity(*expected)
     real = [index for index, each in enumerate(expected[1]) if len(each)]
     torch.testing.assert_close(
         maxsim_matrix(queries, documents)[:, real], scores[:, real], atol=1e-5, rtol=1e-6

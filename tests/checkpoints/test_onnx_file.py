@@ -86,12 +86,12 @@ def test_outputs_are_those_of_the_model(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_sentence_embeddings(pooling: Any, normalise: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_sentence_embeddings(pooling: Any, normalize: bool, tmp_path: Path) -> None:
     model = load(folder_of("modernbert_base", tmp_path / "model"))
     weight = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)) / 6
-    dense = (DenseProjection(weight, torch.ones(5)),) if normalise else ()
-    model.sentence = SentenceConfig(pooling=pooling, dense=dense, normalise=normalise)
+    dense = (DenseProjection(weight, torch.ones(5)),) if normalize else ()
+    model.sentence = SentenceConfig(pooling=pooling, dense=dense, normalize=normalize)
     written = save_onnx(model, tmp_path / "model.onnx")
     ids, mask = padded((6, 2, 11))
     texts = [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]

@@ -51,8 +51,8 @@ def test_an_uneven_model_is_written_and_read(family: str, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "once more/config.json").read_text()) == description
     # Llama's config does not allow it for heads yet.
     if family != "llama":
-        theirs = transformers.AutoConfig.from_pretrained(tmp_path / "uneven").per_layer_config
-        assert [each.num_attention_heads for each in theirs] == [4, 2, 4]
+        peer = transformers.AutoConfig.from_pretrained(tmp_path / "uneven").per_layer_config
+        assert [each.num_attention_heads for each in peer] == [4, 2, 4]
 
 
 def test_groups_of_different_size_keep_our_own_layout(tmp_path: Path) -> None:

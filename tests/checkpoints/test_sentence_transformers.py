@@ -21,6 +21,7 @@ from transformers import (
 from manyheads import build, encode, load, save
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.provenance import SentenceConfig
+from tests.checkpoints.peer_models import randomized
 from tests.checkpoints.sentence_folders import (
     TEXTS,
     flags,
@@ -29,7 +30,6 @@ from tests.checkpoints.sentence_folders import (
     vectors,
     write_json,
 )
-from tests.checkpoints.theirs import randomised
 
 POOLINGS: dict[str, tuple[dict[str, Any], str]] = {
     "mean": (flags("mean_tokens"), "mean"),
@@ -49,7 +49,7 @@ def test_a_folder_says_how_its_vectors_are_made_and_gives_them_when_saved(
     config, pooling = POOLINGS[name]
     place = sentence_folder(tmp_path / "theirs", inner=inner, pooling=config)
     model = load(place)
-    assert model.sentence == SentenceConfig(pooling=pooling, normalise=True, longest=16)
+    assert model.sentence == SentenceConfig(pooling=pooling, normalize=True, longest=16)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
     assert load(tmp_path / "ours").sentence == model.sentence
@@ -58,7 +58,7 @@ def test_a_folder_says_how_its_vectors_are_made_and_gives_them_when_saved(
 def test_vectors_may_be_left_as_long_as_they_are(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path / "theirs", norm=False)
     model = load(place)
-    assert model.sentence == SentenceConfig(pooling="mean", normalise=False, longest=16)
+    assert model.sentence == SentenceConfig(pooling="mean", normalize=False, longest=16)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
     assert not np.allclose(np.linalg.norm(vectors(place), axis=1), 1.0)
@@ -69,13 +69,13 @@ def test_a_changed_sentence_is_the_one_that_is_written(pooling: Any, tmp_path: P
     config = flags("cls_token") | {"include_prompt": False}
     place = sentence_folder(tmp_path / "theirs", pooling=config)
     model: Any = load(place)
-    model.sentence = SentenceConfig(pooling=pooling, normalise=False, longest=9)
+    model.sentence = SentenceConfig(pooling=pooling, normalize=False, longest=9)
     save(model, tmp_path / "ours")
-    theirs = opened(tmp_path / "ours")
-    assert theirs.max_seq_length == 9
-    assert len(theirs) == 2
-    assert theirs[1].pooling_mode == {"last": "lasttoken"}.get(pooling, pooling)
-    assert not theirs[1].include_prompt
+    peer = opened(tmp_path / "ours")
+    assert peer.max_seq_length == 9
+    assert len(peer) == 2
+    assert peer[1].pooling_mode == {"last": "lasttoken"}.get(pooling, pooling)
+    assert not peer[1].include_prompt
     assert load(tmp_path / "ours").sentence == model.sentence
 
 
@@ -84,11 +84,11 @@ def test_a_model_built_here_becomes_theirs_when_it_is_told_how(tmp_path: Path) -
     model: Any = build(load(place).config, seed=0)
     assert model.sentence is None
     model.tokenizer = load(place).tokenizer
-    model.sentence = SentenceConfig(pooling="cls", normalise=True)
+    model.sentence = SentenceConfig(pooling="cls", normalize=True)
     save(model, tmp_path / "ours")
     assert opened(tmp_path / "ours").encode(TEXTS).shape == (len(TEXTS), 24)
     assert load(tmp_path / "ours").sentence == SentenceConfig(
-        pooling="cls", normalise=True, longest=32
+        pooling="cls", normalize=True, longest=32
     )
 
 
@@ -102,7 +102,7 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     assert "max_seq_length" not in settings
     model = load(tmp_path / "new")
     longest = opened(tmp_path / "new").max_seq_length
-    assert model.sentence == SentenceConfig(pooling="last", normalise=False, longest=longest)
+    assert model.sentence == SentenceConfig(pooling="last", normalize=False, longest=longest)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(tmp_path / "new"))
 
@@ -112,22 +112,22 @@ def test_without_a_length_the_tokenizer_or_the_positions_say_where_a_text_is_cut
 ) -> None:
     place = sentence_folder(tmp_path)
     write_json(place / "sentence_bert_config.json", {"max_seq_length": None})
-    assert load(place).sentence == SentenceConfig(normalise=True, longest=24)
+    assert load(place).sentence == SentenceConfig(normalize=True, longest=24)
     assert opened(place).max_seq_length == 24
     (place / "tokenizer_config.json").unlink()
-    assert load(place).sentence == SentenceConfig(normalise=True, longest=32)
+    assert load(place).sentence == SentenceConfig(normalize=True, longest=32)
 
 
 def test_a_length_beyond_the_positions_is_cut_to_them(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path)
     write_json(place / "sentence_bert_config.json", {"max_seq_length": 4000})
-    assert load(place).sentence == SentenceConfig(normalise=True, longest=32)
+    assert load(place).sentence == SentenceConfig(normalize=True, longest=32)
 
 
 def test_the_settings_may_be_named_after_the_family(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path)
     (place / "sentence_bert_config.json").rename(place / "sentence_roberta_config.json")
-    assert load(place).sentence == SentenceConfig(normalise=True, longest=16)
+    assert load(place).sentence == SentenceConfig(normalize=True, longest=16)
 
 
 def test_texts_are_lowered_where_the_folder_asks_for_it(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_prompts_and_what_else_they_know_travel(tmp_path: Path) -> None:
     known = {"prompts": {"query": "a words"}, "similarity_fn_name": "dot"}
     write_json(place / "config_sentence_transformers.json", known)
     save(load(place), tmp_path / "ours")
-    theirs = opened(tmp_path / "ours")
-    assert theirs.prompts["query"] == "a words"
-    assert theirs.similarity_fn_name == "dot"
+    peer = opened(tmp_path / "ours")
+    assert peer.prompts["query"] == "a words"
+    assert peer.similarity_fn_name == "dot"
 
 
 def test_hidden_states_do_not_change_for_what_stands_behind_them(tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ def test_a_transformer_alone_is_a_plain_model(tmp_path: Path) -> None:
 def test_a_cross_encoder_is_a_classifier_and_scores_as_before_when_saved(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path / "base")
     config = BertConfig.from_pretrained(place, num_labels=1)
-    randomised(BertForSequenceClassification(config)).save_pretrained(tmp_path / "plain")
+    randomized(BertForSequenceClassification(config)).save_pretrained(tmp_path / "plain")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (place / name).rename(tmp_path / "plain" / name)
-    theirs = CrossEncoder(
+    peer = CrossEncoder(
         str(tmp_path / "plain"), device="cpu", activation_fn=torch.nn.Tanh(), local_files_only=True
     )
-    theirs.save_pretrained(str(tmp_path / "theirs"))
+    peer.save_pretrained(str(tmp_path / "theirs"))
     model = load(tmp_path / "theirs")
     assert model.sentence is None
     assert model.config.readout.classes == 1
@@ -191,7 +191,7 @@ def test_a_cross_encoder_is_a_classifier_and_scores_as_before_when_saved(tmp_pat
     again = CrossEncoder(str(tmp_path / "ours"), device="cpu", local_files_only=True)
     pairs = [("a model", "of words"), ("words", "a")]
     assert isinstance(again.activation_fn, torch.nn.Tanh)
-    assert np.array_equal(again.predict(pairs), theirs.predict(pairs))
+    assert np.array_equal(again.predict(pairs), peer.predict(pairs))
 
 
 def test_a_decoder_gives_the_vector_of_its_last_token(tmp_path: Path) -> None:
@@ -207,9 +207,9 @@ def test_a_decoder_gives_the_vector_of_its_last_token(tmp_path: Path) -> None:
         tie_word_embeddings=True,
         pad_token_id=0,
     )
-    randomised(Qwen3Model(config)).save_pretrained(place)
+    randomized(Qwen3Model(config)).save_pretrained(place)
     model = load(place)
-    assert model.sentence == SentenceConfig(pooling="last", normalise=True, longest=16)
+    assert model.sentence == SentenceConfig(pooling="last", normalize=True, longest=16)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
 
@@ -257,14 +257,14 @@ ACTIVATIONS = {"tanh": nn.Tanh(), "none": nn.Identity(), "relu": nn.ReLU(), "gel
 def dense_folder(place: Path, *sizes: int, bias: bool, activation: str, norm: bool) -> Path:
     """Modules as they save them themselves."""
     sentence_folder(place / "plain")
-    theirs = opened(place / "plain")
+    peer = opened(place / "plain")
     torch.manual_seed(0)
     dense = [
         Dense(*pair, bias=bias, activation_function=ACTIVATIONS[activation])
         for pair in pairwise((24, *sizes))
     ]
-    ends = [theirs[2]] if norm else []
-    SentenceTransformer(modules=[theirs[0], theirs[1], *dense, *ends], device="cpu").save(
+    ends = [peer[2]] if norm else []
+    SentenceTransformer(modules=[peer[0], peer[1], *dense, *ends], device="cpu").save(
         str(place / "dense")
     )
     return place / "dense"
@@ -288,8 +288,8 @@ def test_dense_modules_project_the_vectors(
     assert [each.activation for each in model.sentence.dense] == [activation] * len(sizes)
     expected = vectors(place)
     with pytest.warns(TruncationWarning):
-        found = encode(model, TEXTS, progress=False)
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+        result = encode(model, TEXTS, progress=False)
+    np.testing.assert_allclose(result.numpy(), expected, atol=1e-5)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), expected)
     assert load(tmp_path / "ours").sentence == model.sentence

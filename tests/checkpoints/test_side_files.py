@@ -49,8 +49,8 @@ def test_known_files_travel_byte_by_byte_and_no_others(by: str, place: Path) -> 
         assert main(["convert", str(place), "-o", str(target)]) == 0
     for name in SIDE_FILES:
         assert (target / name).read_bytes() == (place / name).read_bytes(), name
-    found = {file.name for file in target.iterdir()}
-    assert found == {*SIDE_FILES, "config.json", "model.safetensors"}
+    result = {file.name for file in target.iterdir()}
+    assert result == {*SIDE_FILES, "config.json", "model.safetensors"}
 
 
 def test_a_model_built_here_brings_nothing(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_changed_generation_is_written(place: Path) -> None:
 
 
 def test_a_tokenizer_neither_cuts_nor_pads_whatever_its_file_says(place: Path) -> None:
-    found = load(place).tokenizer
-    assert (found.truncation, found.padding) == (None, None)
-    assert found.encode("b").ids == [1]
+    result = load(place).tokenizer
+    assert (result.truncation, result.padding) == (None, None)
+    assert result.encode("b").ids == [1]
 
 
 def test_cutting_and_padding_for_a_while_does_not_change_what_is_saved(place: Path) -> None:
@@ -94,9 +94,9 @@ def test_the_vocabulary_of_another_tokenizer_stays_behind(other: Any, place: Pat
     model: Any = load(place)
     model.tokenizer = other
     save(model, place.parent / "ours")
-    found = {file.name for file in (place.parent / "ours").iterdir()}
-    assert not found & {*VOCABULARY}
-    assert found >= {*OTHERS}
+    result = {file.name for file in (place.parent / "ours").iterdir()}
+    assert not result & {*VOCABULARY}
+    assert result >= {*OTHERS}
     again = load(place.parent / "ours").tokenizer
     assert again is None if other is None else again.to_str() == other.to_str()
 
@@ -177,15 +177,15 @@ def test_theirs_has_as_many_words_and_knows_the_special_ones(
 ) -> None:
     model = small(kind, **more)
     save(model, tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert len(theirs) == len(WORDS)
-    special = (theirs.eos_token, theirs.pad_token, theirs.unk_token, theirs.mask_token)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len(peer) == len(WORDS)
+    special = (peer.eos_token, peer.pad_token, peer.unk_token, peer.mask_token)
     assert special == ("<|end|>", "[PAD]", "[UNK]", "[MASK]")
-    given = theirs("a", return_tensors="pt")
-    assert set(given) == inputs
+    arguments = peer("a", return_tensors="pt")
+    assert set(arguments) == inputs
     body = transformers.AutoModel.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        assert body(**given).last_hidden_state.shape == (1, 1, 16)
+        assert body(**arguments).last_hidden_state.shape == (1, 1, 16)
 
 
 def test_a_model_says_what_ends_its_texts_and_no_config_says_another_word(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_settings_stay_as_they_are_unless_they_are_ours_and_of_another_tokenizer
     written = json.loads((tmp_path / "three" / file.name).read_text())
     assert written["eos_token"] == "</s>"
     assert "mask_token" not in written
-    theirs = json.dumps({**json.loads(first), "chat_template": "hello"}).encode()
-    file.write_bytes(theirs)
+    peer = json.dumps({**json.loads(first), "chat_template": "hello"}).encode()
+    file.write_bytes(peer)
     model = load(tmp_path / "one")
     model.tokenizer = special_tokenizer(["[UNK]", "a", "</s>"])
     save(model, tmp_path / "four")
-    assert (tmp_path / "four" / file.name).read_bytes() == theirs
+    assert (tmp_path / "four" / file.name).read_bytes() == peer

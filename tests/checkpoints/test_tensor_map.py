@@ -17,13 +17,13 @@ def numbered(*shape: int) -> Tensor:
 
 
 def there_and_back(entry: Entry, ours: Tensor) -> dict[str, Tensor]:
-    theirs = entry.write({entry.ours: ours})
-    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+    peer = entry.write({entry.ours: ours})
+    shapes = {name: tuple(tensor.shape) for name, tensor in peer.items()}
     assert shapes == entry.expected({entry.ours: tuple(ours.shape)})
-    again = entry.read(theirs.__getitem__)
+    again = entry.read(peer.__getitem__)
     assert torch.equal(again[entry.ours], ours)
     assert again[entry.ours].is_contiguous()
-    return theirs
+    return peer
 
 
 @given(groups=SIZES, queries=SIZES, gates=SIZES, keys=SIZES, columns=st.integers(0, 3))
@@ -35,9 +35,9 @@ def test_interleaved_rows_come_back(
     entry = Interleaved("mine", ("q", "k", "v"), rows, blocks=blocks, groups=groups)
     shape = (columns,) if columns else ()
     ours = numbered(sum(rows), *shape)
-    theirs = there_and_back(entry, ours)
+    peer = there_and_back(entry, ours)
     query, gate, *_ = ours.split([*blocks, keys, keys])
-    for group, interleaved in enumerate(theirs["q"].chunk(groups)):
+    for group, interleaved in enumerate(peer["q"].chunk(groups)):
         assert torch.equal(interleaved[:queries], query.chunk(groups)[group])
         assert torch.equal(interleaved[queries:], gate.chunk(groups)[group])
 
@@ -47,16 +47,16 @@ def test_stacked_matrices_come_back(count: int, width: int, hidden: int) -> None
     names = tuple(f"{index}.{part}" for index in range(count) for part in ("gate", "up"))
     entry = Stacked("mine", names, (hidden,) * len(names), count=count)
     ours = numbered(count, width, 2 * hidden)
-    theirs = there_and_back(entry, ours)
+    peer = there_and_back(entry, ours)
     for index, matrix in enumerate(ours):
-        assert torch.equal(theirs[f"{index}.gate"], matrix[:, :hidden].T)
-        assert torch.equal(theirs[f"{index}.up"], matrix[:, hidden:].T)
+        assert torch.equal(peer[f"{index}.gate"], matrix[:, :hidden].T)
+        assert torch.equal(peer[f"{index}.up"], matrix[:, hidden:].T)
 
 
 @given(shape=st.lists(SIZES, min_size=2, max_size=3))
 def test_what_is_transposed_comes_back(shape: list[int]) -> None:
-    theirs = there_and_back(Entry("mine", ("theirs",), transposed=True), numbered(*shape))
-    assert torch.equal(theirs["theirs"].mT, numbered(*shape))
+    peer = there_and_back(Entry("mine", ("theirs",), transposed=True), numbered(*shape))
+    assert torch.equal(peer["theirs"].mT, numbered(*shape))
 
 
 EITHER = Either(
@@ -76,7 +76,7 @@ def test_either_way_is_read_and_the_usual_one_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "fault"),
+    ("result", "fault"),
     [
         ({}, r"0 \(4, 3\) is missing; 1 \(4, 3\) is missing"),
         ({"0": (4, 3)}, r"1 \(4, 3\) is missing"),
@@ -85,7 +85,7 @@ def test_either_way_is_read_and_the_usual_one_written() -> None:
     ],
 )
 def test_a_file_that_has_neither_way_whole_is_refused(
-    found: dict[str, tuple[int, ...]], fault: str
+    result: dict[str, tuple[int, ...]], fault: str
 ) -> None:
     with pytest.raises(InputError, match=fault):
-        check_fits([EITHER], {"mine": (2, 3, 4)}, found, "file")
+        check_fits([EITHER], {"mine": (2, 3, 4)}, result, "file")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli.command_table import options_of
-from manyheads.cli.main import COMMANDS, main
+from manyheads.cli.main import ALL_COMMANDS, main
 
 TRIED = """
 COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _manyheads
@@ -23,9 +23,9 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def ran(*words: str, folder: Path) -> list[str]:
-    found = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
-    assert found.stderr == ""
-    return sorted(line.split("\t")[0] for line in found.stdout.splitlines() if line)
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    return sorted(line.split("\t")[0] for line in result.stdout.splitlines() if line)
 
 
 @pytest.fixture(params=["bash", "fish"])
@@ -43,16 +43,16 @@ def completed(
     def of(*words: str) -> list[str]:
         if request.param == "fish":
             line = " ".join(words)
-            found = ran("fish", "-c", f"{printed}\ncomplete -C '{line}'", folder=tmp_path)
+            result = ran("fish", "-c", f"{printed}\ncomplete -C '{line}'", folder=tmp_path)
         else:
-            found = ran("bash", "-c", printed + TRIED, "bash", *words, folder=tmp_path)
-        return [each.rstrip("/") for each in found]
+            result = ran("bash", "-c", printed + TRIED, "bash", *words, folder=tmp_path)
+        return [each.rstrip("/") for each in result]
 
     return of
 
 
 def test_commands_options_and_values_are_completed(completed: Any) -> None:
-    assert set(COMMANDS) <= set(completed("manyheads", ""))
+    assert set(ALL_COMMANDS) <= set(completed("manyheads", ""))
     assert completed("manyheads", "ins") == ["inspect"]
     assert completed("manyheads", "inspect", "--t") == ["--text", "--tokens"]
     assert completed("manyheads", "ablate", "--replace-with", "") == ["mean", "resample", "zero"]
@@ -92,14 +92,16 @@ def test_zsh_reads_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "'--file:TEXTFILE:_files'" in printed
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ALL_COMMANDS)
 def test_every_option_of_the_help_is_known(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([name, "--help"])
     box = re.findall(r"^[│ ] ?(-.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
-    told = {word for line in box for word in re.findall(r"(?:^|(?<=[ ,]))--?[a-z][a-z0-9-]*", line)}
-    known = {each for option in options_of(COMMANDS[name]) for each in option.names}
-    assert known == told
+    message = {
+        word for line in box for word in re.findall(r"(?:^|(?<=[ ,]))--?[a-z][a-z0-9-]*", line)
+    }
+    known = {each for option in options_of(ALL_COMMANDS[name]) for each in option.names}
+    assert known == message
 
 
 def test_a_shell_that_is_not_ours_is_wrong_use() -> None:

@@ -12,7 +12,7 @@ from tests.encoding.tiny import small
 
 TEXTS = ["the cat sat", "on the mat"]
 CONLL = "the\tO\ncat\tB-a\nsat\tI-a\n\non\tO\nthe\tB-b\nmat\tO\n"
-LABELLED = [("the cat sat", "glad"), ("on the mat", "sad"), ("by the door", "glad")]
+LABELED = [("the cat sat", "glad"), ("on the mat", "sad"), ("by the door", "glad")]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dev.conll").write_text(CONLL)
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     save(with_classes(small(), ("glad", "sad")), folder / "moods")
-    rows = [json.dumps({"text": text, "label": label}) for text, label in LABELLED]
+    rows = [json.dumps({"text": text, "label": label}) for text, label in LABELED]
     (folder / "labels.jsonl").write_text("\n".join(rows))
     return folder
 
@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_entities_are_marked_or_written(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = tasks.entities(load(folder / "tags"), TEXTS)
-    assert any(found)
+    result = tasks.entities(load(folder / "tags"), TEXTS)
+    assert any(result)
     model = str(folder / "tags")
     assert main(["extract", model, "--file", str(folder / "texts.txt")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for line, text, row in zip(lines, TEXTS, found, strict=True):
+    for line, text, row in zip(lines, TEXTS, result, strict=True):
         marked, end = "", 0
         for each in row:
             marked += f"{text[end : each.start]}[{each.text}]({each.type})"
@@ -46,7 +46,7 @@ def test_entities_are_marked_or_written(
     out = tmp_path / "found.jsonl"
     assert main(["extract", model, *said, "-o", str(out), "--min-score", "0.2"]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    for written, entities in zip(rows, found, strict=True):
+    for written, entities in zip(rows, result, strict=True):
         kept = [(e.type, e.start, e.end) for e in entities if e.score >= 0.2]
         assert [(e["type"], e["start"], e["end"]) for e in written["entities"]] == kept
 
@@ -69,7 +69,7 @@ def test_classes_are_scored_and_calibrated(
     model, labels = str(folder / "moods"), str(folder / "labels.jsonl")
     files = ["--confusion", str(tmp_path / "c.png"), "--json", str(tmp_path / "s.json")]
     assert main(["classify", model, "--evaluate", labels, *files]) == 0
-    texts, right = zip(*LABELLED, strict=True)
+    texts, right = zip(*LABELED, strict=True)
     scores = tasks.score_classes(right, classify(load(model), texts))
     assert str(scores) in capsys.readouterr().out
     assert json.loads((tmp_path / "s.json").read_text())["macro"]["f1"] == scores.macro_f1

@@ -53,8 +53,8 @@ def test_heads_are_ablated_on_a_folder_a_class(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "all.json"
-    asked = ["ablate", str(place / "one"), "--image", str(place / "photos"), "--json", str(out)]
-    assert main(asked) == 0
+    arguments = ["ablate", str(place / "one"), "--image", str(place / "photos"), "--json", str(out)]
+    assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "over 8 images" in " ".join(said.split())
     model = load(place / "one")
@@ -62,17 +62,17 @@ def test_heads_are_ablated_on_a_folder_a_class(
     images = [read_image(model, file) for file in files]
     targets = [int(file.parent.name == "dog") for file in files]
     exact = lens.ablate(model, images, targets=targets, progress=False)
-    found = lens.load(out)
-    np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
+    result = lens.load(out)
+    np.testing.assert_allclose(result.means["change"], exact.means["change"], atol=1e-6)
 
 
 def test_tokens_say_how_many_images_are_drawn(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["ablate", str(place / "one"), "--image", str(place / "photos"), "--heads", "L0H0"]
+    arguments = ["ablate", str(place / "one"), "--image", str(place / "photos"), "--heads", "L0H0"]
     out = tmp_path / "few.json"
     # Four patches and the class token make five.
-    assert main([*asked, "--tokens", "17", "--json", str(out)]) == 0
+    assert main([*arguments, "--tokens", "17", "--json", str(out)]) == 0
     assert "over 3 images" in " ".join(capsys.readouterr().out.split())
     assert json.loads(out.read_text())["fields"]["metadata"]["texts"] == 3
 
@@ -87,25 +87,33 @@ def test_a_model_without_classes_is_asked_to_stay_like_itself(
 def test_heads_are_pruned_and_mended_by_images(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["prune", str(place / "one"), "--image", str(place / "photos"), "--fraction", "0.5"]
-    assert main([*asked, "--tokens", "20", "--recover", "2", "-o", str(tmp_path / "small")]) == 0
-    told = capsys.readouterr()
-    assert "2 of 4 heads removed by ablation, evaluated on 4 images" in told.out
-    assert "after recovery" in told.out
-    assert "recovery trains on them too" not in told.err, "four images were left to recover on"
+    arguments = ["prune", str(place / "one"), "--image", str(place / "photos"), "--fraction", "0.5"]
+    assert (
+        main([*arguments, "--tokens", "20", "--recover", "2", "-o", str(tmp_path / "small")]) == 0
+    )
+    message = capsys.readouterr()
+    assert "2 of 4 heads removed by ablation, evaluated on 4 images" in message.out
+    assert "after recovery" in message.out
+    assert "recovery trains on them too" not in message.err, "four images were left to recover on"
     small = load(tmp_path / "small")
     image = read_image(small, place / "photos/cat/0.png")
     assert small(image[None]).logits.shape == (1, 2)
 
 
 def test_two_models_are_compared_on_images(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["compare", str(place / "one"), str(place / "two"), "--image", str(place / "photos")]
-    assert main([*asked, "--no-kinds"]) == 0
+    arguments = [
+        "compare",
+        str(place / "one"),
+        str(place / "two"),
+        "--image",
+        str(place / "photos"),
+    ]
+    assert main([*arguments, "--no-kinds"]) == 0
     assert "4 heads compared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("arguments", "message"),
     [
         (["ablate", "one"], "this model reads images: give a folder of them with --image."),
         (["ablate", "house-gpt", "--image", "photos"], "--image needs a vision model"),
@@ -122,12 +130,12 @@ def test_two_models_are_compared_on_images(place: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_what_cannot_be_seen(
-    asked: list[str],
-    told: str,
+    arguments: list[str],
+    message: str,
     place: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(place)
-    assert main(asked) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert main(arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -12,7 +12,7 @@ import pytest
 
 from manyheads import load
 from manyheads.checkpoints.folder import save
-from manyheads.cli.main import COMMANDS, main
+from manyheads.cli.main import ALL_COMMANDS, main
 from manyheads.errors import LongTextWarning
 from tests.studio import models
 
@@ -52,7 +52,7 @@ def test_ctrl_c_is_handled_by_the_installed_command() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *ALL_COMMANDS])
 def test_help_fits_a_narrow_terminal(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,8 +95,8 @@ def test_past_the_trained_length_every_command_warns_once(
         ["encode", str(trained), "--text", text, "-o", str(tmp_path / "vectors.npy")],
     ):
         assert main(words) == 0
-        told = capsys.readouterr().err
-        assert told.count("trained on up to 8") == 1, words
+        message = capsys.readouterr().err
+        assert message.count("trained on up to 8") == 1, words
     assert main(["attribute", str(trained), "--text", "The cat"]) == 0
     assert "trained on" not in capsys.readouterr().err
 

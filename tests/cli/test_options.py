@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from manyheads.cli.command_table import Option, options_of, positionals_of
-from manyheads.cli.main import COMMANDS
+from manyheads.cli.main import ALL_COMMANDS
 
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
 WRITING = (
@@ -17,11 +17,11 @@ WRITING = (
 
 @cache
 def by_name() -> dict[str, list[tuple[str, Option]]]:
-    found: dict[str, list[tuple[str, Option]]] = defaultdict(list)
-    for command, asked in COMMANDS.items():
-        for option in options_of(asked):
-            found[option.names[0]].append((command, option))
-    return found
+    result: dict[str, list[tuple[str, Option]]] = defaultdict(list)
+    for command, arguments in ALL_COMMANDS.items():
+        for option in options_of(arguments):
+            result[option.names[0]].append((command, option))
+    return result
 
 
 @pytest.mark.parametrize("name", by_name())
@@ -31,16 +31,18 @@ def test_an_option_is_of_one_kind_everywhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["--json", "--device", "--dtype", "--picture", "--seed", "--set"])
 def test_what_follows_is_named_alike(name: str) -> None:
-    told = {option.metavar for _, option in by_name()[name]}
-    assert len(told) == 1
+    message = {option.metavar for _, option in by_name()[name]}
+    assert len(message) == 1
 
 
 def test_texts_are_given_by_the_same_two_names() -> None:
     for command in (*LOOKING, "generate", "encode", "classify"):
-        names = {option.names[0] for option in options_of(COMMANDS[command])}
+        names = {option.names[0] for option in options_of(ALL_COMMANDS[command])}
         assert {"--text", "--file", "--device"} <= names, command
     for command in (*LOOKING, "prune", "gate", "generate"):
-        assert "--json" in {option.names[0] for option in options_of(COMMANDS[command])}, command
+        assert "--json" in {option.names[0] for option in options_of(ALL_COMMANDS[command])}, (
+            command
+        )
 
 
 def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
@@ -52,11 +54,11 @@ def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
 def test_a_model_comes_first_by_place() -> None:
     without = {"explain", "tokenizer", "train", "completion", "get"}
     without |= {"index", "search", "answer", "filter"}
-    for command in COMMANDS.keys() - without:
-        assert positionals_of(COMMANDS[command])[0].kind == "model", command
+    for command in ALL_COMMANDS.keys() - without:
+        assert positionals_of(ALL_COMMANDS[command])[0].kind == "model", command
 
 
 def test_where_to_compute_is_left_to_torch_by_default() -> None:
     for command, option in by_name()["--device"]:
         assert option.kind == "text"
-        assert COMMANDS[command].__dataclass_fields__["device"].default == "auto"
+        assert ALL_COMMANDS[command].__dataclass_fields__["device"].default == "auto"

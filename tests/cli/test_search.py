@@ -51,8 +51,8 @@ def test_json_has_one_line_per_query_of_a_pipe(
     assert first["query"] == "wet streets"
     assert first["hits"][0]["id"] == "rain"
     assert second["hits"][0]["metadata"] == {"year": 2001}
-    found = second["hits"][0]
-    assert DOCUMENTS[1].text[found["start"] : found["end"]] == found["text"]
+    result = second["hits"][0]
+    assert DOCUMENTS[1].text[result["start"] : result["end"]] == result["text"]
 
 
 def test_a_json_file_lists_what_the_pages_show(
@@ -66,8 +66,8 @@ def test_a_json_file_lists_what_the_pages_show(
     assert main(["search", index, "--json", str(out)]) == 0
     assert "1. Kitchen" in capsys.readouterr().out
     assert [each["query"] for each in json.loads(out.read_text())] == ["wet streets", "old oven"]
-    asked = ["answer", index, "What did she bake?", "--reader", "house-gpt"]
-    assert main([*asked, "--max-new-tokens", "4", "--json", str(out)]) == 0
+    arguments = ["answer", index, "What did she bake?", "--reader", "house-gpt"]
+    assert main([*arguments, "--max-new-tokens", "4", "--json", str(out)]) == 0
     assert "[1] Kitchen" in capsys.readouterr().out
     [answered] = json.loads(out.read_text())
     assert answered["question"] == "What did she bake?"
@@ -77,11 +77,11 @@ def test_a_json_file_lists_what_the_pages_show(
 
 def test_conditions_and_likeness(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", index, "wet streets", "--where", "year > 2000", "--json", "-"]) == 0
-    [found] = _lines(capsys)
-    assert {hit["id"] for hit in found["hits"]} == {"bread", "train"}
+    [result] = _lines(capsys)
+    assert {hit["id"] for hit in result["hits"]} == {"bread", "train"}
     assert main(["search", index, "--like", "rain", "--json", "-"]) == 0
-    [found] = _lines(capsys)
-    assert {hit["id"] for hit in found["hits"]} == {"bread", "train"}
+    [result] = _lines(capsys)
+    assert {hit["id"] for hit in result["hits"]} == {"bread", "train"}
 
 
 def test_judged_queries_score_the_index(
@@ -113,7 +113,7 @@ def test_judged_queries_score_the_index(
         (["x", "--like", "rain"], "--like"),
         (["--like", "nothing"], "nothing"),
         (["x", "--top-k", "0"], "--top-k"),
-        (["x", "--where", "colour = 'red'"], "colour"),
+        (["x", "--where", "color = 'red'"], "color"),
         (["--evaluate", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
@@ -130,17 +130,17 @@ def test_an_index_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_an_answer_has_numbered_sources(index: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["answer", index, "What did she bake?", "--reader", "house-gpt"]
-    asked += ["--top-k", "2", "--max-new-tokens", "4"]
-    assert main(asked) == 0
+    arguments = ["answer", index, "What did she bake?", "--reader", "house-gpt"]
+    arguments += ["--top-k", "2", "--max-new-tokens", "4"]
+    assert main(arguments) == 0
     page = capsys.readouterr().out
     assert "[1] Kitchen" in page
     assert "[2] " in page
-    assert main([*asked, "--json", "-"]) == 0
-    [found] = _lines(capsys)
-    assert found["question"] == "What did she bake?"
-    assert [source["number"] for source in found["sources"]] == [1, 2]
-    assert found["sources"][0]["id"] == "bread"
+    assert main([*arguments, "--json", "-"]) == 0
+    [result] = _lines(capsys)
+    assert result["question"] == "What did she bake?"
+    assert [source["number"] for source in result["sources"]] == [1, 2]
+    assert result["sources"][0]["id"] == "bread"
 
 
 def test_a_reader_is_needed(index: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,8 +163,8 @@ def test_matches_are_explained_and_drawn(
         assert part in page
     assert picture.stat().st_size > 10_000
     assert main(["search", index, "old oven", "--explain", "--json", "-", *options]) == 0
-    [found] = _lines(capsys)
-    why = found["hits"][0]["explanation"]
+    [result] = _lines(capsys)
+    why = result["hits"][0]["explanation"]
     text = why["document"]["text"]
     assert text.startswith("Kitchen\n")
     assert all(

@@ -88,10 +88,10 @@ def test_commands_that_change_refuse_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text(f"{WORDS}\n\nw9 w10 w9 w10\n")
     assert main([command, str(folder), *CHANGING[command]]) != 0
-    told = capsys.readouterr().err
-    assert "needs a native model" in told
-    assert "stablelm" in told
-    assert "manyheads convert" not in told
+    message = capsys.readouterr().err
+    assert "needs a native model" in message
+    assert "stablelm" in message
+    assert "manyheads convert" not in message
     assert not (tmp_path / "new").exists()
 
 

@@ -14,11 +14,11 @@ from manyheads import load, save
 from manyheads.data.images import (
     ImageFolder,
     find_images,
-    image_normalisation,
+    image_normalization,
     image_size,
     read_image,
     record_image_preprocessing,
-    to_greyscale,
+    to_grayscale,
 )
 from manyheads.errors import InputError
 from manyheads.models.build import build
@@ -40,11 +40,11 @@ def small() -> Any:
     return build("vit-b16", seed=0, classes=2, **shape)
 
 
-def test_a_coloured_image_is_as_grey_as_training_reads_it(photo: Path) -> None:
+def test_a_colored_image_is_as_grey_as_training_reads_it(photo: Path) -> None:
     with Image.open(photo) as open_file:
-        theirs = torch.from_numpy(np.array(open_file.convert("L"))).float() / 255
+        peer = torch.from_numpy(np.array(open_file.convert("L"))).float() / 255
         ours = torch.from_numpy(np.array(open_file)).permute(2, 0, 1).float() / 255
-    assert torch.allclose(to_greyscale(ours)[0], theirs, atol=1 / 255)
+    assert torch.allclose(to_grayscale(ours)[0], peer, atol=1 / 255)
 
 
 def test_what_was_trained_on_is_told_and_what_was_known_stays() -> None:
@@ -57,7 +57,7 @@ def test_what_was_trained_on_is_told_and_what_was_known_stays() -> None:
         [0.4] * 3,
         [0.3] * 3,
     )
-    mean, deviation = image_normalisation(model, 3)
+    mean, deviation = image_normalization(model, 3)
     assert torch.allclose(mean, torch.tensor(0.4))
     assert torch.allclose(deviation, torch.tensor(0.3))
 
@@ -69,9 +69,9 @@ def test_transformers_makes_the_same_numbers(photo: Path, tmp_path: Path) -> Non
     assert load(tmp_path / "model").side_files == model.side_files
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "model", backend="pil")
     with Image.open(photo) as open_file:
-        theirs = processor(open_file, return_tensors="pt")["pixel_values"][0]
+        peer = processor(open_file, return_tensors="pt")["pixel_values"][0]
     folder = ImageFolder(photo.parent.parent, size=16, mean=0.4, std=0.3)
-    assert torch.allclose(folder.batch([0]).images[0], theirs, atol=1e-5)
+    assert torch.allclose(folder.batch([0]).images[0], peer, atol=1e-5)
 
 
 def test_the_size_that_was_trained_on_is_told_and_read() -> None:

@@ -29,10 +29,10 @@ def idx(path: Path, array: np.ndarray, kind: int = 8) -> Path:  # type: ignore[t
 def test_idx_files_are_read_packed_or_not(suffix: str, tmp_path: Path) -> None:
     images = idx(tmp_path / f"images-idx3-ubyte{suffix}", PIXELS)
     labels = idx(tmp_path / f"labels-idx1-ubyte{suffix}", LABELS)
-    found = load_idx(images, labels)
-    assert (found.pixels == PIXELS).all()
-    assert found.labels is not None
-    assert found.labels.tolist() == list(range(7))
+    result = load_idx(images, labels)
+    assert (result.pixels == PIXELS).all()
+    assert result.labels is not None
+    assert result.labels.tolist() == list(range(7))
     wide = idx(tmp_path / "wide", np.array([1, -2], dtype=">i4"), kind=12)
     assert read_idx(wide).tolist() == [1, -2]
 
@@ -82,11 +82,11 @@ def test_shapes_that_are_no_images_are_refused() -> None:
     with refuses(InputError, "7 images have labels of shape (3,), uint8: give 7 integers."):
         ImageArrays(pixels=PIXELS, labels=LABELS[:3])
     below = LABELS.astype("int64") - 1
-    told = (
+    message = (
         f"label {below[below < 0][0]} is negative: number classes from 0, and use -100 for "
         "images without one."
     )
-    with refuses(InputError, told):
+    with refuses(InputError, message):
         ImageArrays(pixels=PIXELS, labels=below)
 
 
@@ -101,10 +101,10 @@ def test_pixels_are_scaled_and_stay_with_their_labels() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, colour in (("dog", "red"), ("cat", "blue")):
+    for name, color in (("dog", "red"), ("cat", "blue")):
         (tmp_path / name).mkdir()
         for number in range(3):
-            Image.new("RGB", (5 + number, 4), colour).save(tmp_path / name / f"{number}.png")
+            Image.new("RGB", (5 + number, 4), color).save(tmp_path / name / f"{number}.png")
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     return tmp_path
 

@@ -40,21 +40,21 @@ def test_only_chosen_tokens_change_and_answers_are_what_they_were(
     lengths: list[int], seed: int
 ) -> None:
     batch = texts(*lengths, seed=seed)
-    found = masked(batch, Masking(), seed)
+    result = masked(batch, Masking(), seed)
     rest = torch.ones(len(batch.values), dtype=torch.bool)
-    rest[found.positions] = False
-    assert torch.equal(found.texts.values[rest], batch.values[rest])
-    assert torch.equal(found.labels, batch.values[found.positions])
-    assert found.texts.lengths.each == batch.lengths.each
+    rest[result.positions] = False
+    assert torch.equal(result.texts.values[rest], batch.values[rest])
+    assert torch.equal(result.labels, batch.values[result.positions])
+    assert result.texts.lengths.each == batch.lengths.each
 
 
 def test_shares_are_those_asked_for() -> None:
     batch = texts(200_000)
-    found = masked(batch, Masking())
+    result = masked(batch, Masking())
     ordinary = WORDS.ordinary[batch.values].sum().item()
-    assert len(found.positions) / ordinary == pytest.approx(0.3, abs=0.01)
-    shown = found.texts.values[found.positions]
-    hidden, kept = shown == MASK, shown == found.labels
+    assert len(result.positions) / ordinary == pytest.approx(0.3, abs=0.01)
+    shown = result.texts.values[result.positions]
+    hidden, kept = shown == MASK, shown == result.labels
     assert hidden.float().mean().item() == pytest.approx(0.8, abs=0.01)
     # One in 56 of those replaced by chance gets its own word back.
     assert kept.float().mean().item() == pytest.approx(0.1 + 0.1 / 56, abs=0.01)
@@ -62,13 +62,13 @@ def test_shares_are_those_asked_for() -> None:
 
 def test_special_tokens_are_neither_chosen_nor_put_in() -> None:
     batch = texts(50_000)
-    found = masked(
+    result = masked(
         batch, Masking(mask_fraction=1.0, mask_token_fraction=0.0, random_token_fraction=1.0)
     )
     special = torch.tensor([*SPECIALS, MASK])
-    assert not torch.isin(found.labels, special).any()
-    assert not torch.isin(found.texts.values[found.positions], special).any()
-    assert len(found.positions) == WORDS.ordinary[batch.values].sum()
+    assert not torch.isin(result.labels, special).any()
+    assert not torch.isin(result.texts.values[result.positions], special).any()
+    assert len(result.positions) == WORDS.ordinary[batch.values].sum()
 
 
 def test_the_generator_decides_everything() -> None:
@@ -138,9 +138,9 @@ def test_tokens_of_a_word_are_chosen_together(kind: str) -> None:
     split = 0
     for seed in range(40):
         for whole in (True, False):
-            found = masked(batch, Masking(mask_fraction=0.4, whole_words=whole), seed, vocabulary)
+            result = masked(batch, Masking(mask_fraction=0.4, whole_words=whole), seed, vocabulary)
             chosen = torch.zeros(2 * len(words), dtype=torch.bool)
-            chosen[found.positions] = True
+            chosen[result.positions] = True
             both = list(
                 zip([*words, *(100 + word for word in words)], chosen.tolist(), strict=True)
             )
@@ -158,10 +158,10 @@ def test_the_tokenizer_names_the_mask_and_the_specials() -> None:
     size = tokenizer.get_vocab_size()
     assert vocabulary.ordinary.sum() == size - 3
     assert not vocabulary.ordinary[size:].any()
-    given = masking_vocabulary(tokenizer, 128, mask=5, specials=(6,))
-    assert given.mask == 5
-    assert not given.ordinary[[5, 6]].any()
-    assert given.ordinary[:5].all()
+    vocabulary = masking_vocabulary(tokenizer, 128, mask=5, specials=(6,))
+    assert vocabulary.mask == 5
+    assert not vocabulary.ordinary[[5, 6]].any()
+    assert vocabulary.ordinary[:5].all()
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""An order that is computed is a permutation, differs by seed and epoch, and favours nothing."""
+"""An order that is computed is a permutation, differs by seed and epoch, and favors nothing."""
 
 from collections import Counter
 
@@ -43,7 +43,7 @@ def test_all_orders_of_a_few_are_about_equally_likely(count: int) -> None:
     assert max(seen.values()) < 1.7 * tried / kinds
 
 
-def test_neighbours_are_torn_apart() -> None:
+def test_neighbors_are_torn_apart() -> None:
     order = permute(np.arange(100_000), 100_000, seed=0)
     steps = np.abs(np.diff(order))
     # Two places drawn at random lie a third of the whole apart.

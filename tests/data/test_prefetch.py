@@ -89,13 +89,13 @@ def test_no_more_is_read_than_asked_for() -> None:
 
 def test_a_batch_is_sent_whole() -> None:
     batch = next(stream().single_epoch())
-    labelled = Batch(
+    labeled = Batch(
         texts=batch.texts, others=batch.texts, images=(torch.ones(3),), labels=torch.tensor([1])
     )
-    sent = labelled.to("cpu", non_blocking=True)
-    assert values(sent) == values(labelled)
+    sent = labeled.to("cpu", non_blocking=True)
+    assert values(sent) == values(labeled)
     assert sent.texts is not None
     assert batch.texts is not None
     assert sent.texts.lengths.each == batch.texts.lengths.each
     assert len(sent.images) == 1
-    assert labelled.to("meta", non_blocking=True).labels.device.type == "meta"  # type: ignore[union-attr]
+    assert labeled.to("meta", non_blocking=True).labels.device.type == "meta"  # type: ignore[union-attr]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyheads.data import tokenise
+from manyheads.data import tokenize
 from manyheads.data.chunks import FixedChunks
 from manyheads.data.sources.texts import InMemoryTexts, TextFiles
 from manyheads.data.store import INDEX, StoreIndex, TokenStore, open_store
-from manyheads.data.tokenise import write_store
+from manyheads.data.tokenize import write_store
 from manyheads.errors import InputError
 from tests.data.tiny import TEXTS, store_of, tokenizer
 from tests.messages import refuses
@@ -88,14 +88,14 @@ def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> N
     with (folder / "tokens.bin").open("r+b") as file:
         file.seek(size - 1)
         file.write(b"\xff")
-    with refuses(InputError, f"{folder}/tokens.bin is damaged in tokens", "tokenised again"):
+    with refuses(InputError, f"{folder}/tokens.bin is damaged in tokens", "tokenized again"):
         open_store(folder).verify()
     with (folder / "tokens.bin").open("r+b") as file:
         file.truncate(size - 2)
     with refuses(
         InputError,
         f"{folder}/tokens.bin has {size - 2} bytes, and index.json says {size}: ",
-        "tokenised again",
+        "tokenized again",
     ):
         open_store(folder)
     (folder / "tokens.bin").unlink()
@@ -108,12 +108,12 @@ def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> N
 def test_what_is_wrong_with_the_index_is_said(folder: Path) -> None:
     with refuses(
         InputError,
-        f"{folder} was made with another tokenizer: use that one, or tokenise again.",
+        f"{folder} was made with another tokenizer: use that one, or tokenize again.",
     ):
         open_store(folder, tokenizer(size=270))
     unfinished = replace(StoreIndex.read(folder), finished=False).to_json()
     spoil(folder, dtype="<i2")
-    with refuses(InputError, f"{folder}/index.json is damaged", "tokenised again"):
+    with refuses(InputError, f"{folder}/index.json is damaged", "tokenized again"):
         open_store(folder)
     (folder / INDEX).write_text(unfinished)
     with refuses(
@@ -123,7 +123,7 @@ def test_what_is_wrong_with_the_index_is_said(folder: Path) -> None:
     ):
         open_store(folder)
     spoil(folder, format=1)
-    with refuses(InputError, f"{folder}/index.json has format 1", "tokenised again"):
+    with refuses(InputError, f"{folder}/index.json has format 1", "tokenized again"):
         open_store(folder)
     (folder / INDEX).write_text("{")
     with pytest.raises(InputError, match=r"index\.json is damaged \(JSONDecodeError"):
@@ -144,8 +144,8 @@ def test_a_split_by_tokens_ends_a_document_where_one_is_near(share: float) -> No
 def test_a_split_of_one_document_keeps_bytes_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The document is longer than what is tokenised at a time.
-    monkeypatch.setattr(tokenise, "AT_A_TIME", 2**17)
+    # The document is longer than what is tokenized at a time.
+    monkeypatch.setattr(tokenize, "AT_A_TIME", 2**17)
     text = "".join(f"line {number} of a very long text, é\n" for number in range(6_000))
     (tmp_path / "a.txt").write_text(text)
     store = write_store(TextFiles(tmp_path / "a.txt"), BYTES, tmp_path / "s")
@@ -192,7 +192,7 @@ def test_a_flipped_bit_is_found_when_its_block_is_first_read(folder: Path) -> No
     assert store.read(0, start).tolist() == store.tokens[:start].tolist()
     assert store.blocks.verified.tolist() == [True] + [False] * (len(index.parts) - 1)
     assert before.blocks is store.blocks
-    with refuses(InputError, f"tokens.bin is damaged in tokens {start} to", "tokenised again"):
+    with refuses(InputError, f"tokens.bin is damaged in tokens {start} to", "tokenized again"):
         before.read(start - 1, start + 1)
     with refuses(InputError, f"tokens.bin is damaged in tokens {start} to"):
         FixedChunks(store, length=start).batch([0, 1])
@@ -204,5 +204,5 @@ def test_a_flipped_bit_in_the_tables_or_the_index_is_found_at_once(
     folder: Path, file: str, place: float
 ) -> None:
     flip(folder / file, int(place * 8 * (folder / file).stat().st_size))
-    with refuses(InputError, f"{folder}/{file} is damaged", "tokenised again"):
+    with refuses(InputError, f"{folder}/{file} is damaged", "tokenized again"):
         open_store(folder)

@@ -84,9 +84,9 @@ def test_every_token_is_streamed_once_within_its_document(
 def test_fixed_sequences_are_cuts_of_all_documents_end_to_end(lengths: list[int]) -> None:
     store = store_of(lengths)
     stream = Stream(FixedChunks(store, length=4), batch_tokens=12, seed=1)
-    found = [sequence for batch in stream.single_epoch() for sequence in batch.texts.to_list()]  # type: ignore[union-attr]
-    assert {len(each) for each in found} == {4}
-    tokens = sorted(torch.cat(found).tolist())
+    result = [sequence for batch in stream.single_epoch() for sequence in batch.texts.to_list()]  # type: ignore[union-attr]
+    assert {len(each) for each in result} == {4}
+    tokens = sorted(torch.cat(result).tolist())
     assert tokens == list(range(store.size // 4 * 4))
     shapes = {batch.tokens for step in first_steps(stream, 20) for batch in step.batches}
     assert shapes == {12}

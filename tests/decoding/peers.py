@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from manyheads import Generation, load
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 from tests.parity.comparing import VOCABULARY
 
 __all__ = ["DECODERS", "FAMILIES", "NEW", "SEQ2SEQS", "pair", "theirs_alone", "tokens"]
@@ -75,28 +75,28 @@ def _model(family: str) -> Any:
 def pair(family: str) -> tuple[Any, Any]:
     """Their model and ours, of the same weights; not to be changed."""
     with torch.random.fork_rng():
-        theirs = randomised(_model(family))
+        peer = randomized(_model(family))
     if family == "marian":
         # The sinusoids are parameters there.
-        for side in (theirs.model.encoder, theirs.model.decoder):
+        for side in (peer.model.encoder, peer.model.decoder):
             side.embed_positions.weight.data.copy_(side.embed_positions.create_weight())
-        theirs.generation_config.bad_words_ids = [[LAST]]
+        peer.generation_config.bad_words_ids = [[LAST]]
     with TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        return theirs, load(Path(folder))
+        peer.save_pretrained(folder)
+        return peer, load(Path(folder))
 
 
-def theirs_alone(theirs: Any, prompts: Sequence[Sequence[int]], **more: Any) -> list[list[int]]:
+def theirs_alone(peer: Any, prompts: Sequence[Sequence[int]], **more: Any) -> list[list[int]]:
     """The new tokens that they write, one prompt at a time and up to the first stop id."""
-    return [_one(theirs, prompt, **more) for prompt in prompts]
+    return [_one(peer, prompt, **more) for prompt in prompts]
 
 
-def _one(theirs: Any, prompt: Sequence[int], **more: Any) -> list[int]:
+def _one(peer: Any, prompt: Sequence[int], **more: Any) -> list[int]:
     ids = torch.tensor([list(prompt)])
     settings = {"max_new_tokens": NEW, "do_sample": False, "num_beams": 1} | more
-    found = theirs.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist()
-    before = 1 if theirs.config.is_encoder_decoder else len(prompt)
-    return found[before:]
+    result = peer.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist()
+    before = 1 if peer.config.is_encoder_decoder else len(prompt)
+    return result[before:]
 
 
 def tokens(written: Sequence[Generation]) -> list[list[int]]:

@@ -37,7 +37,7 @@ def by_words(*words: str) -> Tokenizer:
 
 
 class Scripted:
-    """Steps that always favour the next token of a text, one text a prompt."""
+    """Steps that always favor the next token of a text, one text a prompt."""
 
     def __init__(self, texts: Sequence[Sequence[int]], vocabulary: int) -> None:
         self.texts = list(texts)

@@ -34,28 +34,28 @@ NEW = 14
 def test_texts_are_those_of_transformers(
     family: str, beams: BeamSearch, theirs_say: dict[str, Any]
 ) -> None:
-    theirs, ours = pair(family)
+    peer, ours = pair(family)
     stops = frequent(ours)
     written = generate(ours, PROMPTS, max_new_tokens=NEW, sampling=beams, eos_token_ids=stops)
-    expected = theirs_alone(theirs, PROMPTS, max_new_tokens=NEW, eos_token_id=stops, **theirs_say)
+    expected = theirs_alone(peer, PROMPTS, max_new_tokens=NEW, eos_token_id=stops, **theirs_say)
     assert tokens(written) == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "marian"])
 def test_penalties_and_forbidden_tokens_count_as_they_do_there(family: str) -> None:
-    theirs, ours = pair(family)
+    peer, ours = pair(family)
     options = {"repetition_penalty": 1.3}
     written = generate(
         ours, PROMPTS, max_new_tokens=NEW, sampling=BeamSearch(num_beams=3), **options
     )
-    expected = theirs_alone(theirs, PROMPTS, max_new_tokens=NEW, num_beams=3, **options)
+    expected = theirs_alone(peer, PROMPTS, max_new_tokens=NEW, num_beams=3, **options)
     assert tokens(written) == expected
 
 
 @settings(max_examples=8)
 @given(stop=st.sets(st.integers(3, 50), min_size=1, max_size=6), width=st.integers(2, 5))
 def test_any_stop_ids_end_texts_as_they_do_there(stop: set[int], width: int) -> None:
-    theirs, ours = pair("llama")
+    peer, ours = pair("llama")
     stops = sorted(stop)
     written = generate(
         ours,
@@ -65,18 +65,18 @@ def test_any_stop_ids_end_texts_as_they_do_there(stop: set[int], width: int) -> 
         eos_token_ids=stops,
     )
     more = {"max_new_tokens": 8, "num_beams": width, "pad_token_id": 0}
-    assert tokens(written) == theirs_alone(theirs, PROMPTS[:2], eos_token_id=stops, **more)
+    assert tokens(written) == theirs_alone(peer, PROMPTS[:2], eos_token_id=stops, **more)
 
 
 @pytest.mark.parametrize("family", SEQ2SEQS)
 def test_a_batch_of_theirs_says_the_same(family: str) -> None:
-    theirs, ours = pair(family)
+    peer, ours = pair(family)
     sources = torch.tensor([PROMPTS[0], PROMPTS[2][:7], PROMPTS[2][-7:]])
     stops = frequent(ours)
     written = generate(
         ours, sources, max_new_tokens=NEW, sampling=BeamSearch(num_beams=3), eos_token_ids=stops
     )
-    found = theirs.generate(
+    result = peer.generate(
         sources,
         attention_mask=torch.ones_like(sources),
         max_new_tokens=NEW,
@@ -84,10 +84,10 @@ def test_a_batch_of_theirs_says_the_same(family: str) -> None:
         do_sample=False,
         eos_token_id=stops,
     )
-    for ours_wrote, row in zip(written, found[:, 1:].tolist(), strict=True):
+    for ours_wrote, row in zip(written, result[:, 1:].tolist(), strict=True):
         assert list(ours_wrote.ids) == row[: len(ours_wrote.ids)]
         # They fill up with the padding, or with a stop id where the padding is 0.
-        assert set(row[len(ours_wrote.ids) :]) <= {theirs.config.pad_token_id, stops[0]}
+        assert set(row[len(ours_wrote.ids) :]) <= {peer.config.pad_token_id, stops[0]}
 
 
 def test_logprobs_are_the_models_own() -> None:

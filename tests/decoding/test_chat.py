@@ -106,9 +106,9 @@ def test_templates_render_as_in_transformers(
     expected = peer.apply_chat_template(
         messages, tools=tools, add_generation_prompt=opens, tokenize=False
     )
-    found = apply_chat(messages, config(TEMPLATES[name]), tools=tools, add_generation_prompt=opens)
-    assert found == expected
-    assert len(found) > 20
+    result = apply_chat(messages, config(TEMPLATES[name]), tools=tools, add_generation_prompt=opens)
+    assert result == expected
+    assert len(result) > 20
 
 
 def test_variables_of_a_template_are_given_by_name() -> None:

@@ -36,19 +36,19 @@ def greedy(family: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_stop_where_those_of_transformers_do_and_the_others_go_on(family: str) -> None:
-    theirs, ours = pair(family)
+    peer, ours = pair(family)
     whole = generate(ours, PROMPTS, max_new_tokens=NEW, eos_token_ids=())
     stops = sorted({whole[0].ids[3], whole[3].ids[8]})
     written = generate(ours, PROMPTS, max_new_tokens=NEW, eos_token_ids=stops)
-    assert tokens(written) == theirs_alone(theirs, PROMPTS, eos_token_id=stops)
+    assert tokens(written) == theirs_alone(peer, PROMPTS, eos_token_id=stops)
     assert len(written[0].ids) < NEW
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_penalty_for_repeating_changes_what_is_written_as_it_does_there(family: str) -> None:
-    theirs, ours = pair(family)
+    peer, ours = pair(family)
     written = generate(ours, PROMPTS, max_new_tokens=NEW, repetition_penalty=1.4)
-    assert tokens(written) == theirs_alone(theirs, PROMPTS, repetition_penalty=1.4)
+    assert tokens(written) == theirs_alone(peer, PROMPTS, repetition_penalty=1.4)
     assert tokens(written) != greedy(family)
 
 
@@ -73,12 +73,12 @@ def test_steps_give_the_last_logits_of_a_whole_forward(name: str) -> None:
     model = zoo.small(zoo.DECODERS[name])
     steps = CachedSteps(model, DynamicCache())
     sequences = zoo.ids((5, 1, 9)).to_list()
-    found = [steps.start(Ragged.from_list(sequences))]
+    result = [steps.start(Ragged.from_list(sequences))]
     for token in (3, 8):
-        found.append(steps.next(torch.tensor([token] * 3)))
+        result.append(steps.next(torch.tensor([token] * 3)))
     steps.select([2, 0])
-    found.append(steps.next(torch.tensor([4, 4])))
-    for step, logits in enumerate(found):
+    result.append(steps.next(torch.tensor([4, 4])))
+    for step, logits in enumerate(result):
         order = (2, 0) if step == 3 else (0, 1, 2)
         more = torch.tensor([3, 8, 4][:step], dtype=torch.long)
         for row, index in zip(logits, order, strict=True):
@@ -92,8 +92,8 @@ def test_encoder_decoders_of_every_kind_step_as_they_run_whole(name: str) -> Non
     model = zoo.small(zoo.SEQ2SEQS[name])
     steps = CachedSteps(model, DynamicCache(), start_id=1)
     sources = zoo.ids((4, 7))
-    found = [steps.start(sources), steps.next(torch.tensor([5, 6]))]
-    for step, logits in enumerate(found):
+    result = [steps.start(sources), steps.next(torch.tensor([5, 6]))]
+    for step, logits in enumerate(result):
         targets = [torch.tensor([1, second][: step + 1]) for second in (5, 6)]
         with torch.no_grad():
             whole = model(sources, Ragged.from_list(targets)).logits.to_list()
@@ -194,19 +194,19 @@ def test_suppressed_tokens_are_never_generated() -> None:
 
 
 def test_progress_is_reported_to_the_end() -> None:
-    told: list[tuple[int, int]] = []
+    message: list[tuple[int, int]] = []
     ours = pair("gpt2")[1]
     for sampling in (Greedy(), BeamSearch(num_beams=2)):
-        told.clear()
+        message.clear()
         generate(
             ours,
             PROMPTS,
             max_new_tokens=9,
             sampling=sampling,
-            on_progress=lambda *done: told.append(done),
+            on_progress=lambda *done: message.append(done),
         )
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
-        assert told[-1] == (9 * len(PROMPTS),) * 2
+        assert [done for done, _ in message] == sorted(done for done, _ in message)
+        assert message[-1] == (9 * len(PROMPTS),) * 2
 
 
 def test_half_precision_writes_too() -> None:

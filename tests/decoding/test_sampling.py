@@ -32,7 +32,7 @@ def scores(rows: int, seed: int = 0) -> Tensor:
     return 3 * torch.randn(rows, VOCABULARY, generator=generator)
 
 
-def theirs(sample: Sample, penalty: float, said: Tensor, given: Tensor) -> Tensor:
+def peer(sample: Sample, penalty: float, said: Tensor, logits: Tensor) -> Tensor:
     """The same through the list of processors that their `generate` would make."""
     narrowed = {"top_k": sample.top_k, "top_p": sample.top_p, "min_p": sample.min_p}
     config = GenerationConfig(
@@ -44,20 +44,20 @@ def theirs(sample: Sample, penalty: float, said: Tensor, given: Tensor) -> Tenso
     small = GPT2Config(vocab_size=VOCABULARY, n_embd=4, n_layer=1, n_head=1, n_positions=8)
     model = GPT2LMHeadModel(small)
     processors = model._get_logits_processor(config, input_ids_seq_length=said.shape[1])
-    return processors(said, given)
+    return processors(said, logits)
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("penalty", [1.0, 1.3, 0.6])
 def test_scores_are_narrowed_as_there_in_the_same_order(sample: Sample, penalty: float) -> None:
-    given = scores(6)
+    logits = scores(6)
     said = torch.randint(VOCABULARY, (6, 9), generator=torch.Generator().manual_seed(1))
-    ours = given
+    ours = logits
     if penalty != 1.0:
-        ours = RepetitionPenalty.of(penalty, said.tolist(), VOCABULARY, given.device).apply(given)
-    found, expected = sample.filter_logits(ours), theirs(sample, penalty, said, given)
-    assert torch.equal(found.isinf(), expected.isinf())
-    torch.testing.assert_close(found, expected)
+        ours = RepetitionPenalty.of(penalty, said.tolist(), VOCABULARY, logits.device).apply(logits)
+    result, expected = sample.filter_logits(ours), peer(sample, penalty, said, logits)
+    assert torch.equal(result.isinf(), expected.isinf())
+    torch.testing.assert_close(result, expected)
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -83,21 +83,21 @@ def test_no_chance_draws_a_token_that_is_out(seed: int, chance: float, kept: int
 
 
 def test_logprobs_are_a_log_softmax() -> None:
-    given, ids = scores(4), torch.tensor([0, 39, 7, 7])
-    expected = given.log_softmax(-1)[torch.arange(4), ids]
-    torch.testing.assert_close(token_logprobs(given, ids), expected)
+    logits, ids = scores(4), torch.tensor([0, 39, 7, 7])
+    expected = logits.log_softmax(-1)[torch.arange(4), ids]
+    torch.testing.assert_close(token_logprobs(logits, ids), expected)
 
 
 def test_constraints_force_the_first_and_the_last_and_suppress_others() -> None:
     constraints = TokenConstraints(
         max_new_tokens=5, suppressed=(1, 2), forced_first=3, forced_last=4
     )
-    given = scores(2)
-    assert constraints.apply(given, 0).argmax(-1).tolist() == [3, 3]
-    assert constraints.apply(given, 4).argmax(-1).tolist() == [4, 4]
-    between = constraints.apply(given, 2)
+    logits = scores(2)
+    assert constraints.apply(logits, 0).argmax(-1).tolist() == [3, 3]
+    assert constraints.apply(logits, 4).argmax(-1).tolist() == [4, 4]
+    between = constraints.apply(logits, 2)
     assert between.isinf().nonzero()[:, 1].tolist() == [1, 2, 1, 2]
-    assert not given.isinf().any()
+    assert not logits.isinf().any()
 
 
 @pytest.mark.parametrize(

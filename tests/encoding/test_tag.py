@@ -20,8 +20,8 @@ def ids_of(text: str) -> list[int]:
 
 def test_words_have_the_class_of_their_first_token() -> None:
     model = with_classes(small(), NAMES, "tokens")
-    found = tag(model, TEXTS, batch_tokens=16)
-    for text, row in zip(TEXTS, found, strict=True):
+    result = tag(model, TEXTS, batch_tokens=16)
+    for text, row in zip(TEXTS, result, strict=True):
         words = text.split()
         assert [each.word for each in row] == words
         with torch.no_grad():
@@ -42,8 +42,8 @@ def test_words_may_come_as_lists() -> None:
 def test_words_beyond_what_is_read_have_no_class() -> None:
     model = with_classes(small(), 2, "tokens")
     with pytest.warns(TruncationWarning, match="1 of 2 texts were read only in part"):
-        found = tag(model, ["the cat sat", "a"], longest=8)
-    assert [bool(each.label) for each in found[0]] == [True, True, False]
+        result = tag(model, ["the cat sat", "a"], longest=8)
+    assert [bool(each.label) for each in result[0]] == [True, True, False]
 
 
 def test_models_of_other_classes_are_refused() -> None:

@@ -32,11 +32,11 @@ def late(**settings: Any) -> Any:
 
 def test_without_settings_they_are_the_last_states_of_length_one() -> None:
     model = small()
-    found = encode_tokens(model, TEXTS, batch_tokens=16)
-    for text, each in zip(TEXTS, found.to_list(), strict=True):
+    result = encode_tokens(model, TEXTS, batch_tokens=16)
+    for text, each in zip(TEXTS, result.to_list(), strict=True):
         torch.testing.assert_close(each, F.normalize(plain_hidden(model, as_ids(text)), dim=-1))
     as_tokens = Ragged.from_list([torch.tensor(as_ids(text)) for text in TEXTS])
-    torch.testing.assert_close(encode_tokens(model, as_tokens).values, found.values)
+    torch.testing.assert_close(encode_tokens(model, as_tokens).values, result.values)
     assert encode_tokens(model, []).values.shape == (0, 32)
 
 
@@ -52,12 +52,12 @@ def test_documents_lose_skipped_tokens_and_queries_keep_them() -> None:
 def test_hidden_expansion_changes_no_other_token_and_reads_only_them() -> None:
     plain = encode_tokens(late(), TEXTS, role="query")
     hidden = late(expansion=QueryExpansion(length=30, token=2))
-    found = encode_tokens(hidden, TEXTS, role="query")
-    assert set(found.lengths.each) == {30}
-    for alone, each in zip(plain.to_list(), found.to_list(), strict=True):
+    result = encode_tokens(hidden, TEXTS, role="query")
+    assert set(result.lengths.each) == {30}
+    for alone, each in zip(plain.to_list(), result.to_list(), strict=True):
         torch.testing.assert_close(each[: len(alone)], alone)
     shorter = encode_tokens(late(expansion=QueryExpansion(length=25, token=2)), TEXTS, role="query")
-    torch.testing.assert_close(found.of(1)[:25], shorter.of(1))
+    torch.testing.assert_close(result.of(1)[:25], shorter.of(1))
     attended = late(expansion=QueryExpansion(length=30, token=2, attend=True))
     other = encode_tokens(attended, TEXTS, role="query")
     assert not torch.allclose(other.of(1)[:3], plain.of(1), atol=1e-3)
@@ -68,9 +68,9 @@ def test_gradients_reach_the_model_and_the_projection() -> None:
     model = late(expansion=QueryExpansion(length=6, token=2))
     weight = model.late.projection[0].weight.requires_grad_()
     batch = role_batch(model, [np.array(as_ids("cat")), np.array(as_ids("a"))], "query")
-    found = token_vectors(model, batch)
-    assert found.lengths.each == (6, 6)
-    found.values[:, 0].sum().backward()
+    result = token_vectors(model, batch)
+    assert result.lengths.each == (6, 6)
+    result.values[:, 0].sum().backward()
     assert weight.grad is not None
     assert model.embedding.tokens.weight.grad is not None
 

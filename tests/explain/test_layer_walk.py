@@ -139,16 +139,16 @@ def test_the_longest_sentence_still_agrees(model: Encoder) -> None:
 @given(texts=st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=3))
 def test_any_text_is_walked_or_refused_with_a_reason(model: Encoder, texts: list[str]) -> None:
     try:
-        found = walk(model, texts)
+        result = walk(model, texts)
     except InputError:
         return
-    assert found.agrees
-    assert "".join("".join(found.tokens).split()) == "".join(texts[0].split())
+    assert result.agrees
+    assert "".join("".join(result.tokens).split()) == "".join(texts[0].split())
 
 
 def test_ids_follow_the_order_of_first_appearance(model: Encoder) -> None:
-    found = walk(model, ["to be or not to be", "be or not"])
-    assert found.ids == ((0, 1, 2, 3, 0, 1), (1, 2, 3))
+    result = walk(model, ["to be or not to be", "be or not"])
+    assert result.ids == ((0, 1, 2, 3, 0, 1), (1, 2, 3))
 
 
 def test_punctuation_is_a_token_of_its_own() -> None:
@@ -161,9 +161,9 @@ def test_the_kernel_is_the_one_the_library_would_use(walked: Walk) -> None:
 
 
 def test_other_widths_can_be_walked() -> None:
-    found = walk(build("tiny-encoder", seed=3, width=48, heads=6, hidden=32), ["a b c"], head=5)
-    assert found.agrees
-    assert found[Stage.QUERY].model.shape == (3, 6, 8)
+    result = walk(build("tiny-encoder", seed=3, width=48, heads=6, hidden=32), ["a b c"], head=5)
+    assert result.agrees
+    assert result[Stage.QUERY].model.shape == (3, 6, 8)
 
 
 @pytest.mark.parametrize(

@@ -9,33 +9,37 @@ from manyheads.explain.scaling import SIZES, ScalingRow, mean_gradient, measure
 
 
 @pytest.fixture(scope="module", params=[0, 1])
-def found(request: pytest.FixtureRequest) -> tuple[ScalingRow, ...]:
+def measured(request: pytest.FixtureRequest) -> tuple[ScalingRow, ...]:
     return measure(seed=request.param)
 
 
-def test_every_size_is_measured(found: tuple[ScalingRow, ...]) -> None:
-    assert [row.size for row in found] == list(SIZES) == [8, 16, 32, 64, 128, 256, 512]
+def test_every_size_is_measured(measured: tuple[ScalingRow, ...]) -> None:
+    assert [row.size for row in measured] == list(SIZES) == [8, 16, 32, 64, 128, 256, 512]
 
 
-def test_the_variance_is_d_without_scaling_and_one_with(found: tuple[ScalingRow, ...]) -> None:
-    for row in found:
+def test_the_variance_is_d_without_scaling_and_one_with(measured: tuple[ScalingRow, ...]) -> None:
+    for row in measured:
         assert row.plain.variance == pytest.approx(row.size, rel=0.1)
         assert row.scaled.variance == pytest.approx(1.0, rel=0.1)
 
 
-def test_without_scaling_softmax_saturates_as_heads_grow(found: tuple[ScalingRow, ...]) -> None:
-    largest = [row.plain.largest_weight for row in found]
-    slopes = [row.plain.gradient for row in found]
+def test_without_scaling_softmax_saturates_as_heads_grow(measured: tuple[ScalingRow, ...]) -> None:
+    largest = [row.plain.largest_weight for row in measured]
+    slopes = [row.plain.gradient for row in measured]
     assert largest == sorted(largest)
     assert slopes == sorted(slopes, reverse=True)
     assert largest[-1] > 0.9
     assert slopes[-1] < slopes[0] / 5
 
 
-def test_with_scaling_the_size_of_a_head_makes_no_difference(found: tuple[ScalingRow, ...]) -> None:
-    for row in found:
-        assert row.scaled.largest_weight == pytest.approx(found[0].scaled.largest_weight, rel=0.1)
-        assert row.scaled.gradient == pytest.approx(found[0].scaled.gradient, rel=0.02)
+def test_with_scaling_the_size_of_a_head_makes_no_difference(
+    measured: tuple[ScalingRow, ...],
+) -> None:
+    for row in measured:
+        assert row.scaled.largest_weight == pytest.approx(
+            measured[0].scaled.largest_weight, rel=0.1
+        )
+        assert row.scaled.gradient == pytest.approx(measured[0].scaled.gradient, rel=0.02)
 
 
 def test_the_slope_is_the_mean_size_of_softmaxs_derivative() -> None:

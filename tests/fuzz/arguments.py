@@ -209,7 +209,7 @@ def _root() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         | {"sampling": Greedy(), "eos_token_ids": "model", "suppress_tokens": (), "seed": 0}
         | {"repetition_penalty": 1.0, "stop_strings": (), "cache": DynamicCache()}
         | quiet,
-        "encode": {"model": decoder(), "texts": TEXTS, "pooling": "mean", "normalise": False}
+        "encode": {"model": decoder(), "texts": TEXTS, "pooling": "mean", "normalize": False}
         | {"batch_tokens": None}
         | quiet,
         "build": {"config": "gpt2", "positions": 16, **shape},

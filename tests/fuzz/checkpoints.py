@@ -29,7 +29,7 @@ from manyheads.models.readout import NoReadout
 from manyheads.models.recipes import RECIPES
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 
 VOCABULARY = 61
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -146,7 +146,7 @@ def original(name: str) -> Path:
     kind, shape = FAMILIES[name]
     opener = getattr(transformers, kind)
     model = opener(opener.config_class(**copy.deepcopy(shape)))
-    randomised(model).save_pretrained(place)
+    randomized(model).save_pretrained(place)
     shutil.copy(_tokenizer(), place / "tokenizer.json")
     return place
 
@@ -178,11 +178,11 @@ def ours(model: Any) -> list[Tensor]:
             out = model(Ragged.from_list(IDS), Ragged.from_list(TARGETS))
         else:
             out = model(Ragged.from_list(IDS))
-    found = out.hidden if out.logits is None else out.logits
-    return found.to_list() if isinstance(found, Ragged) else list(found)
+    result = out.hidden if out.logits is None else out.logits
+    return result.to_list() if isinstance(result, Ragged) else list(result)
 
 
-def theirs(folder: Path, name: str, model: Any) -> list[Tensor] | None:
+def peer_model(folder: Path, name: str, model: Any) -> list[Tensor] | None:
     """The same from `transformers`, through the class for the head we found; None if it refuses."""
     _home()
     named = json.loads((folder / CONFIG).read_text()).get("architectures") or [""]
@@ -226,9 +226,9 @@ def judged(folder: Path, name: str) -> str:
     if not all(each.isfinite().all() for each in model.state_dict().values()):
         assert any(issubclass(each.category, NonFiniteWarning) for each in caught)
         return "harmless"
-    found, expected = ours(model), theirs(folder, name, model)
+    result, expected = ours(model), peer_model(folder, name, model)
     if expected is not None:
-        assert_close(found, expected)
+        assert_close(result, expected)
         return "equal"
     # They may refuse a key that means nothing to us, beside another that both follow.
     before, after = (json.loads((each / CONFIG).read_text()) for each in (original(name), folder))
@@ -239,11 +239,11 @@ def judged(folder: Path, name: str) -> str:
         if restored == after:
             continue
         (folder / CONFIG).write_text(json.dumps(restored))
-        expected = theirs(folder, name, model)
+        expected = peer_model(folder, name, model)
         if expected is not None:
-            assert_close(found, expected)
+            assert_close(result, expected)
             return "harmless"
-    assert_close(found, ours(load(original(name))))
+    assert_close(result, ours(load(original(name))))
     return "harmless"
 
 
@@ -472,27 +472,27 @@ def side_files(random: Random, folder: Path) -> str:
                 file.write_text(json.dumps(made))
     model = load(place)
     assert not leaves, "a file outside the folder was read"
-    found = ours(model)
-    assert_close(found, ours(load(original(name))))
+    result = ours(model)
+    assert_close(result, ours(load(original(name))))
     save(model, folder / "again")
-    assert_close(ours(load(folder / "again")), found)
+    assert_close(ours(load(folder / "again")), result)
     return "harmless"
 
 
 def saved(random: Random, folder: Path) -> str:
     """What we say of a saved folder is true: `transformers` opens it, or only we do."""
-    model = randomised(build(random_config(random)))
-    told = save(model, folder / "model")
+    model = randomized(build(random_config(random)))
+    message = save(model, folder / "model")
     again = load(folder / "model")
     assert again.config == model.config
     assert_close(ours(again), ours(model))
-    if told.opened_by != "transformers":
+    if message.opened_by != "transformers":
         uneven = "per_layer_config" in json.loads((folder / "model" / CONFIG).read_text())
-        assert uneven or told.family in ("manyheads", "qwen3")
+        assert uneven or message.family in ("manyheads", "qwen3")
         return "equal"
-    name = "t5" if isinstance(model, Encoder) and told.family == "t5" else "llama"
-    expected = theirs(folder / "model", name, model)
-    assert expected is not None, f"transformers cannot open what was saved as {told.family}"
+    name = "t5" if isinstance(model, Encoder) and message.family == "t5" else "llama"
+    expected = peer_model(folder / "model", name, model)
+    assert expected is not None, f"transformers cannot open what was saved as {message.family}"
     assert_close(ours(model), expected)
     return "equal"
 
@@ -578,13 +578,13 @@ def chat_template(random: Random, folder: Path) -> str:
         cut = random.randrange(len(template))
         template = template[:cut] + random.choice(["", "{{", "%}", "\0"]) + template[cut + 1 :]
     messages = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "<é>"}]
-    found = apply_chat(messages, {"chat_template": template, "bos_token": "<s>"})
+    result = apply_chat(messages, {"chat_template": template, "bos_token": "<s>"})
     from transformers.utils.chat_template_utils import render_jinja_template
 
     other, _ = render_jinja_template(
         [messages], chat_template=template, add_generation_prompt=True, bos_token="<s>"
     )
-    assert found == other[0]
+    assert result == other[0]
     return "equal"
 
 

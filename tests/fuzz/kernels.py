@@ -18,8 +18,8 @@ from torch import Tensor
 from manyheads.errors import KernelError
 from manyheads.kernels import banded, batched, fused, reference
 from manyheads.kernels.choose import attend
-from manyheads.kernels.contract import Attended, Request, Want
-from manyheads.parts.head_groups import key_head_of_query, normalise_kv_heads
+from manyheads.kernels.contract import AttentionResult, Request, Want
+from manyheads.parts.head_groups import key_head_of_query, normalize_kv_heads
 from manyheads.parts.masks import (
     Blocks,
     Causal,
@@ -136,7 +136,7 @@ class Question:
         return [*leaves, *weights, *sinks]
 
     def request(self, leaves: list[Tensor], want: Want) -> Request:
-        kv_heads = normalise_kv_heads(sum(self.groups), self.groups)
+        kv_heads = normalize_kv_heads(sum(self.groups), self.groups)
         key = leaves[1][:, list(key_head_of_query(self.groups))]
         tokens = Tokens(leaves[0], key, self.queries, self.keys)
         weights = leaves[3:-1] if self.sink else leaves[3:]
@@ -232,38 +232,38 @@ def any_kernel(random: Random, folder: Path) -> str:  # noqa: ARG001, part of th
     request = question.request(leaves, want)
     with _small_pieces(random):
         try:
-            found = attend(*leaves[:3], request, kernel)
+            result = attend(*leaves[:3], request, kernel)
         except KernelError:
             assert kernel not in ("auto", "reference")
-            found = attend(*leaves[:3], request)
-        _assert_equal(random, question, leaves, found, want)
+            result = attend(*leaves[:3], request)
+        _assert_equal(random, question, leaves, result, want)
     return "equal"
 
 
 def _assert_equal(
-    random: Random, question: Question, leaves: list[Tensor], found: Attended, want: Want
+    random: Random, question: Question, leaves: list[Tensor], result: AttentionResult, want: Want
 ) -> None:
     wide = [leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in leaves]
     expected = question.expected(wide)
     tolerance = TOLERANCE[question.dtype]
-    assert found.output.dtype == question.dtype
-    assert_close(found.output, expected.output, tolerance, "output")
-    assert (found.lse is None) != want.lse
-    if found.lse is not None:
-        assert_close(found.lse, expected.lse, tolerance, "log-sum-exp")
+    assert result.output.dtype == question.dtype
+    assert_close(result.output, expected.output, tolerance, "output")
+    assert (result.lse is None) != want.lse
+    if result.lse is not None:
+        assert_close(result.lse, expected.lse, tolerance, "log-sum-exp")
     if want.pattern:
-        assert found.patterns is not None
-        for one, other in zip(found.patterns.each, expected.patterns, strict=True):
+        assert result.patterns is not None
+        for one, other in zip(result.patterns.each, expected.patterns, strict=True):
             assert_close(one, other, tolerance, "pattern")
     if not question.grad:
         return
     torch.manual_seed(random.randrange(2**31))
-    pull = torch.randn(found.output.shape)
-    ours, theirs = (
+    pull = torch.randn(result.output.shape)
+    ours, peer = (
         _gradients(output, of, pull)
-        for output, of in ((found.output, leaves), (expected.output, wide))
+        for output, of in ((result.output, leaves), (expected.output, wide))
     )
-    for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+    for index, (one, other) in enumerate(zip(ours, peer, strict=True)):
         assert_close(one, other, 2 * tolerance, f"gradient {index}")
 
 
@@ -272,10 +272,10 @@ def _gradients(output: Tensor, leaves: list[Tensor], pull: Tensor) -> list[Tenso
     if not output.requires_grad:
         return [torch.zeros_like(leaf) for leaf in learned]
     pulled = (output * pull.to(output.dtype)).sum()
-    found = torch.autograd.grad(pulled, learned, allow_unused=True)
+    result = torch.autograd.grad(pulled, learned, allow_unused=True)
     return [
         torch.zeros_like(leaf) if each is None else each
-        for leaf, each in zip(learned, found, strict=True)
+        for leaf, each in zip(learned, result, strict=True)
     ]
 
 
@@ -298,8 +298,8 @@ def step(random: Random, folder: Path) -> str:  # noqa: ARG001, part of the fram
     leaves, want = question.leaves(), Want(lse=True)
     whole = replace(Lengths.of([room] * count), filled=torch.tensor(filled, dtype=torch.int32))
     request = replace(question.request(leaves, want), keys=whole)
-    found = attend(*leaves[:3], request)
-    _assert_equal(random, question, leaves, found, want)
+    result = attend(*leaves[:3], request)
+    _assert_equal(random, question, leaves, result, want)
     return "equal"
 
 
@@ -317,9 +317,9 @@ def permuted(random: Random, folder: Path) -> str:  # noqa: ARG001, part of the 
     other = replace(question, queries=moved, keys=moved)
     kernel = random.choice(["reference", "batched", "auto"])
     with torch.no_grad():
-        found = attend(*shuffled[:3], other.request(shuffled, Want()), kernel).output
+        result = attend(*shuffled[:3], other.request(shuffled, Want()), kernel).output
         expected = attend(*leaves[:3], question.request(leaves, Want()), kernel).output
-    assert_close(found, expected[rows].double(), TOLERANCE[torch.float32], "permuted output")
+    assert_close(result, expected[rows].double(), TOLERANCE[torch.float32], "permuted output")
     return "equal"
 
 

@@ -46,7 +46,7 @@ def every_statistic(random: Random, _: Path) -> str:
     classes = {"low": range(4), "none": ()}
     offsets = tuple(random.sample([-5, -3, -2, 2, 4], 2))
     limit = random.choice([1, 16, 4096])
-    found = statistics(
+    result = statistics(
         model, texts, classes=classes, offsets=offsets, batch_tokens=limit, progress=False
     )
     inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(text) for text in texts]))
@@ -54,13 +54,13 @@ def every_statistic(random: Random, _: Path) -> str:
     start = 0
     for block in blocks_of(model):
         heads = slice(start, start + block.heads)
-        for name in found.names:
+        for name in result.names:
             mean = expected.mean(block, name)
-            close(found.means[name][heads], mean, f"{name} of {block}")
+            close(result.means[name][heads], mean, f"{name} of {block}")
             if len(texts) > 1 and not _is_step(name):
-                close(found.errors[name][heads], expected.error(block, name), f"{name} error")
+                close(result.errors[name][heads], expected.error(block, name), f"{name} error")
         start += block.heads
-    assert {name for _, name in expected.values} <= set(found.names)
+    assert {name for _, name in expected.values} <= set(result.names)
     return "equal"
 
 
@@ -94,29 +94,29 @@ def odd_texts(random: Random, _: Path) -> str:
             [[1] * (POSITIONS + random.randint(1, 5))],
         ]
     )
-    found = statistics(model, texts, progress=False)
-    _plausible(found)
+    result = statistics(model, texts, progress=False)
+    _plausible(result)
     return "equal"
 
 
 def labels(random: Random, _: Path) -> str:
     """Random weights have no kinds but what their parts force; labels carry their evidence."""
     model = _model(random, scale=1.0)
-    found = kinds(
+    result = kinds(
         model, sequences=random.choice([1, 2, 5, 7]), seed=random.randrange(99), progress=False
     )
-    for own in found.labels.values():
+    for own in result.labels.values():
         for label in own:
             assert label.kind not in ("induction", "duplicate-token", "copying"), label
             assert label.score > label.threshold
             assert label.samples > 0
             assert label.draws is None or 2 * label.draws[0] > label.draws[1]
-    assert set(found.nearest) <= {head for head, own in found.labels.items() if not own}
+    assert set(result.nearest) <= {head for head, own in result.labels.items() if not own}
     return "equal"
 
 
-def close(found: np.ndarray, expected: np.ndarray, name: str) -> None:
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=5e-3, err_msg=name)
+def close(result: np.ndarray, expected: np.ndarray, name: str) -> None:
+    np.testing.assert_allclose(result, expected, atol=TOLERANCE, rtol=5e-3, err_msg=name)
 
 
 def _is_step(name: str) -> bool:
@@ -124,8 +124,8 @@ def _is_step(name: str) -> bool:
     return name == "sink" or name.endswith("_closed")
 
 
-def _plausible(found: Statistics) -> None:
-    for name, values in found.means.items():
+def _plausible(result: Statistics) -> None:
+    for name, values in result.means.items():
         known = values[~np.isnan(values)]
         assert np.isfinite(known).all(), name
         if name.startswith(("on_", "first", "previous", "self", "next", "induction", "max")):

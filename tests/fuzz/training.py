@@ -45,7 +45,7 @@ batch = 32
 kind = "CausalLM"
 z_loss = 0.001
 
-[optimiser]
+[optimizer]
 rate = 0.01
 
 [schedule]
@@ -330,7 +330,7 @@ def photographer() -> Photographer:
 
 
 def kills(random: Random, folder: Path) -> str:
-    """A kill at any file operation: while tokenising, logging, saving and removing checkpoints."""
+    """A kill at any file operation: while tokenizing, logging, saving and removing checkpoints."""
     camera, run = photographer(), prepare(folder)
     if random.random() < 0.3:
         shutil.rmtree(run)

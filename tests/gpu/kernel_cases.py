@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.kernels.choose import KERNELS
-from manyheads.kernels.contract import Attended, Facts, Request, Want
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts, Want
 from manyheads.parts.masks import (
     Blocks,
     Causal,
@@ -136,14 +136,14 @@ class Inputs(nn.Module):
             want=Want(lse=True),
         )
 
-    def attend(self, case: Case, kernel: str) -> Attended:
+    def attend(self, case: Case, kernel: str) -> AttentionResult:
         return cast(Any, KERNELS[kernel]).attend(self.q, self.k, self.v, self.request(case))
 
-    def gradients(self, answer: Attended) -> dict[str, Tensor]:
+    def gradients(self, answer: AttentionResult) -> dict[str, Tensor]:
         names, leaves = zip(*self.named_parameters(), strict=True)
         loss = (answer.output.float() * self.cotangent).sum()
-        found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        return dict(zip(names, found, strict=True))
+        result = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return dict(zip(names, result, strict=True))
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def refusal(case: Case, device: str) -> str | None:
     """Why the kernel will not do this; None if it will."""
     inputs = Inputs(case, device, exact=False)
     request = inputs.request(case)
-    facts = Facts.of(inputs.q, inputs.k, inputs.v, request)
+    facts = TensorFacts.of(inputs.q, inputs.k, inputs.v, request)
     return cast("str | None", cast(Any, KERNELS[case.kernel]).cannot(request, facts))
 
 
@@ -170,20 +170,20 @@ def distance(case: Case, device: str) -> Distance:
     """
     truth = "cpu" if case.kernel == "reference" else device
     inputs, exact = Inputs(case, device, exact=False), Inputs(case, truth, exact=True)
-    found, expected = inputs.attend(case, case.kernel), exact.attend(case, "reference")
+    result, expected = inputs.attend(case, case.kernel), exact.attend(case, "reference")
     output_limit, gradient_limit, lse_limit = LIMITS[case.dtype]
-    faults = list(_lse_faults(found, expected, lse_limit))
-    if found.output.dtype != inputs.q.dtype:
-        faults.append(f"the output is {found.output.dtype}")
-    if case.sink is False and bool(found.output.cpu()[_blind(expected).cpu()].any()):
+    faults = list(_lse_faults(result, expected, lse_limit))
+    if result.output.dtype != inputs.q.dtype:
+        faults.append(f"the output is {result.output.dtype}")
+    if case.sink is False and bool(result.output.cpu()[_blind(expected).cpu()].any()):
         faults.append("a row that sees nothing is not zero")
-    output = _relative(found.output, expected.output)
+    output = _relative(result.output, expected.output)
     if not output <= output_limit:
         faults.append(f"output is {output:.1e} off")
     worst = 0.0
     if case.grad:
         expected_gradients = exact.gradients(expected)
-        for name, gradient in inputs.gradients(found).items():
+        for name, gradient in inputs.gradients(result).items():
             off = _relative(gradient, expected_gradients[name])
             worst = max(worst, off)
             if not off <= gradient_limit:
@@ -214,15 +214,15 @@ def flex_cases() -> list[Case]:
     return cases
 
 
-def _blind(expected: Attended) -> Tensor:
+def _blind(expected: AttentionResult) -> Tensor:
     assert expected.lse is not None
     return expected.lse == -torch.inf
 
 
-def _lse_faults(found: Attended, expected: Attended, limit: float) -> Sequence[str]:
-    assert found.lse is not None
+def _lse_faults(result: AttentionResult, expected: AttentionResult, limit: float) -> Sequence[str]:
+    assert result.lse is not None
     assert expected.lse is not None
-    one, other = found.lse.cpu(), expected.lse.cpu()
+    one, other = result.lse.cpu(), expected.lse.cpu()
     if one.dtype != torch.float32:
         return [f"log-sum-exp is {one.dtype}"]
     if not torch.equal(one == -torch.inf, other == -torch.inf):
@@ -232,9 +232,9 @@ def _lse_faults(found: Attended, expected: Attended, limit: float) -> Sequence[s
     return [] if off <= limit else [f"log-sum-exp is {off:.1e} off"]
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _relative(result: Tensor, expected: Tensor) -> float:
     """The difference as a share of what is expected; NaN where anything is not a number."""
-    one, other = found.detach().double().cpu(), expected.detach().double().cpu()
+    one, other = result.detach().double().cpu(), expected.detach().double().cpu()
     length = other.norm().item()
     off = (one - other).norm().item()
     return off / length if length else off

@@ -51,8 +51,8 @@ class Ledger:
         )
         lines = [f"{'kernel':<10}{'mask':<14}" + "".join(f"{dtype:<22}" for dtype in DTYPES)]
         for kernel, mask in rows:
-            found = (self.closeness.get((kernel, mask, dtype)) for dtype in DTYPES)
-            cells = "".join(f"{one or '-'!s:<22}" for one in found)
+            result = (self.closeness.get((kernel, mask, dtype)) for dtype in DTYPES)
+            cells = "".join(f"{one or '-'!s:<22}" for one in result)
             lines.append(f"{kernel:<10}{mask:<14}{cells}")
         for (kernel, reason), cases in sorted(self.refusals.items()):
             lines.append(f"{kernel} refused {cases} cases: {reason}"[:110])
@@ -67,10 +67,10 @@ class Ledger:
 
     def read(self, file: Path) -> None:
         """Add what another share has written."""
-        found = json.loads(file.read_text())
-        for kernel, mask, dtype, *worst in found["closeness"]:
+        result = json.loads(file.read_text())
+        for kernel, mask, dtype, *worst in result["closeness"]:
             self.closeness[kernel, mask, dtype].join(*worst)
-        for kernel, reason, cases in found["refusals"]:
+        for kernel, reason, cases in result["refusals"]:
             self.refusals[kernel, reason] += cases
 
 

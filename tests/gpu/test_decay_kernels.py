@@ -62,10 +62,10 @@ def test_outputs_states_and_gradients(
     results = []
     for by_triton in (True, False):
         learned = {name: each.detach().requires_grad_() for name, each in inputs.items()}
-        given = [learned.get(name) for name in ("q", "k", "v", "decay")]
+        arguments = [learned.get(name) for name in ("q", "k", "v", "decay")]
         state = learned.get("state")
         with products_of_tensor_cores(by_triton):
-            output, last = recur_in_chunks(*given, lengths, state, by_triton=by_triton)
+            output, last = recur_in_chunks(*arguments, lengths, state, by_triton=by_triton)
             gradients = torch.autograd.grad((output, last), list(learned.values()), pulls)
         results.append((output, last, *gradients))
     for name, one, other in zip(("output", "last", *inputs), *results, strict=True):
@@ -104,11 +104,11 @@ def test_states_are_joined_over_many_chunks(decays: bool, device: str) -> None:
     for by_triton in (True, False):
         learned = [each.to(device).requires_grad_() for each in inputs]
         if by_triton:
-            found = joined_states(*learned, chunks.counts, decays=decays)
+            result = joined_states(*learned, chunks.counts, decays=decays)
         else:
-            found = _join_states(*learned, chunks)
+            result = _join_states(*learned, chunks)
         wanted = learned if decays else [learned[0], learned[2]]
-        results.append((*found, *torch.autograd.grad(found, wanted, pulls)))
+        results.append((*result, *torch.autograd.grad(result, wanted, pulls)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -127,9 +127,9 @@ def test_features_of_performer(continued: bool, device: str) -> None:
         learned = [query.detach().requires_grad_(), key.detach().requires_grad_()]
         options = {"causal": True, "by_triton": by_triton}
         with products_of_tensor_cores(by_triton):
-            found = featurised(*learned, features, lengths, before, **options)
-            gradients = torch.autograd.grad(found[:2], learned, pulls)
-        results.append((*found, *gradients))
+            result = featurised(*learned, features, lengths, before, **options)
+            gradients = torch.autograd.grad(result[:2], learned, pulls)
+        results.append((*result, *gradients))
     for one, other in zip(*results, strict=True):
         bound = TOLERANCE[device]
         torch.testing.assert_close(one, other, rtol=10 * bound, atol=10 * bound)

@@ -30,15 +30,15 @@ def test_outputs_states_and_gradients(by_channel: bool, continued: bool) -> None
     decay = -torch.rand(shape, device="cuda")
     state = torch.randn(len(LENGTHS), heads, size, size, device="cuda") if continued else None
     pull = torch.randn(total, heads, size, device="cuda")
-    found, gradients = [], []
+    result, gradients = [], []
     plain = partial(delta_in_chunks, by_triton=False)
     for compute, dtype in ((delta_by_fla, torch.bfloat16), (plain, torch.float32)):
         inputs = [each.to(torch.bfloat16).to(dtype).requires_grad_() for each in (q, k, v, beta)]
         log_decay = decay.clone().requires_grad_()
         output, after = compute(*inputs, log_decay, lengths, state)
-        found.append((output, after))
+        result.append((output, after))
         learned = [*inputs, log_decay] if fla_has_gradients(decay) else []
         gradients.append(torch.autograd.grad(output, learned, pull.to(dtype)) if learned else ())
-    for one, other in zip((*found[0], *gradients[0]), (*found[1], *gradients[1]), strict=True):
+    for one, other in zip((*result[0], *gradients[0]), (*result[1], *gradients[1]), strict=True):
         assert one.shape == other.shape
         assert (one.double() - other.double()).norm() < 2e-2 * other.double().norm()

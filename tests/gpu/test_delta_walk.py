@@ -45,9 +45,9 @@ def test_outputs_states_and_gradients(
     results = []
     for by_triton in (True, False):
         learned = {name: each.detach().requires_grad_() for name, each in inputs.items()}
-        given = [learned[name] for name in ("q", "k", "v", "beta", "decay")]
-        found = delta_in_chunks(*given, lengths, learned.get("state"), by_triton=by_triton)
-        results.append((*found, *torch.autograd.grad(found, list(learned.values()), pulls)))
+        arguments = [learned[name] for name in ("q", "k", "v", "beta", "decay")]
+        result = delta_in_chunks(*arguments, lengths, learned.get("state"), by_triton=by_triton)
+        results.append((*result, *torch.autograd.grad(result, list(learned.values()), pulls)))
     for name, one, other in zip(("output", "last", *inputs), *results, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm(), name
 

@@ -10,9 +10,9 @@ from manyheads.parts.positions.rotary import Rotary
 KINDS: dict[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-def close(found: Tensor, expected: Tensor, limit: float) -> None:
-    assert found.shape == expected.shape
-    assert (found.double() - expected).norm() < limit * expected.norm()
+def close(result: Tensor, expected: Tensor, limit: float) -> None:
+    assert result.shape == expected.shape
+    assert (result.double() - expected).norm() < limit * expected.norm()
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -26,14 +26,14 @@ def test_parts_cut_and_turned(
     joined = torch.randn(tokens, (heads + 2 * keys) * size, device="cuda", dtype=dtype)
     joined.requires_grad_()
     turn = Rotary().rotation(torch.arange(tokens, device="cuda"), size)
-    found = split_rotated(joined, turn.cos, turn.sin, heads, keys)
+    result = split_rotated(joined, turn.cos, turn.sin, heads, keys)
     exact = joined.detach().double().requires_grad_()
     query, key, value = exact.unflatten(1, (-1, size)).split((heads, keys, keys), dim=1)
     expected = (turn(query), turn(key), value)
-    pulls = [torch.randn_like(each) for each in found]
-    [back] = torch.autograd.grad(found, joined, pulls)
+    pulls = [torch.randn_like(each) for each in result]
+    [back] = torch.autograd.grad(result, joined, pulls)
     [true] = torch.autograd.grad(expected, exact, [pull.double() for pull in pulls])
-    for one, other in zip((*found, back), (*expected, true), strict=True):
+    for one, other in zip((*result, back), (*expected, true), strict=True):
         close(one, other, KINDS[dtype])
 
 
@@ -46,12 +46,12 @@ def test_gated_halves(tokens: int, size: int, activation: Activation, dtype: tor
 
     joined = 3 * torch.randn(tokens, 2 * size, device="cuda", dtype=dtype)
     joined.requires_grad_()
-    found = gated(joined, NAMES.index(activation))
+    result = gated(joined, NAMES.index(activation))
     exact = joined.detach().double().requires_grad_()
     gate, passed = exact.chunk(2, dim=1)
     expected = ACTIVATIONS[activation](gate) * passed
-    pull = torch.randn_like(found)
-    [back] = torch.autograd.grad(found, joined, pull)
+    pull = torch.randn_like(result)
+    [back] = torch.autograd.grad(result, joined, pull)
     [true] = torch.autograd.grad(expected, exact, pull.double())
-    close(found, expected, KINDS[dtype])
+    close(result, expected, KINDS[dtype])
     close(back, true, KINDS[dtype])

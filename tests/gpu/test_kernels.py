@@ -22,7 +22,7 @@ from torch import Tensor
 
 from manyheads.errors import KernelError
 from manyheads.kernels import choose, flex
-from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.masks import Causal, Mask, Window
 from manyheads.ragged import Lengths, Ragged
 
@@ -53,9 +53,9 @@ def check(cases: Iterable[Case], device: str, ledger: "Ledger") -> None:
             with pytest.raises(KernelError):
                 choose.attend(inputs.q, inputs.k, inputs.v, inputs.request(case), case.kernel)
             continue
-        found = distance(case, device)
-        ledger.closeness[case.kernel, case.mask, case.dtype].add(found.output, found.gradient)
-        faults += [f"{case}: {fault}" for fault in found.faults]
+        result = distance(case, device)
+        ledger.closeness[case.kernel, case.mask, case.dtype].add(result.output, result.gradient)
+        faults += [f"{case}: {fault}" for fault in result.faults]
     assert not faults, "\n".join(faults)
 
 
@@ -165,9 +165,9 @@ def outside(x: Tensor, place: slice) -> Tensor:
 
 
 def lse(answer: object) -> Tensor:
-    found = getattr(answer, "lse", None)
-    assert isinstance(found, Tensor)
-    return found
+    result = getattr(answer, "lse", None)
+    assert isinstance(result, Tensor)
+    return result
 
 
 @pytest.mark.parametrize("case", [isolated(name)[-1] for name in (*UNCOMPILED, "flex")], ids=str)
@@ -212,9 +212,9 @@ def test_the_fastest_kernel_is_chosen(
     lengths = Lengths.of(each, device)
     request = Request(queries=lengths, keys=lengths, mask=mask, scale=0.125)
     x = torch.zeros(lengths.total, 4, 64, device=device, dtype=DTYPES[dtype])
-    assert choose.choose(request, Facts.of(x, x, x, request)).kernel == kernel
+    assert choose.choose(request, TensorFacts.of(x, x, x, request)).kernel == kernel
     pattern = replace(request, want=Want(pattern=True))
-    assert choose.choose(pattern, Facts.of(x, x, x, pattern)).kernel == "reference"
+    assert choose.choose(pattern, TensorFacts.of(x, x, x, pattern)).kernel == "reference"
 
 
 @pytest.mark.shapes_unchecked
@@ -237,7 +237,7 @@ def test_compiled_whole_it_gives_the_same(kernel: str, device: str) -> None:
 
     x = torch.zeros(400, 4, 64, device=device, dtype=dtype)
     request = ask(batch.lengths)
-    must_do(choose.KERNELS[kernel].cannot(request, Facts.of(x, x, x, request)), device)
+    must_do(choose.KERNELS[kernel].cannot(request, TensorFacts.of(x, x, x, request)), device)
     torch._dynamo.reset()
     answers = []
     for function in (attention, torch.compile(attention, fullgraph=True)):

@@ -34,7 +34,7 @@ def texts(*lengths: int) -> Ragged:
 )
 def test_outputs_and_gradients_are_those_of_the_cpu(config: object, device: str) -> None:
     model, batch = mixer_configs.small_model(config, config), texts(*LENGTHS)
-    found = []
+    result = []
     for place in ("cpu", device):
         model.to(place).zero_grad(set_to_none=True)
         logits = model(batch.to(place)).logits.values
@@ -42,9 +42,9 @@ def test_outputs_and_gradients_are_those_of_the_cpu(config: object, device: str)
         # Copies: moving a model moves its gradients in place.
         grads = [each.grad for each in model.parameters() if each.grad is not None]
         gradients = [each.cpu().clone() for each in grads]
-        found.append((logits.detach().cpu(), gradients))
-    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-4, rtol=1e-3)
-    for one, other in zip(found[1][1], found[0][1], strict=True):
+        result.append((logits.detach().cpu(), gradients))
+    torch.testing.assert_close(result[1][0], result[0][0], atol=1e-4, rtol=1e-3)
+    for one, other in zip(result[1][1], result[0][1], strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-2)
 
 

@@ -31,9 +31,9 @@ def tokens(*lengths: int, seed: int = 0) -> Ragged:
     return Ragged.from_list(each).to("cuda")
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    found, expected = found.double(), expected.double()
-    return float((found - expected).norm() / expected.norm())
+def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
+    result, expected = result.double(), expected.double()
+    return float((result - expected).norm() / expected.norm())
 
 
 def with_position(position: object, mask: object, **more: object) -> DecoderConfig | EncoderConfig:
@@ -69,8 +69,8 @@ def test_compiled_model_equals_the_eager_one_without_graph_breaks(name: str) -> 
     batch = tokens(*LENGTHS)
     with torch.no_grad():
         expected = model(batch).logits.values
-        found = torch.compile(model, fullgraph=True)(batch).logits.values
-    assert difference(found, expected) < 2e-5
+        result = torch.compile(model, fullgraph=True)(batch).logits.values
+    assert difference(result, expected) < 2e-5
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "uneven", "a gate a head"])
@@ -81,8 +81,8 @@ def test_compiled_model_has_the_gradients_of_the_eager_one(name: str) -> None:
     for function in (model, torch.compile(model, fullgraph=True)):
         loss = function(batch).logits.values.square().mean()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-    for expected, found in zip(*gradients, strict=True):
-        assert difference(found, expected) < 1e-3
+    for expected, result in zip(*gradients, strict=True):
+        assert difference(result, expected) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["modernbert", "llama", "gated", "uneven", "a gate a head"])
@@ -124,10 +124,10 @@ def test_experts_agree_compiled_and_eager() -> None:
     batch = tokens(300, 20)
     with torch.no_grad():
         expected = model(batch).logits.values
-        found = torch.compile(model, fullgraph=True)(batch).logits.values
+        result = torch.compile(model, fullgraph=True)(batch).logits.values
         single = model.float()(batch).logits.values
     # Rounding sends a few tokens to another expert, so that only most of them agree.
-    for one, other in ((found, expected), (expected, single)):
+    for one, other in ((result, expected), (expected, single)):
         off = (one.float() - other.float()).norm(dim=-1) / other.float().norm(dim=-1)
         assert off.median() < 2e-2
 
@@ -157,9 +157,9 @@ def test_a_step_with_the_cache_equals_the_whole_forward(name: str, dtype: torch.
         for step in range(8):
             ends = (30 + step, 9 + step)
             ids = torch.stack([whole.of(each)[end] for each, end in enumerate(ends)])
-            found = model(ids[:, None], cache=cache).logits[:, 0]
+            result = model(ids[:, None], cache=cache).logits[:, 0]
             wanted = torch.stack([expected.of(each)[end] for each, end in enumerate(ends)])
-            assert difference(found, wanted) < (1e-5 if dtype == torch.float32 else 3e-2)
+            assert difference(result, wanted) < (1e-5 if dtype == torch.float32 else 3e-2)
 
 
 def tokens_until(batch: Ragged, ends: tuple[int, ...]) -> Ragged:
@@ -173,5 +173,5 @@ def test_dropped_attention_keeps_its_mean() -> None:
     with torch.no_grad():
         expected = layer.eval()(x).values.float()
         layer.train()
-        found = torch.stack([layer(x).values.float() for _ in range(400)]).mean(0)
-    assert difference(found, expected) < 0.1
+        result = torch.stack([layer(x).values.float() for _ in range(400)]).mean(0)
+    assert difference(result, expected) < 0.1

@@ -27,13 +27,13 @@ def part_of_wider(tokens: int, heads: int, size: int, device: str, seed: int) ->
     return whole[:, 8:-16].unflatten(1, (heads, size))
 
 
-def compare(run: Callable[..., Tensor], given: list[Tensor], limit: float = 1e-5) -> None:
-    given = [each.detach().requires_grad_() for each in given]
+def compare(run: Callable[..., Tensor], inputs: list[Tensor], limit: float = 1e-5) -> None:
+    inputs = [each.detach().requires_grad_() for each in inputs]
     results = []
     for by_triton in (True, False):
-        output = run(*given, by_triton=by_triton)
+        output = run(*inputs, by_triton=by_triton)
         pull = normal(*output.shape, device=str(output.device), seed=9).to(output.dtype)
-        results.append((output, *torch.autograd.grad(output, given, pull)))
+        results.append((output, *torch.autograd.grad(output, inputs, pull)))
     for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
@@ -49,8 +49,8 @@ def test_a_norm_with_a_gate(
     x, gate = (part_of_wider(*shape, device, seed) for seed in (1, 2))
     weight = normal(shape[2], device=device, seed=3)
 
-    def run(*given: Tensor, by_triton: bool) -> Tensor:
-        return gated_norm(*given, 1e-5, activation, gate_first=gate_first, by_triton=by_triton)  # type: ignore[arg-type]
+    def run(*inputs: Tensor, by_triton: bool) -> Tensor:
+        return gated_norm(*inputs, 1e-5, activation, gate_first=gate_first, by_triton=by_triton)  # type: ignore[arg-type]
 
     compare(run, [x, gate, weight])
 
@@ -59,8 +59,8 @@ def test_a_norm_with_a_gate(
 def test_vectors_of_length_one(shape: tuple[int, int, int], device: str) -> None:
     x = part_of_wider(*shape, device, seed=1)
 
-    def run(given: Tensor, *, by_triton: bool) -> Tensor:
-        return unit(given, 0.3, by_triton=by_triton)
+    def run(inputs: Tensor, *, by_triton: bool) -> Tensor:
+        return unit(inputs, 0.3, by_triton=by_triton)
 
     compare(run, [x])
     lengths = unit(x, 0.3, by_triton=True).norm(dim=-1)
@@ -71,7 +71,7 @@ def test_bfloat16_rounds_once(device: str) -> None:
     x, gate = (part_of_wider(70, 3, 64, device, seed).bfloat16() for seed in (1, 2))
     weight = normal(64, device=device, seed=3).bfloat16()
 
-    def run(*given: Tensor, by_triton: bool) -> Tensor:
-        return gated_norm(*given, 1e-5, by_triton=by_triton)
+    def run(*inputs: Tensor, by_triton: bool) -> Tensor:
+        return gated_norm(*inputs, 1e-5, by_triton=by_triton)
 
     compare(run, [x, gate, weight], limit=5e-3)

@@ -35,21 +35,21 @@ def inputs(lengths: Lengths, states: int, channels: int = CHANNELS) -> dict[str,
 
 
 def scan(
-    given: dict[str, Tensor], lengths: Lengths, pulls: tuple[Tensor, Tensor], *, by_triton: bool
+    arguments: dict[str, Tensor], lengths: Lengths, pulls: tuple[Tensor, Tensor], *, by_triton: bool
 ) -> dict[str, Tensor]:
     """The outputs, the last states and the gradients of all inputs, by name."""
-    learned = {name: each.detach().requires_grad_() for name, each in given.items()}
+    learned = {name: each.detach().requires_grad_() for name, each in arguments.items()}
     x, dt, rate, b, c = (learned[name] for name in ("x", "dt", "rate", "b", "c"))
     state = learned.get("state")
-    found = scan_channels(x, dt, rate, b, c, lengths, state, by_triton=by_triton)
-    gradients = torch.autograd.grad(found, list(learned.values()), pulls)
-    return dict(zip(("output", "last", *learned), (*found, *gradients), strict=True))
+    result = scan_channels(x, dt, rate, b, c, lengths, state, by_triton=by_triton)
+    gradients = torch.autograd.grad(result, list(learned.values()), pulls)
+    return dict(zip(("output", "last", *learned), (*result, *gradients), strict=True))
 
 
-def pulls_of(given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def pulls_of(arguments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(5)
-    shapes = given["dt"].shape, given["state"].shape
-    output, last = (torch.randn(shape, generator=draw).to(given["dt"]) for shape in shapes)
+    shapes = arguments["dt"].shape, arguments["state"].shape
+    output, last = (torch.randn(shape, generator=draw).to(arguments["dt"]) for shape in shapes)
     return output, last
 
 
@@ -57,11 +57,11 @@ def pulls_of(given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("continued", [False, True])
 def test_outputs_states_and_gradients(states: int, continued: bool, device: str) -> None:
     lengths = Lengths.of(LENGTHS, device)
-    given = inputs(lengths, states)
-    pulls = pulls_of(given)
+    arguments = inputs(lengths, states)
+    pulls = pulls_of(arguments)
     if not continued:
-        del given["state"]
-    ours, plain = (scan(given, lengths, pulls, by_triton=each) for each in (True, False))
+        del arguments["state"]
+    ours, plain = (scan(arguments, lengths, pulls, by_triton=each) for each in (True, False))
     for name, other in plain.items():
         assert (ours[name] - other).norm() < 1e-5 * other.norm(), name
 
@@ -69,55 +69,55 @@ def test_outputs_states_and_gradients(states: int, continued: bool, device: str)
 @pytest.mark.parametrize(("states", "channels"), [(16, 130), (64, 33), (1, 1)])
 def test_any_number_of_channels_and_states(states: int, channels: int, device: str) -> None:
     lengths = Lengths.of((35, 9), device)
-    given = inputs(lengths, states, channels)
-    pulls = pulls_of(given)
-    ours, plain = (scan(given, lengths, pulls, by_triton=each) for each in (True, False))
+    arguments = inputs(lengths, states, channels)
+    pulls = pulls_of(arguments)
+    ours, plain = (scan(arguments, lengths, pulls, by_triton=each) for each in (True, False))
     for name, other in plain.items():
         assert (ours[name] - other).norm() < 1e-5 * other.norm(), name
 
 
 def test_results_are_reproducible(device: str) -> None:
     lengths = Lengths.of((35, 9), device)
-    given = inputs(lengths, 16)
-    one, other = (scan(given, lengths, pulls_of(given), by_triton=True) for _ in range(2))
+    arguments = inputs(lengths, 16)
+    one, other = (scan(arguments, lengths, pulls_of(arguments), by_triton=True) for _ in range(2))
     for name in one:
         assert torch.equal(one[name], other[name]), name
 
 
 def test_not_a_number_in_one_sequence_touches_no_other(device: str) -> None:
     lengths = Lengths.of((35, 0, 40, 9), device)
-    given = inputs(lengths, 16)
-    healthy = scan(given, lengths, pulls_of(given), by_triton=True)
-    bad = {name: each.clone() for name, each in given.items()}
+    arguments = inputs(lengths, 16)
+    healthy = scan(arguments, lengths, pulls_of(arguments), by_triton=True)
+    bad = {name: each.clone() for name, each in arguments.items()}
     bad["x"][35:75] = torch.nan
-    found = scan(bad, lengths, pulls_of(given), by_triton=True)
+    result = scan(bad, lengths, pulls_of(arguments), by_triton=True)
     tokens = torch.ones(lengths.total, dtype=torch.bool, device=device)
     tokens[35:75] = False
     others = torch.tensor([0, 1, 3], device=device)
     for name in ("output", "x", "dt", "b", "c"):
-        assert torch.equal(found[name][tokens], healthy[name][tokens]), name
+        assert torch.equal(result[name][tokens], healthy[name][tokens]), name
     for name in ("last", "state"):
-        assert torch.equal(found[name][others], healthy[name][others]), name
-    assert found["output"][35:75].isnan().all()
+        assert torch.equal(result[name][others], healthy[name][others]), name
+    assert result["output"][35:75].isnan().all()
 
 
 def test_fast_decay_does_not_overflow(device: str) -> None:
     lengths = Lengths.of((40, 9), device)
-    given = inputs(lengths, 16)
-    given["dt"] = 1000 * given["dt"]
-    found = scan(given, lengths, pulls_of(given), by_triton=True)
-    for name, each in found.items():
+    arguments = inputs(lengths, 16)
+    arguments["dt"] = 1000 * arguments["dt"]
+    result = scan(arguments, lengths, pulls_of(arguments), by_triton=True)
+    for name, each in result.items():
         assert each.isfinite().all(), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype, device: str) -> None:
     lengths = Lengths.of((35, 9), device)
-    given = inputs(lengths, 16)
+    arguments = inputs(lengths, 16)
     for name in ("x", "b", "c"):
-        given[name] = given[name].to(dtype)
-    pulls = pulls_of(given)
-    ours, plain = (scan(given, lengths, pulls, by_triton=each) for each in (True, False))
+        arguments[name] = arguments[name].to(dtype)
+    pulls = pulls_of(arguments)
+    ours, plain = (scan(arguments, lengths, pulls, by_triton=each) for each in (True, False))
     for name, other in plain.items():
         assert ours[name].dtype == other.dtype, name
         error = 1e-2 if name in ("x", "b", "c") else 1e-5

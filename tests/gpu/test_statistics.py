@@ -76,25 +76,25 @@ def spec_for(
     )
 
 
-def off(found: Tensor, expected: Tensor) -> float:
+def off(result: Tensor, expected: Tensor) -> float:
     """The largest difference, in parts of 1 or of the largest value."""
     if not expected.numel():
         return 0.0
-    assert found.shape == expected.shape
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+    assert result.shape == expected.shape
+    return float((result - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 def check(tiled: TiledScores, spec: RowSumSpec, allowed: float = 1.0) -> None:
     exact = replace_values(tiled)
-    found, expected = stream_rows(tiled, spec), sum_rows(exact, spec)
+    result, expected = stream_rows(tiled, spec), sum_rows(exact, spec)
     limit = allowed * LIMITS[tiled.query.dtype]
     worst = {
-        each.name: off(getattr(found, each.name), getattr(expected, each.name))
+        each.name: off(getattr(result, each.name), getattr(expected, each.name))
         for each in fields(RowSums)
         if each.name not in ("variance", "memory")
     }
     # What is told of it is its root, beside which rounding of the places themselves is allowed.
-    worst["variance"] = off(found.variance.sqrt(), expected.variance.sqrt())
+    worst["variance"] = off(result.variance.sqrt(), expected.variance.sqrt())
     assert {name: value for name, value in worst.items() if not value <= limit} == {}
 
 
@@ -188,7 +188,7 @@ def test_whole_models_are_measured_as_on_the_cpu(name: str, device: str) -> None
         pytest.skip("this is what it is compared to")
     changes = {"layers": 2, "width": 256, "heads": 8, "vocabulary": 300, "hidden": 512}
     texts = [torch.randint(300, (length,)).tolist() for length in (700, 3, 260)]
-    expected, found = (
+    expected, result = (
         statistics(
             build(name, seed=0, **changes).to(where),
             texts,
@@ -197,7 +197,7 @@ def test_whole_models_are_measured_as_on_the_cpu(name: str, device: str) -> None
         )
         for where in ("cpu", device)
     )
-    assert found.names == expected.names
+    assert result.names == expected.names
     for measure in expected.names:
-        one, other = torch.from_numpy(found.means[measure]), expected.means[measure]
+        one, other = torch.from_numpy(result.means[measure]), expected.means[measure]
         assert torch.allclose(one, torch.from_numpy(other), rtol=1e-4, atol=1e-4), measure

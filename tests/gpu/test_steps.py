@@ -61,7 +61,7 @@ LLAMA_LIKE = {
     "mqa": config(kv_heads=1),
     "qwen2": config(bias="inputs"),
     "qwen3": config(query_norm=NORM, key_norm=NORM, head_size=128),
-    "centred": config(query_norm=RMSNorm(centred=True), key_norm=RMSNorm(centred=True)),
+    "centered": config(query_norm=RMSNorm(centered=True), key_norm=RMSNorm(centered=True)),
     "small heads": config(head_size=32),
     "no position": config(position=NoPosition(), bias="all"),
     "window": config(mask=Window(20)),
@@ -125,11 +125,11 @@ def test_one_sequence_takes_the_triton_step_and_gives_the_same(name: str) -> Non
     steps = cuda_graph_steps(model, 1, 100)
     steps.start(text)
     new = torch.tensor([7], device="cuda")
-    found = steps.next(new).float()
+    result = steps.next(new).float()
     with torch.no_grad():
         whole = torch.cat((text.values, new))[None]
         expected = truth(whole).logits[:, -1]
-    assert float((found - expected).norm() / expected.norm()) < 2e-2
+    assert float((result - expected).norm() / expected.norm()) < 2e-2
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -147,8 +147,8 @@ def test_generating_on_cuda_writes_what_the_cpu_writes() -> None:
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
     for texts in (prompts, prompts[:1]):
         expected = generate(cpu, texts, max_new_tokens=30, eos_token_ids=(3, 5, 7))
-        found = generate(cuda, texts, max_new_tokens=30, eos_token_ids=(3, 5, 7))
-        assert [one.ids for one in found] == [one.ids for one in expected]
+        result = generate(cuda, texts, max_new_tokens=30, eos_token_ids=(3, 5, 7))
+        assert [one.ids for one in result] == [one.ids for one in expected]
 
 
 def test_new_weights_are_captured_anew() -> None:

@@ -19,7 +19,7 @@ from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
 from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.optimizers import AdamW
 from manyheads.train.run_file.run_config import parse_run
 
 WORDS = 517
@@ -41,28 +41,28 @@ def test_the_fused_loss_is_the_plain_one(
     dtype: torch.dtype, limit: float, squares: bool, smoothing: float
 ) -> None:
     x, vectors, bias, labels = given(dtype)
-    found = cross_entropy_sums(
+    result = cross_entropy_sums(
         x, vectors, bias, labels, smoothing=smoothing, squares=squares, max_logits=50 * WORDS
     )
     pull = torch.tensor([1.0, 0.01 if squares else 0.0], device="cuda")
-    got = torch.autograd.grad(found @ pull, (x, vectors, bias))
+    got = torch.autograd.grad(result @ pull, (x, vectors, bias))
     doubles = [each.detach().double().requires_grad_() for each in (x, vectors, bias)]
     logits = F.linear(doubles[0], doubles[1], doubles[2])
     loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
     expected = torch.stack((loss, logits.logsumexp(1).square().sum()))
-    torch.testing.assert_close(found.double(), expected, rtol=limit, atol=0)
+    torch.testing.assert_close(result.double(), expected, rtol=limit, atol=0)
     for one, other in zip(got, torch.autograd.grad(expected @ pull.double(), doubles), strict=True):
         assert (one.double() - other).norm() < limit * other.norm()
 
 
 def test_the_fused_loss_of_capped_logits_is_the_plain_one() -> None:
     x, vectors, bias, labels = given(torch.float32)
-    found = cross_entropy_sums(x, vectors, bias, labels, softcap=2.0, max_logits=50 * WORDS)
-    got = torch.autograd.grad(found[0], (x, vectors, bias))
+    result = cross_entropy_sums(x, vectors, bias, labels, softcap=2.0, max_logits=50 * WORDS)
+    got = torch.autograd.grad(result[0], (x, vectors, bias))
     doubles = [each.detach().double().requires_grad_() for each in (x, vectors, bias)]
     logits = 2.0 * (F.linear(doubles[0], doubles[1], doubles[2]) / 2.0).tanh()
     loss = F.cross_entropy(logits, labels, reduction="sum")
-    torch.testing.assert_close(found[0].double(), loss, rtol=1e-4, atol=0)
+    torch.testing.assert_close(result[0].double(), loss, rtol=1e-4, atol=0)
     for one, other in zip(got, torch.autograd.grad(loss, doubles), strict=True):
         assert (one.double() - other).norm() < 1e-4 * other.norm()
 
@@ -126,16 +126,16 @@ def test_a_step_never_waits_for_the_device(name: str) -> None:
     )
     [prepared_step] = prepare_steps(iter((step,)), objective, model, seed=0, first=0)
     with join_processes("none", "cuda") as processes:
-        optimiser = AdamW(rate=1e-4).build(model)
+        optimizer = AdamW(rate=1e-4).build(model)
         updater = Updater(
             wrapper=ModelWrapper(model.train(), processes),
-            optimiser=optimiser,
+            optimizer=optimizer,
             score=torch.compile(objective.score),
             processes=processes,
             seed=0,
             half=True,
             clip=1.0,
-            ahead=can_run_ahead(optimiser),
+            ahead=can_run_ahead(optimizer),
         )
         pinned = prepared_step.pin_memory()
         for _ in range(3):
@@ -171,7 +171,7 @@ def test_a_run_learns(tmp_path: Path) -> None:
             "batch": 2048,
         },
         "objective": {"kind": "CausalLM"},
-        "optimiser": {"rate": 3e-3},
+        "optimizer": {"rate": 3e-3},
         "run": {
             "folder": str(tmp_path / "out"),
             "steps": 60,

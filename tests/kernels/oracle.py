@@ -37,7 +37,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 def drawn_blocks(block: int, length: int, size: int, count: int, seed: int) -> set[int]:
     """The blocks that RandomBlocks draws, in plain integers: saved models depend on them."""
     blocks = -(-length // size)
-    found = set()
+    result = set()
     for draw in range(count):
         low, high = blocks * draw // count, blocks * (draw + 1) // count
         mixed = (block + 1) * 40503 + (draw + 1) * 9973 + (seed + 1) * 69069
@@ -45,8 +45,8 @@ def drawn_blocks(block: int, length: int, size: int, count: int, seed: int) -> s
             mixed = mixed * multiplier % 2147483647
             mixed ^= mixed >> 13
         if high > low:
-            found.add(low + mixed % 1000003 % (high - low))
-    return found
+            result.add(low + mixed % 1000003 % (high - low))
+    return result
 
 
 @dataclass(frozen=True)
@@ -413,10 +413,10 @@ class Problem:
         if not output.requires_grad:
             return [torch.zeros_like(leaf) for leaf in wanted]
         pulled = (output * self.pull.to(output.dtype)).sum()
-        found = torch.autograd.grad(pulled, wanted, allow_unused=True)
+        result = torch.autograd.grad(pulled, wanted, allow_unused=True)
         return [
             torch.zeros_like(leaf) if each is None else each
-            for leaf, each in zip(wanted, found, strict=True)
+            for leaf, each in zip(wanted, result, strict=True)
         ]
 
     def expected(self) -> tuple[Expected, list[Tensor]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyheads.kernels import banded, batched, fused, reference
-from manyheads.kernels.contract import Attended, Facts, Want
+from manyheads.kernels.contract import AttentionResult, TensorFacts, Want
 from manyheads.ragged import Lengths
 from tests.kernels.oracle import (
     BIASES,
@@ -55,24 +55,24 @@ def claims(kernel: str, rule: Rule, biased: Biased, grad: bool) -> bool:
     return kernel == "fused" or rule.bounded
 
 
-def run(kernel: str, problem: Problem, want: Want) -> tuple[list[Tensor], Attended]:
+def run(kernel: str, problem: Problem, want: Want) -> tuple[list[Tensor], AttentionResult]:
     """What the kernel computes, and from which tensors."""
     leaves = problem.leaves()
     request = problem.request(leaves, want)
-    refusal = KERNELS[kernel].cannot(request, Facts.of(*leaves[:3], request))
+    refusal = KERNELS[kernel].cannot(request, TensorFacts.of(*leaves[:3], request))
     assert refusal is None, f"{kernel} refuses: {refusal}"
     return leaves, KERNELS[kernel].attend(*leaves[:3], request)
 
 
 def agree(kernel: str, problem: Problem, expected: tuple[Expected, list[Tensor]]) -> None:
-    leaves, found = run(kernel, problem, Want(lse=True))
+    leaves, result = run(kernel, problem, Want(lse=True))
     tolerance = TOLERANCE[problem.dtype]
-    assert found.output.dtype == problem.dtype
-    assert found.lse is not None
-    assert found.lse.dtype == torch.float32
-    assert_close(found.output, expected[0].output, tolerance, "output")
-    assert_close(found.lse, expected[0].lse, tolerance, "log-sum-exp")
-    gradients = problem.gradients(found.output, leaves)
+    assert result.output.dtype == problem.dtype
+    assert result.lse is not None
+    assert result.lse.dtype == torch.float32
+    assert_close(result.output, expected[0].output, tolerance, "output")
+    assert_close(result.lse, expected[0].lse, tolerance, "log-sum-exp")
+    gradients = problem.gradients(result.output, leaves)
     assert len(gradients) == len(expected[1])
     for index, (gradient, one) in enumerate(zip(gradients, expected[1], strict=True)):
         assert_close(gradient, one, 2 * tolerance, f"gradient {index}")
@@ -131,7 +131,11 @@ def test_the_matrix_leaves_out_only_what_kernels_refuse() -> None:
         problem = Problem.of(rule, LENGTHS, biased=BIASES[bias], grad=grad)
         leaves = problem.leaves()
         request = problem.request(leaves, Want())
-        assert KERNELS[kernel].cannot(request, Facts.of(*leaves[:3], request)), (kernel, rule, bias)
+        assert KERNELS[kernel].cannot(request, TensorFacts.of(*leaves[:3], request)), (
+            kernel,
+            rule,
+            bias,
+        )
 
 
 lengths = st.lists(st.integers(0, 9) | st.integers(0, 1), max_size=4)
@@ -227,10 +231,10 @@ def test_cross_attention_reads_all_of_a_memory_of_any_length(
 @pytest.mark.parametrize("kernel", ["reference", "fused", "batched"])
 def test_an_empty_memory_gives_zeros(kernel: str) -> None:
     problem = Problem(RULES["all"], Lengths.of([3, 2]), Lengths.of([0, 0]))
-    leaves, found = run(kernel, problem, Want(lse=True))
-    assert torch.equal(found.output, torch.zeros(5, 4, 8))
-    assert torch.equal(found.lse, torch.full((5, 4), -torch.inf))
-    assert all(not gradient.any() for gradient in problem.gradients(found.output, leaves))
+    leaves, result = run(kernel, problem, Want(lse=True))
+    assert torch.equal(result.output, torch.zeros(5, 4, 8))
+    assert torch.equal(result.lse, torch.full((5, 4), -torch.inf))
+    assert all(not gradient.any() for gradient in problem.gradients(result.output, leaves))
 
 
 @pytest.mark.parametrize("kernel", ["reference", "fused", "batched"])
@@ -259,12 +263,12 @@ def test_a_sink_with_gradients_is_left_to_the_reference() -> None:
     problem = Problem.of("window", LENGTHS, sink=True)
     leaves = problem.leaves()
     request = problem.request(leaves, Want())
-    facts = Facts.of(*leaves[:3], request)
+    facts = TensorFacts.of(*leaves[:3], request)
     assert {name for name in KERNELS if KERNELS[name].cannot(request, facts)} == {"fused", "banded"}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_is_not_wanted_is_not_given(kernel: str) -> None:
-    _, found = run(kernel, Problem.of("window", LENGTHS), Want())
-    assert found.lse is None
-    assert found.patterns is None
+    _, result = run(kernel, Problem.of("window", LENGTHS), Want())
+    assert result.lse is None
+    assert result.patterns is None

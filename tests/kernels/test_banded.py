@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.kernels import banded, reference
-from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.masks import Causal, GlobalTokens, Window
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.ragged import Lengths
@@ -36,12 +36,12 @@ def test_blocks_of_their_real_size_give_the_reference(
         want=Want(lse=True),
     )
     pull = torch.randn(lengths.total, 2, 4)
-    found, expected = (kernel.attend(*leaves, request) for kernel in (banded, reference))
-    torch.testing.assert_close(found.output, expected.output)
-    torch.testing.assert_close(found.lse, expected.lse)
+    result, expected = (kernel.attend(*leaves, request) for kernel in (banded, reference))
+    torch.testing.assert_close(result.output, expected.output)
+    torch.testing.assert_close(result.lse, expected.lse)
     if lengths.total:
         for one, other in zip(
-            torch.autograd.grad((found.output * pull).sum(), leaves),
+            torch.autograd.grad((result.output * pull).sum(), leaves),
             torch.autograd.grad((expected.output * pull).sum(), leaves),
             strict=True,
         ):
@@ -70,7 +70,7 @@ def test_a_query_meets_a_strip_as_long_as_its_window(
 def test_what_is_no_band_of_the_same_tokens_is_refused() -> None:
     lengths = Lengths.of([5, 3])
     request = Request(queries=lengths, keys=lengths, mask=Window(2), scale=1.0)
-    facts = Facts(
+    facts = TensorFacts(
         device="cpu",
         dtype=torch.float32,
         heads=4,

@@ -7,7 +7,7 @@ import torch
 
 from manyheads.errors import KernelError
 from manyheads.kernels.choose import KERNELS, Choice, attend, choose
-from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Mask, RandomBlocks, Window
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.parts.positions.disentangled import DisentangledBias
@@ -15,7 +15,7 @@ from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias, T5Buc
 from manyheads.ragged import Lengths
 from tests.messages import refuses
 
-CPU = Facts(
+CPU = TensorFacts(
     device="cpu",
     dtype=torch.float32,
     heads=8,
@@ -98,7 +98,7 @@ def asked(
     ],
 )
 def test_the_fastest_kernel_that_can_is_chosen(
-    request_: Request, facts: Facts, kernel: str
+    request_: Request, facts: TensorFacts, kernel: str
 ) -> None:
     choice = choose(request_, facts)
     assert choice.kernel == kernel
@@ -158,12 +158,12 @@ def test_facts_need_gradients_where_anything_learns() -> None:
     learns = q.clone().requires_grad_()
     lengths = Lengths.of([5])
     plain = asked(Full(), lengths)
-    assert not Facts.of(q, q, q, plain).grad
-    assert Facts.of(q, q, learns, plain).grad
-    assert Facts.of(q, q, q, asked(Full(), lengths, bias=T5)).grad
-    assert Facts.of(q, q, q, replace(plain, sink=torch.zeros(2, requires_grad=True))).grad
+    assert not TensorFacts.of(q, q, q, plain).grad
+    assert TensorFacts.of(q, q, learns, plain).grad
+    assert TensorFacts.of(q, q, q, asked(Full(), lengths, bias=T5)).grad
+    assert TensorFacts.of(q, q, q, replace(plain, sink=torch.zeros(2, requires_grad=True))).grad
     with torch.no_grad():
-        assert not Facts.of(learns, learns, learns, plain).grad
+        assert not TensorFacts.of(learns, learns, learns, plain).grad
 
 
 @pytest.mark.parametrize("kernel", ["varlen", "flex"])

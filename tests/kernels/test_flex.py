@@ -22,16 +22,16 @@ def test_strips_give_the_block_mask_of_the_whole_table(monkeypatch: pytest.Monke
 
 
 def check_block_mask(mask: Mask, lengths: Lengths) -> None:
-    found = flex._make_block_mask(mask, lengths, lengths)
+    result = flex._make_block_mask(mask, lengths, lengths)
     tokens = lengths.total
     may_see = flex._mask_mod(mask, lengths, lengths)
     expected = create_block_mask(may_see, None, None, tokens, tokens, device="cpu")
-    assert torch.equal(found.to_dense(), expected.to_dense())
-    assert found.full_kv_num_blocks is not None
+    assert torch.equal(result.to_dense(), expected.to_dense())
+    assert result.full_kv_num_blocks is not None
     assert expected.full_kv_num_blocks is not None
-    assert torch.equal(found.full_kv_num_blocks, expected.full_kv_num_blocks)
-    assert torch.equal(found.kv_num_blocks, expected.kv_num_blocks)
-    assert found.seq_lengths == expected.seq_lengths
+    assert torch.equal(result.full_kv_num_blocks, expected.full_kv_num_blocks)
+    assert torch.equal(result.kv_num_blocks, expected.kv_num_blocks)
+    assert result.seq_lengths == expected.seq_lengths
 
 
 def test_queries_are_placed_at_the_end_of_their_keys() -> None:

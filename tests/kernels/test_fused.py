@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.kernels import fused, reference
-from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.masks import Causal, Full, Mask, Window
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.ragged import Lengths
@@ -107,7 +107,7 @@ def test_a_sink_alone_leaves_a_blind_row_at_zero() -> None:
 
 
 def test_what_cuda_cannot_do_is_refused_by_reason() -> None:
-    facts = Facts(
+    facts = TensorFacts(
         device="cuda",
         dtype=torch.bfloat16,
         heads=4,

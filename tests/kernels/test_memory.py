@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from manyheads.kernels import banded, batched, fused, reference
-from manyheads.kernels.contract import Facts, Request
+from manyheads.kernels.contract import Request, TensorFacts
 from manyheads.parts.masks import Blocks, Causal, Full, Mask, Window
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.ragged import Lengths
@@ -62,7 +62,7 @@ def train(kernel: ModuleType, mask: Mask, alibi: bool, tokens: int, grad: bool =
     lengths = Lengths.of([tokens])
     bias = Alibi().bias(2, q.device) if alibi else None
     request = Request(queries=lengths, keys=lengths, mask=mask, scale=0.5, bias=bias)
-    assert kernel.cannot(request, Facts.of(q, k, v, request)) is None
+    assert kernel.cannot(request, TensorFacts.of(q, k, v, request)) is None
 
     def work() -> None:
         output = kernel.attend(q, k, v, request).output

@@ -20,23 +20,23 @@ def test_patterns_are_those_of_the_definition(rule: str, bias: str, sink: bool) 
     problem = Problem.of(rule, (5, 0, 1, 8), biased=BIASES[bias], sink=sink, grad=False)
     leaves = problem.leaves()
     request = problem.request(leaves, Want(lse=True, pattern=True))
-    found = reference.attend(*leaves[:3], request)
+    result = reference.attend(*leaves[:3], request)
     expected, _ = problem.expected()
-    assert found.patterns is not None
-    assert found.lse is not None
+    assert result.patterns is not None
+    assert result.lse is not None
     for index, pattern in enumerate(expected.patterns):
-        assert_close(found.patterns.of(index), pattern, 1e-5, f"pattern {index}")
-    assert_close(found.output, expected.output, 1e-5, "output")
-    assert_close(found.lse, expected.lse, 1e-5, "log-sum-exp")
+        assert_close(result.patterns.of(index), pattern, 1e-5, f"pattern {index}")
+    assert_close(result.output, expected.output, 1e-5, "output")
+    assert_close(result.lse, expected.lse, 1e-5, "log-sum-exp")
 
 
 @given(rule=st.sampled_from(list(RULES)), each=st.lists(st.integers(0, 9), min_size=1, max_size=4))
 def test_a_row_of_a_pattern_sums_to_one_or_sees_nothing(rule: str, each: list[int]) -> None:
     problem = Problem.of(rule, each, grad=False)
     leaves = problem.leaves()
-    found = reference.attend(*leaves[:3], problem.request(leaves, Want(pattern=True)))
-    assert found.patterns is not None
-    for length, pattern in zip(each, found.patterns.each, strict=True):
+    result = reference.attend(*leaves[:3], problem.request(leaves, Want(pattern=True)))
+    assert result.patterns is not None
+    for length, pattern in zip(each, result.patterns.each, strict=True):
         rows = [any(RULES[rule].sees(i, j, length) for j in range(length)) for i in range(length)]
         expected = torch.tensor(rows, dtype=torch.float32).expand(4, length)
         torch.testing.assert_close(pattern.sum(-1), expected)
@@ -65,10 +65,10 @@ def test_the_size_of_chunks_changes_nothing(largest: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(reference, "LARGEST_CHUNK", largest)
     problem = Problem.of("longformer", (7, 0, 5), biased=BIASES["shaw with values"])
     leaves = problem.leaves()
-    found = reference.attend(*leaves[:3], problem.request(leaves, Want()))
+    result = reference.attend(*leaves[:3], problem.request(leaves, Want()))
     expected, gradients = problem.expected()
-    assert_close(found.output, expected.output, 1e-5, "output")
-    for index, gradient in enumerate(problem.gradients(found.output, leaves)):
+    assert_close(result.output, expected.output, 1e-5, "output")
+    for index, gradient in enumerate(problem.gradients(result.output, leaves)):
         assert_close(gradient, gradients[index], 2e-5, f"gradient {index}")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from manyheads.errors import KernelError
 from manyheads.kernels import reference, step
 from manyheads.kernels.choose import attend, choose
-from manyheads.kernels.contract import Facts, Request, Want
+from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.masks import Causal, GlobalTokens, Mask, Window
 from manyheads.parts.positions import Alibi, Shaw, T5Buckets
 from manyheads.parts.positions.relative import Bias, BucketTable, ShawTable
@@ -64,13 +64,13 @@ def test_it_equals_the_reference_over_what_is_filled(mask: Mask, bias: str, sink
     q = drawn(len(FILLED), HEADS, SIZE)
     k, v = (drawn(len(FILLED) * ROOM, KV_HEADS, SIZE, seed=seed) for seed in (1, 2))
     request = asked(mask, bias_of(bias, q), sink)
-    found = attend(q, k, v, request)
+    result = attend(q, k, v, request)
     kept = [k.view(-1, ROOM, KV_HEADS, SIZE)[i, :length] for i, length in enumerate(FILLED)]
     read = [v.view(-1, ROOM, KV_HEADS, SIZE)[i, :length] for i, length in enumerate(FILLED)]
     plain = replace(request, keys=Lengths.of(FILLED))
     expected = reference.attend(q, torch.cat(kept), torch.cat(read), plain)
-    torch.testing.assert_close(found.output, expected.output)
-    torch.testing.assert_close(found.lse, expected.lse)
+    torch.testing.assert_close(result.output, expected.output)
+    torch.testing.assert_close(result.lse, expected.lse)
 
 
 def test_what_lies_behind_the_filling_is_never_read() -> None:
@@ -87,7 +87,7 @@ def test_what_lies_behind_the_filling_is_never_read() -> None:
 def test_only_it_serves_such_keys_and_it_serves_no_others() -> None:
     q, k = drawn(len(FILLED), HEADS, SIZE), drawn(len(FILLED) * ROOM, KV_HEADS, SIZE)
     request = asked(Causal(), None)
-    facts = Facts.of(q, k, k, request)
+    facts = TensorFacts.of(q, k, k, request)
     assert choose(request, facts).kernel == "step"
     plain = replace(request, keys=Lengths.of([ROOM] * len(FILLED)))
     assert "known on the host" in str(step.cannot(plain, facts))

@@ -45,9 +45,9 @@ class Expected:
         return np.array([head.error for head in self._heads(block, name)])
 
     def _heads(self, block: Block, name: str) -> "list[_Head]":
-        found = self.values.get((block, name), [])
+        result = self.values.get((block, name), [])
         return [
-            _Head([(text, value[head]) for text, value in found if not np.isnan(value[head])])
+            _Head([(text, value[head]) for text, value in result if not np.isnan(value[head])])
             for head in range(block.heads)
         ]
 
@@ -76,12 +76,12 @@ class _Head:
 
 
 def by_definition(
-    model: nn.Module, given: ModelInputs, classes: dict[str, Sequence[int]], offsets: Sequence[int]
+    model: nn.Module, inputs: ModelInputs, classes: dict[str, Sequence[int]], offsets: Sequence[int]
 ) -> Expected:
     """All measures of a model on one batch, through its patterns."""
-    record = _recorded(model, given)
+    record = _recorded(model, inputs)
     expected = Expected()
-    tokens = _tokens(given)
+    tokens = _tokens(inputs)
     for block in blocks_of(model):
         site = Site(block.layer, Tap.PATTERN, block.sublayer, block.stack)
         same = block.sublayer is Sublayer.ATTENTION
@@ -154,8 +154,8 @@ class _Pattern:
         a, keys = self.weights[:, row], np.arange(self.weights.shape[2])
         yield "distance", (a * abs(row - keys)).sum(-1)
         share = _shares(a)
-        centre = (share * keys).sum(-1, keepdims=True)
-        yield "spread", np.sqrt((share * np.square(keys - centre)).sum(-1))
+        center = (share * keys).sum(-1, keepdims=True)
+        yield "spread", np.sqrt((share * np.square(keys - center)).sum(-1))
         names = {-1: "previous_token", 0: "self", 1: "next_token"}
         for offset in (-1, 0, 1, *offsets):
             if 0 <= row + offset < len(keys):
@@ -170,16 +170,16 @@ class _Pattern:
         first = self.weights[:, :, 0].sum(-1)
         yield "sink", (first / len(seen) > 0.3).astype(np.float64)
         if self.same and self.ids is not None:
-            found = np.zeros(len(self.weights))
+            result = np.zeros(len(self.weights))
             for row, token in enumerate(self.ids):
                 after = [key + 1 for key in range(row) if self.ids[key] == token]
-                found += self.weights[:, row, after].sum(-1)
+                result += self.weights[:, row, after].sum(-1)
             mass = self.weights.sum((1, 2))
-            yield "induction_score", found / mass
+            yield "induction_score", result / mass
             # A text counts for each head that has weight left behind the first token.
             left = mass - first > 1e-6 * mass
             rest = np.where(left, mass - first, np.nan)
-            yield "induction_score_without_first", found / rest
+            yield "induction_score_without_first", result / rest
 
 
 def _shares(a: Array) -> Array:
@@ -217,7 +217,7 @@ def _gates(expected: Expected, block: Block, record: Record) -> None:
             expected.add(block, f"gate_{place}_closed", text, closed)
 
 
-def _recorded(model: nn.Module, given: ModelInputs) -> Record:
+def _recorded(model: nn.Module, inputs: ModelInputs) -> Record:
     taps = (Tap.PATTERN, Tap.HEAD_OUTPUT, Tap.BEFORE, *GATE_TAPS.values())
     record = Record(
         Site(block.layer, tap, block.sublayer, block.stack)
@@ -226,17 +226,17 @@ def _recorded(model: nn.Module, given: ModelInputs) -> Record:
     )
     with torch.no_grad():
         if isinstance(model, Vision):
-            model(list(given.images), watch=record)
+            model(list(inputs.images), watch=record)
         elif isinstance(model, Seq2Seq):
-            model(given.source, given.ids, watch=record)
+            model(inputs.source, inputs.ids, watch=record)
         else:
-            model(given.ids, watch=record)
+            model(inputs.ids, watch=record)
     return record
 
 
-def _tokens(given: ModelInputs) -> dict[str, Ragged]:
-    if given.ids is None:
+def _tokens(inputs: ModelInputs) -> dict[str, Ragged]:
+    if inputs.ids is None:
         return {}
-    if given.source is None:
-        return {"main": given.ids}
-    return {"encoder": given.source, "decoder": given.ids}
+    if inputs.source is None:
+        return {"main": inputs.ids}
+    return {"encoder": inputs.source, "decoder": inputs.ids}

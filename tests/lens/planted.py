@@ -202,7 +202,7 @@ def model_of_looks(stream: Stream, layers: Sequence[Sequence[Look]], mask: Mask)
 
 
 def attention_of(stack: Stack, layer: int) -> Attention:
-    found = stack.layers[layer]
-    assert isinstance(found, Layer)
-    assert found.attention is not None
-    return found.attention
+    result = stack.layers[layer]
+    assert isinstance(result, Layer)
+    assert result.attention is not None
+    return result.attention

@@ -56,16 +56,16 @@ def test_statistics_are_those_of_attention_and_mixers(model: Decoder) -> None:
 
 
 def test_patterns_are_shares_of_absolute_weights(model: Decoder) -> None:
-    found = lens.patterns(model, TEXTS[:1], [Head(2, 1)]).of(Head(2, 1)).weights
-    torch.testing.assert_close(found.sum(1), torch.ones(8))
-    assert found.triu(1).abs().max() == 0
+    result = lens.patterns(model, TEXTS[:1], [Head(2, 1)]).of(Head(2, 1)).weights
+    torch.testing.assert_close(result.sum(1), torch.ones(8))
+    assert result.triu(1).abs().max() == 0
 
 
 def test_mixers_are_compared_with_attention(model: Decoder) -> None:
-    found = lens.redundancy(model, TEXTS, progress=False)
-    assert len(found.addresses) == 10
-    assert not np.isnan(found.similarity["patterns"]).any()
-    assert found.similarity["outputs"].diagonal() == pytest.approx(1.0, abs=1e-5)
+    result = lens.redundancy(model, TEXTS, progress=False)
+    assert len(result.addresses) == 10
+    assert not np.isnan(result.similarity["patterns"]).any()
+    assert result.similarity["outputs"].diagonal() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_logits_are_the_sum_of_all_parts(model: Decoder) -> None:
@@ -73,22 +73,22 @@ def test_logits_are_the_sum_of_all_parts(model: Decoder) -> None:
 
 
 def test_ablation_resumes_through_mixers(model: Decoder) -> None:
-    found = lens.ablate(model, TEXTS, replace_with="zero", progress=False)
+    result = lens.ablate(model, TEXTS, replace_with="zero", progress=False)
     pruned = surgery.prune(model, [Head(1, 0)])
     expected = lens.ablate(pruned, TEXTS, progress=False).baseline
-    assert found["metric"].of(Head(1, 0)) == pytest.approx(expected, abs=1e-5)
+    assert result["metric"].of(Head(1, 0)) == pytest.approx(expected, abs=1e-5)
     assert [str(old) for old in surgery.origins(pruned).values()][3:6] == ["L0H3", "L1H1", "L2H0"]
 
 
 @pytest.mark.parametrize("layer", [0, 2])
 def test_a_head_of_a_mixer_is_ablated_in_its_output_projection(model: Decoder, layer: int) -> None:
-    found = lens.ablate(model, TEXTS, replace_with="zero", progress=False)
+    result = lens.ablate(model, TEXTS, replace_with="zero", progress=False)
     without = copy.deepcopy(model)
     mixer = without.stack.layers[layer].mixer
     with torch.no_grad():
         mixer.output.weight[:, 8:16] = 0
     expected = lens.ablate(without, TEXTS, [Head(1, 0)], progress=False).baseline
-    assert found["metric"].of(Head(layer, 1)) == pytest.approx(expected, abs=1e-5)
+    assert result["metric"].of(Head(layer, 1)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_layers_and_neurons_are_pruned_around_mixers(model: Decoder) -> None:
@@ -135,15 +135,15 @@ def test_mixers_are_adapted_whole(model: Decoder) -> None:
 
 def test_heads_without_a_pattern_are_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here Performer heads that hide their own; the kinds of the others are decided as ever."""
-    monkeypatch.setattr(performer, "watch_pattern", lambda *given: given[-1])
+    monkeypatch.setattr(performer, "watch_pattern", lambda *inputs: inputs[-1])
     monkeypatch.setattr(performer.PerformerLayer, "has_pattern", False)
     model = small_model(CAUSAL["performer"], CAUSAL["linear"])
-    found = lens.inspect(model, TEXTS, sequences=4, progress=False)
-    distance = found.statistics["distance"]
+    result = lens.inspect(model, TEXTS, sequences=4, progress=False)
+    distance = result.statistics["distance"]
     assert np.isnan(distance.means[:2]).all()
     assert not np.isnan(distance.means[2:]).any()
-    assert not np.isnan(found.statistics["output_share"].means).any()
-    assert len(found.rows()) == 4
+    assert not np.isnan(result.statistics["output_share"].means).any()
+    assert len(result.rows()) == 4
 
 
 @torch.no_grad()

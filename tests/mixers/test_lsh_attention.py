@@ -43,7 +43,7 @@ def test_one_chunk_is_attention_to_all_others(length: int, causal: bool) -> None
         torch.testing.assert_close(mixer(Ragged.from_list([x])).values, expected)
 
 
-def test_rounds_and_neighbours_miss_less() -> None:
+def test_rounds_and_neighbors_miss_less() -> None:
     query = torch.randn(200, HEADS, WIDTH // HEADS)
     few, many, near = (
         float(missed_mass(query, layer(rounds=rounds, before=before).config).mean())
@@ -79,14 +79,14 @@ def test_other_texts_are_not_seen() -> None:
 def test_gradients_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     mixer, x = layer(rounds=3), torch.randn(40, WIDTH, requires_grad=True)
     batch = Ragged.from_list([x[:33], x[33:]])
-    found = []
+    result = []
     for largest in (2**24, 700):
         monkeypatch.setattr(lsh_attention, "LARGEST", largest)
         output = mixer(batch).values
-        found.append((output, *torch.autograd.grad(output.square().sum(), x)))
-    for one, other in zip(*found, strict=True):
+        result.append((output, *torch.autograd.grad(output.square().sum(), x)))
+    for one, other in zip(*result, strict=True):
         torch.testing.assert_close(one, other)
-    assert found[0][1].isfinite().all()
+    assert result[0][1].isfinite().all()
 
 
 def test_random_rotations_change_in_training_only() -> None:
@@ -101,6 +101,6 @@ def test_random_rotations_change_in_training_only() -> None:
     ("field", "value"), [("heads", 5), ("buckets", (3,)), ("round_to", 9), ("rounds", 0)]
 )
 def test_the_config_is_checked(field: str, value: object) -> None:
-    given = {"width": WIDTH, "heads": HEADS, "chunk": 8, field: value}
+    inputs = {"width": WIDTH, "heads": HEADS, "chunk": 8, field: value}
     with pytest.raises(ConfigError, match=field):
-        LshAttention(**given)  # type: ignore[arg-type]
+        LshAttention(**inputs)  # type: ignore[arg-type]

@@ -56,10 +56,10 @@ def test_texts_of_a_batch_never_meet(any_model: Decoder | Encoder) -> None:
 def test_a_cache_continues_the_text(model: Decoder, cut: tuple[int, int]) -> None:
     whole = texts(sum(cut), sum(cut))
     expected = model(whole).logits.to_padded()
-    cache, found = model.new_cache(), []
+    cache, result = model.new_cache(), []
     for piece in whole.to_padded().split(cut, dim=1):
-        found.append(model(piece, cache=cache).logits)
-    torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-4, rtol=1e-4)
+        result.append(model(piece, cache=cache).logits)
+    torch.testing.assert_close(torch.cat(result, 1), expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

@@ -49,8 +49,8 @@ def explicit(layer: MixtureOfHeadsLayer, x: torch.Tensor) -> torch.Tensor:
 def test_it_is_its_definition(config: MixtureOfHeads) -> None:
     layer = MixtureOfHeadsLayer(config)
     texts = [torch.randn(length, 12) for length in (9, 4)]
-    found = layer(Ragged.from_list(texts)).to_list()
-    for text, each in zip(texts, found, strict=True):
+    result = layer(Ragged.from_list(texts)).to_list()
+    for text, each in zip(texts, result, strict=True):
         torch.testing.assert_close(each, explicit(layer, text), atol=1e-5, rtol=1e-5)
     used = (layer.head_weights(texts[0]) > 0).sum(1)
     assert (used == config.shared + config.top_k).all()

@@ -18,10 +18,10 @@ def test_every_channel_is_mixed_alike() -> None:
     torch.manual_seed(0)
     layer = MlpMixerLayer(MlpMixer(width=6, length=4, hidden=9))
     text = torch.randn(4, 6)
-    found = layer(Ragged.from_list([torch.zeros(4, 6), text])).to_list()[1]
+    result = layer(Ragged.from_list([torch.zeros(4, 6), text])).to_list()[1]
     for channel in range(6):
         expected = layer.contract(torch.nn.functional.gelu(layer.expand(text[:, channel])))
-        torch.testing.assert_close(found[:, channel], expected)
+        torch.testing.assert_close(result[:, channel], expected)
 
 
 def test_a_text_of_another_length_is_refused() -> None:

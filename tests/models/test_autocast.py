@@ -11,9 +11,9 @@ def test_autocast_stays_near_single_precision_and_trains(name: str) -> None:
     model = small(MODELS[name])
     expected = values(answer(model).hidden).detach()
     with torch.autocast("cpu", torch.bfloat16):
-        found = values(answer(model).hidden)
+        result = values(answer(model).hidden)
     gradients = torch.autograd.grad(
-        found.float().square().sum(), list(model.parameters()), allow_unused=True
+        result.float().square().sum(), list(model.parameters()), allow_unused=True
     )
-    assert torch.linalg.norm(found.float() - expected) < 0.1 * torch.linalg.norm(expected)
+    assert torch.linalg.norm(result.float() - expected) < 0.1 * torch.linalg.norm(expected)
     assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)

@@ -58,8 +58,8 @@ def run(config: ModelConfig, batch: Sequence[Item]) -> list[tuple[Tensor, Tensor
 ROUNDING = 1e-5
 
 
-def assert_near(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_near(result: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for one, other in zip(result, expected, strict=True):
         assert one.shape == other.shape
         if one.numel():
             assert (one - other).abs().max() <= ROUNDING * other.abs().max()
@@ -85,14 +85,14 @@ def test_two_sequences_of_a_batch_never_meet(name: str) -> None:
         for rest in range(2):
             kept = range(rest, len(batch), 2)
             changed = [batch[at] if at in kept else others[at] for at in range(len(batch))]
-            found = run(config, changed)
+            result = run(config, changed)
             for at in kept:
                 if mixture:
                     # Its experts compute groups of another size, which may round differently.
-                    assert_near(found[at], expected[at])
+                    assert_near(result[at], expected[at])
                 else:
-                    assert torch.equal(found[at][0], expected[at][0])
-                    assert torch.equal(found[at][1], expected[at][1])
+                    assert torch.equal(result[at][0], expected[at][0])
+                    assert torch.equal(result[at][1], expected[at][1])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -101,9 +101,9 @@ def test_a_permuted_batch_gives_permuted_results_up_to_rounding(name: str) -> No
     batch = items(config)
     order = [3, 0, 4, 2, 1][-len(batch) :] if len(batch) == 5 else [2, 0, 3, 1]
     with torch.no_grad():
-        expected, found = run(config, batch), run(config, [batch[index] for index in order])
+        expected, result = run(config, batch), run(config, [batch[index] for index in order])
     for place, index in enumerate(order):
-        assert_near(found[place], expected[index])
+        assert_near(result[place], expected[index])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -126,9 +126,9 @@ def test_an_empty_sequence_is_legal_and_changes_nothing(name: str) -> None:
     nothing = (nothing, nothing) if isinstance(config, Seq2SeqConfig) else nothing
     with torch.no_grad():
         expected = run(config, filled)
-        found = run(config, [nothing, *filled, nothing])
-    assert found[0][0].shape == found[-1][0].shape == (0, 32)
-    for one, other in zip(found[1:-1], expected, strict=True):
+        result = run(config, [nothing, *filled, nothing])
+    assert result[0][0].shape == result[-1][0].shape == (0, 32)
+    for one, other in zip(result[1:-1], expected, strict=True):
         assert_near(one, other)
 
 
@@ -155,9 +155,9 @@ def test_any_batch_may_be_shuffled(lengths: list[int], random: Any) -> None:
     random.shuffle(order)
     model, batch = small(ENCODERS["modernbert"]), ids(lengths)
     with torch.no_grad():
-        expected, found = model(batch).logits, model(batch.select(order)).logits
-    if found.values.numel():
-        off = (found.values - expected.select(order).values).abs().max()
+        expected, result = model(batch).logits, model(batch.select(order)).logits
+    if result.values.numel():
+        off = (result.values - expected.select(order).values).abs().max()
         assert off <= ROUNDING * expected.values.abs().max()
 
 

@@ -186,9 +186,9 @@ def test_every_kind_runs_and_learns_in_bfloat16(name: str) -> None:
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
     whole.load_state_dict(half.state_dict())
     output = answer(half)
-    found, expected = values(output.hidden), values(answer(whole).hidden)
-    assert found.dtype == values(output.logits).dtype == torch.bfloat16
-    error = (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    result, expected = values(output.hidden), values(answer(whole).hidden)
+    assert result.dtype == values(output.logits).dtype == torch.bfloat16
+    error = (result.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
     # The median: a token that rounding sends to another expert is another token.
     assert error.median() < 0.05
     values(output.logits).float().square().sum().backward()

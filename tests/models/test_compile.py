@@ -36,7 +36,7 @@ pytestmark = pytest.mark.shapes_unchecked
 def assert_compiles(config: ModelConfig, *inputs: Any) -> None:
     """The same hidden states, logits and gradients, to the last few bits."""
     torch._dynamo.reset()
-    found = []
+    result = []
     for compiled in (True, False):
         model = build(config, seed=0)
         run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
@@ -45,9 +45,9 @@ def assert_compiles(config: ModelConfig, *inputs: Any) -> None:
         extra = [term for losses in output.router for term in (losses.balance, losses.z)]
         (logits.square().sum() + sum(extra)).backward()
         gradients = [parameter.grad for parameter in model.parameters()]
-        found.append([hidden, logits, *extra, *gradients])
-    assert len(found[0]) > 4
-    for one, other in zip(*found, strict=True):
+        result.append([hidden, logits, *extra, *gradients])
+    assert len(result[0]) > 4
+    for one, other in zip(*result, strict=True):
         torch.testing.assert_close(
             one, other, rtol=1e-4, atol=1e-4 * float(other.detach().abs().max())
         )
@@ -74,10 +74,10 @@ def test_batches() -> None:
                 mask=Causal(),
                 position=Alibi(),
                 query_norm=RMSNorm(),
-                key_norm=RMSNorm(centred=True),
+                key_norm=RMSNorm(centered=True),
             ),
             replace(EXPERTS, shared=8, shared_gate="sigmoid"),
-            norm=PreNorm(RMSNorm(centred=True)),
+            norm=PreNorm(RMSNorm(centered=True)),
         ),
         layer(
             own(mask=Causal(), position=Shaw(reach=2), sink="learned"),

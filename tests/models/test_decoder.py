@@ -54,8 +54,8 @@ def totals(schedule: Sequence[tuple[int, ...]]) -> list[int]:
     return [sum(counts) for counts in zip(*schedule, strict=True)]
 
 
-def assert_near(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+def assert_near(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def assert_decodes(
@@ -70,11 +70,11 @@ def assert_decodes(
             output = model(piece, cache=cache)
             for sequence, start in enumerate(done):
                 stop = start + piece.lengths.each[sequence]
-                for found, expected in (
+                for result, expected in (
                     (output.hidden, whole.hidden),
                     (output.logits, whole.logits),
                 ):
-                    assert_near(found.of(sequence), expected.of(sequence)[start:stop])
+                    assert_near(result.of(sequence), expected.of(sequence)[start:stop])
     assert cache.seen == texts.lengths.each
     return cache
 
@@ -147,13 +147,13 @@ def test_selected_sequences_go_on_where_they_were(
         model(prompts, cache=cache)
         cache.select(order)
         assert cache.seen == (9, 5, 9)
-        found = [
+        result = [
             model(piece, cache=cache).logits.values
             for piece, _ in pieces(more.to_list(), [(1, 1, 1)] * 4)
         ]
         expected = model(Ragged.from_list(whole)).logits
     for row in range(3):
-        assert_near(torch.stack(found)[:, row], expected.of(row)[-4:])
+        assert_near(torch.stack(result)[:, row], expected.of(row)[-4:])
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -281,7 +281,7 @@ def test_the_pattern_of_a_step_is_the_last_row_of_the_whole(name: str) -> None:
         model(Ragged.from_list([text[:-1] for text in texts.to_list()]), cache=cache)
         model(Ragged.from_list([text[-1:] for text in texts.to_list()]), cache=cache, watch=step)
     for sequence in range(2):
-        found = step[site].of(sequence)
+        result = step[site].of(sequence)
         # A ring holds no more than the window sees.
-        assert_near(found, whole[site].of(sequence)[:, -1:, -found.shape[-1] :])
-        torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]))
+        assert_near(result, whole[site].of(sequence)[:, -1:, -result.shape[-1] :])
+        torch.testing.assert_close(result.sum(-1), torch.ones_like(result[..., 0]))

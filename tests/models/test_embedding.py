@@ -42,7 +42,7 @@ def test_a_vector_is_word_plus_position_plus_type_then_normed() -> None:
     )
     batch = Ragged.from_list([torch.tensor([4, 7]), torch.tensor([1])])
     types = Ragged.from_list([torch.tensor([0, 1]), torch.tensor([1])])
-    embedding, found = embed(config, batch, types=types)
+    embedding, result = embed(config, batch, types=types)
     words, places, kinds = (
         table.weight for table in (embedding.tokens, embedding.positions, embedding.types)
     )
@@ -53,23 +53,23 @@ def test_a_vector_is_word_plus_position_plus_type_then_normed() -> None:
             3 * words[1] + places[2] + kinds[1],
         ]
     )
-    torch.testing.assert_close(found, torch.nn.functional.layer_norm(summed, (WIDTH,)))
+    torch.testing.assert_close(result, torch.nn.functional.layer_norm(summed, (WIDTH,)))
 
 
 def test_every_sequence_starts_at_position_zero() -> None:
     batch = Ragged.from_list([torch.tensor([3, 3]), torch.tensor([3, 3, 3])])
     for position in (Sinusoidal(), Learned(count=3)):
-        _, found = embed(Embedding(vocabulary=5, width=8, position=position), batch)
-        assert torch.equal(found[:2], found[2:4])
-        assert not torch.allclose(found[0], found[1])
+        _, result = embed(Embedding(vocabulary=5, width=8, position=position), batch)
+        assert torch.equal(result[:2], result[2:4])
+        assert not torch.allclose(result[0], result[1])
 
 
 def test_types_left_out_are_zeros() -> None:
     config = Embedding(vocabulary=5, width=8, types=2)
     batch = Ragged.from_list([torch.tensor([3, 1])])
-    embedding, found = embed(config, batch)
+    embedding, result = embed(config, batch)
     assert torch.equal(
-        found, embedding(batch, batch.lengths.positions, batch.map(torch.zeros_like)).values
+        result, embedding(batch, batch.lengths.positions, batch.map(torch.zeros_like)).values
     )
 
 

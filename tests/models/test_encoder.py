@@ -84,11 +84,11 @@ def loss_of(model: torch.nn.Module, labels: Tensor) -> Tensor:
 def test_an_encoder_learns_a_batch_by_heart() -> None:
     model = build(ENCODERS["modernbert"], seed=0).train()
     labels = torch.randint(VOCABULARY, (9,), generator=torch.Generator().manual_seed(1))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     first = loss_of(model, labels).detach()
     for _ in range(12):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = loss_of(model, labels)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss < 0.5 * first

@@ -82,8 +82,8 @@ def test_each_placement_follows_its_formula(placement: Placement) -> None:
     expected = around(placement, x.values, mix, module.attention_residual)
     expected = around(placement, expected, look_back, module.cross_residual)
     expected = around(placement, expected, lambda v: feed(v, x), module.feedforward_residual)
-    found, losses = module(x, memory=memory)
-    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-4)
+    result, losses = module(x, memory=memory)
+    torch.testing.assert_close(result.values, expected, rtol=1e-4, atol=1e-4)
     assert losses is None
 
 

@@ -66,15 +66,15 @@ def test_source_and_target_are_padded_each_in_its_own_way(padding: Padding) -> N
     target_mask = mask_of((2, 4, 0, 1, 3), 6, "right")
     with torch.no_grad():
         expected = model(source, target).logits
-        found = model(
+        result = model(
             padded(source, source_mask),
             padded(target, target_mask),
             source_mask=source_mask,
             target_mask=target_mask,
         ).logits
         half = model(padded(source, source_mask), target, source_mask=source_mask).logits
-    assert torch.equal(found[target_mask == 1], expected.values)
-    assert not found[target_mask == 0].any()
+    assert torch.equal(result[target_mask == 1], expected.values)
+    assert not result[target_mask == 0].any()
     assert torch.equal(half.values, expected.values)
 
 
@@ -100,9 +100,9 @@ def test_any_lengths_pass_the_door(lengths: list[int], padding: Padding) -> None
     model, batch = small(ENCODERS["modernbert"]), ids(lengths)
     mask = mask_of(lengths, 6, padding)
     with torch.no_grad():
-        found = model(padded(batch, mask), mask=mask).logits
-        assert torch.equal(found[mask == 1], model(batch).logits.values)
-    assert not found[mask == 0].any()
+        result = model(padded(batch, mask), mask=mask).logits
+        assert torch.equal(result[mask == 1], model(batch).logits.values)
+    assert not result[mask == 0].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32])
@@ -129,9 +129,9 @@ def test_types_share_the_mask_of_the_ids() -> None:
     batch, types = ids((2, 3)), Ragged.from_list([torch.tensor([0, 1]), torch.tensor([1, 0, 1])])
     with torch.no_grad():
         expected = model(batch, types=types).hidden
-        found = model(padded(batch, mask), mask=mask, types=types.to_padded(mask)).hidden
+        result = model(padded(batch, mask), mask=mask, types=types.to_padded(mask)).hidden
         without = model(batch).hidden
-    assert torch.equal(found[mask == 1], expected.values)
+    assert torch.equal(result[mask == 1], expected.values)
     assert not torch.allclose(without.values, expected.values)
 
 

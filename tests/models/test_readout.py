@@ -37,14 +37,14 @@ def test_pooling_reads_each_sequence_and_nothing_of_an_empty_one(
     pool: Pool, lengths: tuple[int, ...]
 ) -> None:
     x = torch.randn(sum(lengths), 6, requires_grad=True)
-    found = pooled(x, Lengths.of(lengths), pool)
+    result = pooled(x, Lengths.of(lengths), pool)
     each = x.split(lengths) if lengths else ()
     expected = [HOW[pool](sequence) if len(sequence) else x.new_zeros(6) for sequence in each]
-    assert found.shape == (len(lengths), 6)
-    for one, other in zip(found, expected, strict=True):
+    assert result.shape == (len(lengths), 6)
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other)
     if x.numel():
-        (gradient,) = torch.autograd.grad(found.sum(), x)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
         assert gradient.isfinite().all()
         filled = sum(length > 0 for length in lengths)
         torch.testing.assert_close(gradient.sum(), torch.tensor(6.0 * filled))
@@ -80,8 +80,8 @@ def test_a_transform_is_dense_activation_norm(bias: bool) -> None:
     dense = readout.transform.dense
     assert (dense.bias is not None) == bias
     inner = F.layer_norm(F.gelu(F.linear(x, dense.weight, dense.bias)), (WIDTH,))
-    found = readout(Ragged(x, Lengths.of([1, 3])), table)
-    torch.testing.assert_close(found.values, inner @ table.T)
+    result = readout(Ragged(x, Lengths.of([1, 3])), table)
+    torch.testing.assert_close(result.values, inner @ table.T)
 
 
 def test_a_pooler_without_norm_is_dense_and_tanh() -> None:
@@ -89,8 +89,8 @@ def test_a_pooler_without_norm_is_dense_and_tanh() -> None:
     readout, x = make_readout(head, WIDTH), torch.randn(4, WIDTH)
     dense = readout.transform.dense
     inner = torch.tanh(F.linear(x[[0, 1]], dense.weight, dense.bias))
-    found = readout(Ragged(x, Lengths.of([1, 3])), None)
-    torch.testing.assert_close(found, inner @ readout.weight.T + readout.bias)
+    result = readout(Ragged(x, Lengths.of([1, 3])), None)
+    torch.testing.assert_close(result, inner @ readout.weight.T + readout.bias)
 
 
 def test_a_scale_multiplies_the_words_and_not_their_bias() -> None:
@@ -98,8 +98,8 @@ def test_a_scale_multiplies_the_words_and_not_their_bias() -> None:
     table, x = torch.randn(VOCABULARY, WIDTH), torch.randn(2, WIDTH)
     with torch.no_grad():
         readout.bias.normal_()
-    found = readout(Ragged(x, Lengths.of([2])), table).values
-    torch.testing.assert_close(found, 0.5 * x @ table.T + readout.bias)
+    result = readout(Ragged(x, Lengths.of([2])), table).values
+    torch.testing.assert_close(result, 0.5 * x @ table.T + readout.bias)
 
 
 def test_a_model_without_readout_answers_with_hidden_states_alone() -> None:

@@ -57,21 +57,21 @@ def test_each_sublayer_reads_one_stream_and_writes_to_the_other(model: Decoder) 
     batch = Ragged.from_list([torch.randn(6, WIDTH), torch.randn(3, WIDTH)])
     first, second = batch.values, torch.randn(9, WIDTH)
     with torch.no_grad():
-        found, _ = layer(batch.with_values(torch.cat([first, second], -1)))
+        result, _ = layer(batch.with_values(torch.cat([first, second], -1)))
         read = batch.with_values(layer.attention_residual.norm(second))
         first = first + layer.attention(read).values
         read = batch.with_values(layer.feedforward_residual.norm(first))
         second = second + layer.feedforward(read.values, read, None)
-    torch.testing.assert_close(found.values, torch.cat([first, second], -1))
+    torch.testing.assert_close(result.values, torch.cat([first, second], -1))
 
 
 def test_ablation_equals_pruning_in_every_layer(model: Decoder) -> None:
     heads = [Head(layer, head) for layer in (0, 2) for head in range(2)]
-    found = lens.ablate(model, TEXTS, replace_with="zero", progress=False)["metric"]
+    result = lens.ablate(model, TEXTS, replace_with="zero", progress=False)["metric"]
     for head in heads:
         pruned = surgery.prune(model, [head])
         expected = lens.ablate(pruned, TEXTS, progress=False).baseline
-        assert found.of(head) == pytest.approx(expected, abs=1e-5)
+        assert result.of(head) == pytest.approx(expected, abs=1e-5)
     order = lens.ablate_in_order(model, TEXTS, heads, replace_with="zero", progress=False)
     both = surgery.prune(model, heads[:3])
     expected = lens.ablate(both, TEXTS, progress=False).baseline

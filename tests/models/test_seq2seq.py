@@ -21,8 +21,8 @@ CROSS = own(keys_from="memory")
 SCHEDULE = ((1, 1, 1, 1), (2, 0, 6, 1), (1, 1, 1, 1), (1, 1, 1, 1))
 
 
-def assert_near(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+def assert_near(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def chunk(texts: Ragged, starts: list[int], counts: tuple[int, ...]) -> Ragged:
@@ -62,8 +62,8 @@ def test_piece_by_piece_is_the_full_forward(name: str, config: DynamicCache | St
     model, targets = small(SEQ2SEQS[name]), ids((5, 3, 9, 4), seed=1)
     with torch.no_grad():
         whole = model(ids(SOURCES), targets).logits
-        for found, expected in zip(decoded(model, config, targets), whole.to_list(), strict=True):
-            assert_near(found, expected)
+        for result, expected in zip(decoded(model, config, targets), whole.to_list(), strict=True):
+            assert_near(result, expected)
 
 
 def test_the_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +89,10 @@ def test_selected_translations_go_on_with_their_own_source(name: str) -> None:
     with torch.no_grad():
         model(ids(SOURCES), targets, cache=cache)
         cache.select(order)
-        found = [model(None, chunk(more, [at] * 2, (1, 1)), cache=cache) for at in range(3)]
+        result = [model(None, chunk(more, [at] * 2, (1, 1)), cache=cache) for at in range(3)]
         expected = model(ids(SOURCES).select(order), Ragged.from_list(whole)).logits
     for row in range(2):
-        steps = torch.stack([output.logits.values[row] for output in found])
+        steps = torch.stack([output.logits.values[row] for output in result])
         assert_near(steps, expected.of(row)[-3:])
 
 

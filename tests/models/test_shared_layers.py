@@ -70,8 +70,8 @@ def test_it_is_the_model_with_copies_and_learns_their_sum() -> None:
         each(batch()).logits.values.square().mean().backward()
     assert torch.equal(model(batch()).logits.values, alone(batch()).logits.values)
     weights = [layer.attention.project.weight.grad for layer in alone.stack.layers]
-    found = model.stack.layers[3].attention.project.weight.grad
-    torch.testing.assert_close(found, weights[2] + weights[3])
+    result = model.stack.layers[3].attention.project.weight.grad
+    torch.testing.assert_close(result, weights[2] + weights[3])
 
 
 def test_it_generates_with_a_cache_per_depth() -> None:
@@ -97,8 +97,8 @@ def test_every_depth_is_watched_and_ablated_on_its_own() -> None:
         model(batch(), watch=record)
     assert not torch.allclose(*(record[Site(layer, Tap.PATTERN)].of(0) for layer in (2, 3)))
     ours = lens.ablate(model, TEXTS, progress=False)
-    theirs = lens.ablate(unshared(model), TEXTS, progress=False)
-    torch.testing.assert_close(ours.means["metric"], theirs.means["metric"])
+    peer = lens.ablate(unshared(model), TEXTS, progress=False)
+    torch.testing.assert_close(ours.means["metric"], peer.means["metric"])
 
 
 def test_pruning_gives_every_depth_its_own_weights() -> None:

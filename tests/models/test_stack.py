@@ -132,8 +132,8 @@ def test_resuming_after_the_last_layer_norms_and_no_more() -> None:
     model = small(DECODERS["llama"])
     x = Ragged(torch.randn(6, WIDTH), Lengths.of([4, 2]))
     with torch.no_grad():
-        found, losses = model.stack.resume(x, 2)
-        torch.testing.assert_close(found.values, model.stack.final_norm(x.values))
+        result, losses = model.stack.resume(x, 2)
+        torch.testing.assert_close(result.values, model.stack.final_norm(x.values))
     assert losses == ()
     with refuses(InputError, "0 to 2, got 3"):
         model.stack.resume(x, 3)

@@ -66,21 +66,21 @@ def test_a_patch_is_a_flat_square_times_a_matrix() -> None:
     convolution, table = embedding.convolution, embedding.positions
     convolution.bias.normal_()
     (image,) = images(((8, 8),))
-    found = embedding(image[None])[0]
+    result = embedding(image[None])[0]
     patches = by_hand(image, convolution.weight, convolution.bias)
-    torch.testing.assert_close(found[0], embedding.class_token + table.class_token)
-    torch.testing.assert_close(found[1:], patches + table.patches.flatten(0, 1))
+    torch.testing.assert_close(result[0], embedding.class_token + table.class_token)
+    torch.testing.assert_close(result[1:], patches + table.patches.flatten(0, 1))
 
 
 def test_positions_of_another_grid_are_interpolated_and_the_class_token_kept() -> None:
     embedding = build(VISIONS["vit"], seed=0).embedding.requires_grad_(False)
     (image,) = images(((12, 16),))
-    found = embedding(image[None])[0]
+    result = embedding(image[None])[0]
     patches = by_hand(image, embedding.convolution.weight, embedding.convolution.bias)
     grid = embedding.positions.patches.permute(2, 0, 1)[None]
     resized = F.interpolate(grid, size=(3, 4), mode="bicubic", align_corners=False)
-    torch.testing.assert_close(found[1:], patches + resized[0].flatten(1).T)
-    torch.testing.assert_close(found[0], embedding.class_token + embedding.positions.class_token)
+    torch.testing.assert_close(result[1:], patches + resized[0].flatten(1).T)
+    torch.testing.assert_close(result[0], embedding.class_token + embedding.positions.class_token)
 
 
 def test_images_of_one_size_are_embedded_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +104,9 @@ def test_images_of_one_size_are_embedded_together(monkeypatch: pytest.MonkeyPatc
 def test_an_image_that_is_no_multiple_of_the_patch_is_refused(
     side: tuple[int, int], nearest: tuple[int, int]
 ) -> None:
-    for given in (torch.zeros(1, 3, *side), [torch.zeros(3, 8, 8), torch.zeros(3, *side)]):
+    for inputs in (torch.zeros(1, 3, *side), [torch.zeros(3, 8, 8), torch.zeros(3, *side)]):
         with pytest.raises(InputError) as caught:
-            small(VISIONS["vit"])(given)
+            small(VISIONS["vit"])(inputs)
         assert str(caught.value) == (
             f"an image of {side[0]} x {side[1]} is not a multiple of the patch size 4: "
             f"resize or crop it, for example to {nearest[0]} x {nearest[1]}."

@@ -55,7 +55,7 @@ def attention_sites(
 ) -> Shapes:
     """Every tap of one attention, with the lengths of its sequences and its shape a token."""
     heads, kv_heads, size = attention.heads, attention.key_heads, attention.size
-    found = {
+    result = {
         Tap.BEFORE: (queries, (WIDTH,)),
         Tap.QUERY: (queries, (heads, size)),
         Tap.KEY: (keys, (kv_heads, size)),
@@ -71,30 +71,30 @@ def attention_sites(
             channels if gate.per == "channel" else 1,
         )
         keys_side = gate.at in ("key", "value")
-        found[Tap[f"GATE_{gate.at.upper()}"]] = (keys if keys_side else queries, shape)
-    return {Site(tap=tap, **at): shape for tap, shape in found.items()}
+        result[Tap[f"GATE_{gate.at.upper()}"]] = (keys if keys_side else queries, shape)
+    return {Site(tap=tap, **at): shape for tap, shape in result.items()}
 
 
 def sites(stack: StackConfig, name: str, queries: Any, memory: Any = ()) -> Shapes:
     """Every site of a stack but its patterns."""
-    found: Shapes = {
+    result: Shapes = {
         Site(-1, tap, stack=name): (queries, (WIDTH,)) for tap in (Tap.EMBEDDINGS, Tap.FINAL)
     }
     for index, config in enumerate(stack.layers):
         at: dict[str, Any] = {"layer": index, "stack": name}
         if config.attention is not None:
-            found |= attention_sites(config.attention.inner, at, queries, queries)
+            result |= attention_sites(config.attention.inner, at, queries, queries)
         if config.cross is not None:
             crossing = at | {"sublayer": Sublayer.CROSS}
-            found |= attention_sites(config.cross.inner, crossing, queries, memory)
+            result |= attention_sites(config.cross.inner, crossing, queries, memory)
         if config.feedforward is not None:
             at |= {"sublayer": Sublayer.FEEDFORWARD}
             for tap in (Tap.BEFORE, Tap.OUTPUT, Tap.AFTER):
-                found[Site(tap=tap, **at)] = (queries, (WIDTH,))
+                result[Site(tap=tap, **at)] = (queries, (WIDTH,))
             if not isinstance(config.feedforward.inner, Experts):
                 inside = (queries, (config.feedforward.inner.hidden,))
-                found[Site(tap=Tap.INSIDE, **at)] = inside
-    return found
+                result[Site(tap=Tap.INSIDE, **at)] = inside
+    return result
 
 
 def every_site(config: Any) -> Shapes:
@@ -102,8 +102,8 @@ def every_site(config: Any) -> Shapes:
         patches = [1 + image.shape[1] * image.shape[2] // 16 for image in images()]
         return sites(config.stack, "main", tuple(patches))
     if hasattr(config, "encoder"):
-        found = sites(config.encoder, "encoder", LENGTHS)
-        return found | sites(config.decoder, "decoder", TARGETS, LENGTHS)
+        result = sites(config.encoder, "encoder", LENGTHS)
+        return result | sites(config.decoder, "decoder", TARGETS, LENGTHS)
     return sites(config.stack, "main", LENGTHS)
 
 
@@ -162,18 +162,18 @@ def test_every_site_is_shown_once_and_no_other_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_patterns_are_softmaxes_of_scores_and_give_the_same_answer(name: str) -> None:
-    model, asked = small(WATCHED[name]), pattern_sites(every_site(WATCHED[name]))
-    record = Record(asked)
+    model, request = small(WATCHED[name]), pattern_sites(every_site(WATCHED[name]))
+    record = Record(request)
     with torch.no_grad():
         expected, output = answer(model), answer(model, watch=record)
     torch.testing.assert_close(values(output.hidden), values(expected.hidden), rtol=1e-4, atol=1e-4)
-    for site, (queries, keys, heads) in asked.items():
+    for site, (queries, keys, heads) in request.items():
         seen = record[site]
         assert isinstance(seen, Patterns)
         shapes = [(heads, rows, columns) for rows, columns in zip(queries, keys, strict=True)]
         assert [tuple(each.shape) for each in seen.each] == shapes
     sinks = name == "decoder sinks"
-    for site in asked:
+    for site in request:
         if site.tap is Tap.PATTERN:
             for index, pattern in enumerate(record[site].each):
                 scores = record[replace(site, tap=Tap.SCORES)].of(index)
@@ -198,9 +198,9 @@ def test_a_head_reads_its_values_by_its_pattern() -> None:
         torch.testing.assert_close(record[taps[Tap.HEAD_OUTPUT]].of(sequence), read)
 
 
-@pytest.mark.parametrize("asked", [{1}, {0, 2}, set(), {0, 1, 2}])
+@pytest.mark.parametrize("request", [{1}, {0, 2}, set(), {0, 1, 2}])
 def test_a_pattern_switches_only_the_asked_layers(
-    asked: set[int], monkeypatch: pytest.MonkeyPatch
+    request: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small(ENCODERS["modernbert"])
     attend, mix = manyheads.attention.attend, reference.mix
@@ -216,10 +216,10 @@ def test_a_pattern_switches_only_the_asked_layers(
 
     monkeypatch.setattr(manyheads.attention, "attend", counted_attend)
     monkeypatch.setattr(reference, "mix", counted_mix)
-    record = Record([Site(index, Tap.PATTERN) for index in asked] + [Site(1, Tap.HEAD_OUTPUT)])
+    record = Record([Site(index, Tap.PATTERN) for index in request] + [Site(1, Tap.HEAD_OUTPUT)])
     with torch.no_grad():
         model(ids(), watch=record)
-    assert calls == Counter(attend=3 - len(asked), mix=len(asked))
+    assert calls == Counter(attend=3 - len(request), mix=len(request))
 
 
 @pytest.mark.parametrize("norm", [PreNorm(), SandwichNorm()])
@@ -345,10 +345,10 @@ def test_patching_one_sequence_leaves_the_others() -> None:
     model = small(DECODERS["llama"])
     with torch.no_grad():
         plain = model(ids()).logits
-        found = model(ids(), watch=Change(Site(0, Tap.HEAD_OUTPUT), patched)).logits
-    assert not torch.allclose(found.of(0), plain.of(0), atol=1e-3)
+        result = model(ids(), watch=Change(Site(0, Tap.HEAD_OUTPUT), patched)).logits
+    assert not torch.allclose(result.of(0), plain.of(0), atol=1e-3)
     for sequence in range(1, len(LENGTHS)):
-        assert torch.equal(found.of(sequence), plain.of(sequence))
+        assert torch.equal(result.of(sequence), plain.of(sequence))
 
 
 def test_a_watcher_that_hands_back_another_kind_is_refused() -> None:
@@ -365,8 +365,8 @@ def test_watching_does_not_cut_the_gradient() -> None:
         model(ids(), watch=watch).logits.values.square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     plain, *watched = gradients
-    for found in watched:
-        for one, other in zip(found, plain, strict=True):
+    for result in watched:
+        for one, other in zip(result, plain, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
 
 

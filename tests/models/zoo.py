@@ -13,7 +13,7 @@ from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.padding import Output
 from manyheads.models.readout import ClassHead, LanguageHead, Readout, TokenHead
@@ -80,7 +80,7 @@ POSITIONS = 64
 LENGTHS = (5, 1, 12, 0, 7)
 TARGETS = (3, 6, 1, 4, 0)
 
-BIG = Initialisation(std=0.25)
+BIG = Initialization(std=0.25)
 NOWHERE = NoPosition()
 PRE = PreNorm()
 WORDS = LanguageHead()
@@ -314,7 +314,7 @@ def answer(model: Model, **more: Any) -> Output:
     return model(ids(), **more)
 
 
-def values(given: Ragged | Tensor | None) -> Tensor:
+def values(inputs: Ragged | Tensor | None) -> Tensor:
     """The numbers themselves, whatever the layout."""
-    assert given is not None
-    return given.values if isinstance(given, Ragged) else given
+    assert inputs is not None
+    return inputs.values if isinstance(inputs, Ragged) else inputs

@@ -27,12 +27,12 @@ def each_alone(model: Callable[..., Any], sequences: Sequence[Tensor], **more: A
 
 
 def assert_same(
-    ours: Ragged | Tensor | None, theirs: Sequence[Tensor], tolerance: float = TOLERANCE
+    ours: Ragged | Tensor | None, peer: Sequence[Tensor], tolerance: float = TOLERANCE
 ) -> None:
     """Every number within the tolerance, and numbers that are worth comparing."""
     assert ours is not None
-    found = ours.to_list() if isinstance(ours, Ragged) else list(ours)
-    assert len(found) == len(theirs)
-    for one, other in zip(found, theirs, strict=True):
+    result = ours.to_list() if isinstance(ours, Ragged) else list(ours)
+    assert len(result) == len(peer)
+    for one, other in zip(result, peer, strict=True):
         assert other.std() > 0.1
         torch.testing.assert_close(one, other, atol=tolerance, rtol=0)

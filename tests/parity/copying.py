@@ -72,11 +72,11 @@ def whole(copy: Callable[..., None]) -> Callable[..., None]:
     """A copy that must reach every parameter of ours."""
 
     @wraps(copy)
-    def copies(theirs: Any, ours: Any) -> None:
+    def copies(peer: Any, ours: Any) -> None:
         with torch.no_grad():
             for parameter in ours.parameters():
                 parameter.fill_(torch.nan)
-            copy(theirs, ours)
+            copy(peer, ours)
         missed = [name for name, parameter in ours.named_parameters() if parameter.isnan().any()]
         assert not missed, f"{missed} got no weights"
 
@@ -92,15 +92,15 @@ def put(parameter: Tensor | None, value: Tensor | None) -> None:
     parameter.copy_(value)
 
 
-def put_dense(ours: nn.Linear, theirs: Dense | nn.Module) -> None:
-    theirs = theirs if isinstance(theirs, Dense) else Dense.of(theirs)
-    put(ours.weight, theirs.weight)
-    put(ours.bias, theirs.bias)
+def put_dense(ours: nn.Linear, peer: Dense | nn.Module) -> None:
+    peer = peer if isinstance(peer, Dense) else Dense.of(peer)
+    put(ours.weight, peer.weight)
+    put(ours.bias, peer.bias)
 
 
-def put_norm(ours: Any, theirs: Any) -> None:
-    put(ours.weight, theirs.weight)
-    put(ours.bias, getattr(theirs, "bias", None))
+def put_norm(ours: Any, peer: Any) -> None:
+    put(ours.weight, peer.weight)
+    put(ours.bias, getattr(peer, "bias", None))
 
 
 def put_attention(ours: Attention, output: Dense | nn.Module, **rows: Dense | nn.Module) -> None:
@@ -119,15 +119,15 @@ def bias_rows(attention: Attention) -> dict[str, Tensor]:
     """The biases of the input projections by name, as views."""
     names = list(attention.config.rows())
     split = len(names) if attention.project_memory is None else names.index("key")
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for linear, part in (
         (attention.project, names[:split]),
         (attention.project_memory, names[split:]),
     ):
         if linear is not None and linear.bias is not None:
             sizes = [attention.config.rows()[name] for name in part]
-            found |= dict(zip(part, linear.bias.split(sizes), strict=True))
-    return found
+            result |= dict(zip(part, linear.bias.split(sizes), strict=True))
+    return result
 
 
 def layers(stack: Stack) -> list[Any]:
@@ -135,10 +135,10 @@ def layers(stack: Stack) -> list[Any]:
 
 
 @whole
-def gpt2(theirs: Any, ours: Any) -> None:
-    put(ours.embedding.tokens.weight, theirs.transformer.wte.weight)
-    put(ours.embedding.positions.weight, theirs.transformer.wpe.weight)
-    for block, layer in zip(theirs.transformer.h, layers(ours.stack), strict=True):
+def gpt2(peer: Any, ours: Any) -> None:
+    put(ours.embedding.tokens.weight, peer.transformer.wte.weight)
+    put(ours.embedding.positions.weight, peer.transformer.wpe.weight)
+    for block, layer in zip(peer.transformer.h, layers(ours.stack), strict=True):
         joined = Dense.turned(block.attn.c_attn)
         query, key, value = joined.rows(*[joined.weight.shape[1]] * 3)
         put_attention(
@@ -148,17 +148,17 @@ def gpt2(theirs: Any, ours: Any) -> None:
         put_norm(layer.feedforward_residual.norm, block.ln_2)
         put_dense(layer.feedforward.expand, Dense.turned(block.mlp.c_fc))
         put_dense(layer.feedforward.contract, Dense.turned(block.mlp.c_proj))
-    put_norm(ours.stack.final_norm, theirs.transformer.ln_f)
+    put_norm(ours.stack.final_norm, peer.transformer.ln_f)
 
 
 @whole
-def bert(theirs: Any, ours: Any) -> None:
-    embeddings = theirs.bert.embeddings
+def bert(peer: Any, ours: Any) -> None:
+    embeddings = peer.bert.embeddings
     put(ours.embedding.tokens.weight, embeddings.word_embeddings.weight)
     put(ours.embedding.positions.weight, embeddings.position_embeddings.weight)
     put(ours.embedding.types.weight, embeddings.token_type_embeddings.weight)
     put_norm(ours.embedding.norm, embeddings.LayerNorm)
-    for block, layer in zip(theirs.bert.encoder.layer, layers(ours.stack), strict=True):
+    for block, layer in zip(peer.bert.encoder.layer, layers(ours.stack), strict=True):
         own = block.attention.self
         put_attention(
             layer.attention,
@@ -171,21 +171,21 @@ def bert(theirs: Any, ours: Any) -> None:
         put_dense(layer.feedforward.expand, block.intermediate.dense)
         put_dense(layer.feedforward.contract, block.output.dense)
         put_norm(layer.feedforward_residual.norm, block.output.LayerNorm)
-    if hasattr(theirs, "classifier"):
-        put_dense(ours.readout.transform.dense, theirs.bert.pooler.dense)
-        put_dense(ours.readout, theirs.classifier)
+    if hasattr(peer, "classifier"):
+        put_dense(ours.readout.transform.dense, peer.bert.pooler.dense)
+        put_dense(ours.readout, peer.classifier)
     else:
-        head = theirs.cls.predictions
+        head = peer.cls.predictions
         put_dense(ours.readout.transform.dense, head.transform.dense)
         put_norm(ours.readout.transform.norm, head.transform.LayerNorm)
         put(ours.readout.bias, head.bias)
 
 
 @whole
-def modernbert(theirs: Any, ours: Any) -> None:
-    put(ours.embedding.tokens.weight, theirs.model.embeddings.tok_embeddings.weight)
-    put_norm(ours.embedding.norm, theirs.model.embeddings.norm)
-    for block, layer in zip(theirs.model.layers, layers(ours.stack), strict=True):
+def modernbert(peer: Any, ours: Any) -> None:
+    put(ours.embedding.tokens.weight, peer.model.embeddings.tok_embeddings.weight)
+    put_norm(ours.embedding.norm, peer.model.embeddings.norm)
+    for block, layer in zip(peer.model.layers, layers(ours.stack), strict=True):
         joined = Dense.of(block.attn.Wqkv)
         query, key, value = joined.rows(*[joined.weight.shape[1]] * 3)
         put_attention(layer.attention, block.attn.Wo, query=query, key=key, value=value)
@@ -194,17 +194,17 @@ def modernbert(theirs: Any, ours: Any) -> None:
         put_norm(layer.feedforward_residual.norm, block.mlp_norm)
         put_dense(layer.feedforward.expand, block.mlp.Wi)
         put_dense(layer.feedforward.contract, block.mlp.Wo)
-    put_norm(ours.stack.final_norm, theirs.model.final_norm)
-    put_dense(ours.readout.transform.dense, theirs.head.dense)
-    put_norm(ours.readout.transform.norm, theirs.head.norm)
-    put(ours.readout.bias, theirs.decoder.bias)
+    put_norm(ours.stack.final_norm, peer.model.final_norm)
+    put_dense(ours.readout.transform.dense, peer.head.dense)
+    put_norm(ours.readout.transform.norm, peer.head.norm)
+    put(ours.readout.bias, peer.decoder.bias)
 
 
 @whole
-def llama(theirs: Any, ours: Any) -> None:
+def llama(peer: Any, ours: Any) -> None:
     """Llama, Mistral, Mixtral, Qwen2, Qwen3, and Qwen3-Next where all its layers are attention."""
-    put(ours.embedding.tokens.weight, theirs.model.embed_tokens.weight)
-    for block, layer in zip(theirs.model.layers, layers(ours.stack), strict=True):
+    put(ours.embedding.tokens.weight, peer.model.embed_tokens.weight)
+    for block, layer in zip(peer.model.layers, layers(ours.stack), strict=True):
         own, heads = block.self_attn, layer.attention.config.heads
         queries = {"query": Dense.of(own.q_proj)}
         if layer.attention.config.gates:
@@ -227,21 +227,21 @@ def llama(theirs: Any, ours: Any) -> None:
                 put_dense(layer.feedforward.shared_gate, block.mlp.shared_expert_gate)
         else:
             _put_swiglu(layer.feedforward, block.mlp)
-    put_norm(ours.stack.final_norm, theirs.model.norm)
+    put_norm(ours.stack.final_norm, peer.model.norm)
     if ours.readout.weight is not None:
-        put(ours.readout.weight, theirs.lm_head.weight)
+        put(ours.readout.weight, peer.lm_head.weight)
 
 
-def _put_swiglu(ours: Any, theirs: Any) -> None:
-    put_dense(ours.expand, Dense(torch.cat((theirs.gate_proj.weight, theirs.up_proj.weight))))
-    put_dense(ours.contract, theirs.down_proj)
+def _put_swiglu(ours: Any, peer: Any) -> None:
+    put_dense(ours.expand, Dense(torch.cat((peer.gate_proj.weight, peer.up_proj.weight))))
+    put_dense(ours.contract, peer.down_proj)
 
 
 @whole
-def bloom(theirs: Any, ours: Any) -> None:
-    put(ours.embedding.tokens.weight, theirs.transformer.word_embeddings.weight)
-    put_norm(ours.embedding.norm, theirs.transformer.word_embeddings_layernorm)
-    for block, layer in zip(theirs.transformer.h, layers(ours.stack), strict=True):
+def bloom(peer: Any, ours: Any) -> None:
+    put(ours.embedding.tokens.weight, peer.transformer.word_embeddings.weight)
+    put_norm(ours.embedding.norm, peer.transformer.word_embeddings_layernorm)
+    for block, layer in zip(peer.transformer.h, layers(ours.stack), strict=True):
         heads = layer.attention.config.heads
         joined = Dense.of(block.self_attention.query_key_value)
         joined = joined.reordered("(h three d) -> (three h d)", h=heads, three=3)
@@ -253,19 +253,19 @@ def bloom(theirs: Any, ours: Any) -> None:
         put_norm(layer.feedforward_residual.norm, block.post_attention_layernorm)
         put_dense(layer.feedforward.expand, block.mlp.dense_h_to_4h)
         put_dense(layer.feedforward.contract, block.mlp.dense_4h_to_h)
-    put_norm(ours.stack.final_norm, theirs.transformer.ln_f)
+    put_norm(ours.stack.final_norm, peer.transformer.ln_f)
 
 
 @whole
-def vit(theirs: Any, ours: Any) -> None:
-    embeddings = theirs.vit.embeddings
+def vit(peer: Any, ours: Any) -> None:
+    embeddings = peer.vit.embeddings
     put(ours.embedding.class_token, embeddings.cls_token[0, 0])
     positions = embeddings.position_embeddings[0]
     put(ours.embedding.positions.class_token, positions[0])
     rows, columns = ours.embedding.positions.patches.shape[:2]
     put(ours.embedding.positions.patches, positions[1:].unflatten(0, (rows, columns)))
     put_dense(ours.embedding.convolution, embeddings.patch_embeddings.projection)
-    for block, layer in zip(theirs.vit.layers, layers(ours.stack), strict=True):
+    for block, layer in zip(peer.vit.layers, layers(ours.stack), strict=True):
         own = block.attention
         put_attention(
             layer.attention, own.o_proj, query=own.q_proj, key=own.k_proj, value=own.v_proj
@@ -274,15 +274,15 @@ def vit(theirs: Any, ours: Any) -> None:
         put_norm(layer.feedforward_residual.norm, block.layernorm_after)
         put_dense(layer.feedforward.expand, block.mlp.fc1)
         put_dense(layer.feedforward.contract, block.mlp.fc2)
-    put_norm(ours.stack.final_norm, theirs.vit.layernorm)
-    put_dense(ours.readout, theirs.classifier)
+    put_norm(ours.stack.final_norm, peer.vit.layernorm)
+    put_dense(ours.readout, peer.classifier)
 
 
 @whole
-def marian(theirs: Any, ours: Any) -> None:
-    put(ours.embedding.tokens.weight, theirs.model.shared.weight)
+def marian(peer: Any, ours: Any) -> None:
+    put(ours.embedding.tokens.weight, peer.model.shared.weight)
     for side in ("encoder", "decoder"):
-        blocks, stack = getattr(theirs.model, side).layers, getattr(ours, side)
+        blocks, stack = getattr(peer.model, side).layers, getattr(ours, side)
         for block, layer in zip(blocks, layers(stack), strict=True):
             _put_marian_attention(layer.attention, block.self_attn)
             put_norm(layer.attention_residual.norm, block.self_attn_layer_norm)
@@ -292,27 +292,25 @@ def marian(theirs: Any, ours: Any) -> None:
             put_dense(layer.feedforward.expand, block.fc1)
             put_dense(layer.feedforward.contract, block.fc2)
             put_norm(layer.feedforward_residual.norm, block.final_layer_norm)
-    put(ours.readout.bias, theirs.final_logits_bias[0])
+    put(ours.readout.bias, peer.final_logits_bias[0])
 
 
-def _put_marian_attention(ours: Attention, theirs: Any) -> None:
-    put_attention(
-        ours, theirs.out_proj, query=theirs.q_proj, key=theirs.k_proj, value=theirs.v_proj
-    )
+def _put_marian_attention(ours: Attention, peer: Any) -> None:
+    put_attention(ours, peer.out_proj, query=peer.q_proj, key=peer.k_proj, value=peer.v_proj)
 
 
 @whole
-def t5(theirs: Any, ours: Any) -> None:
-    put(ours.embedding.tokens.weight, theirs.shared.weight)
+def t5(peer: Any, ours: Any) -> None:
+    put(ours.embedding.tokens.weight, peer.shared.weight)
     for side in ("encoder", "decoder"):
-        half, stack = getattr(theirs, side), getattr(ours, side)
+        half, stack = getattr(peer, side), getattr(ours, side)
         for block, layer in zip(half.block, layers(stack), strict=True):
             _put_t5_layer(layer, block.layer)
         table = half.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         put(layers(stack)[0].attention.table.table, table)
         put_norm(stack.final_norm, half.final_layer_norm)
     if ours.readout.weight is not None:
-        put(ours.readout.weight, theirs.lm_head.weight)
+        put(ours.readout.weight, peer.lm_head.weight)
 
 
 def _put_t5_layer(layer: Layer, parts: Any) -> None:

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from manyheads import generate, load
 from manyheads.cache import DynamicCache, StaticCache
-from tests.checkpoints.theirs import check_decoder, randomised
+from tests.checkpoints.peer_models import check_decoder, randomized
 from tests.parity.comparing import TOLERANCE, texts
 
 __all__ = ["check_family", "their_decoder"]
@@ -18,44 +18,44 @@ NEW_TOKENS = 12
 
 def their_decoder(config: PreTrainedConfig, *, seed: int = 0) -> Any:
     """Their model, with weights at which a difference would show."""
-    return randomised(
+    return randomized(
         AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed=seed
     )
 
 
 def check_family(config: PreTrainedConfig, place: Path, *, generates: bool = True) -> Any:
     """Compare a decoder with theirs in every way that people use it; return ours."""
-    theirs = their_decoder(config)
+    peer = their_decoder(config)
 
     def opener(folder: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
-    check_decoder(theirs, opener, place)
+    check_decoder(peer, opener, place)
     ours: Any = load(place / "theirs")
-    check_padding(theirs, ours)
+    check_padding(peer, ours)
     if generates:
-        check_generation(theirs, ours)
+        check_generation(peer, ours)
     return ours
 
 
-def check_padding(theirs: Any, ours: Any) -> None:
+def check_padding(peer: Any, ours: Any) -> None:
     """A batch padded on the right gives the same logits there and here."""
     sequences = texts((9, 4))
     ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
     mask = torch.arange(ids.shape[1]) < torch.tensor([[9], [4]])
     with torch.no_grad():
-        expected = theirs(ids, attention_mask=mask.long()).logits
-        found = ours(ids, mask).logits
-    torch.testing.assert_close(found[mask], expected[mask], atol=TOLERANCE, rtol=0)
+        expected = peer(ids, attention_mask=mask.long()).logits
+        result = ours(ids, mask).logits
+    torch.testing.assert_close(result[mask], expected[mask], atol=TOLERANCE, rtol=0)
 
 
-def check_generation(theirs: Any, ours: Any) -> None:
+def check_generation(peer: Any, ours: Any) -> None:
     """The most likely tokens, with their cache and with ours of either kind."""
     prompts = texts((6, 3), seed=1)
     expected = [
-        theirs.generate(
-            prompt[None], max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
-        )[0, len(prompt) :].tolist()
+        peer.generate(prompt[None], max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)[
+            0, len(prompt) :
+        ].tolist()
         for prompt in prompts
     ]
     assert len(expected[0]) == NEW_TOKENS

@@ -32,25 +32,25 @@ OURS = {
 
 
 def test_masked_words_are_those_of_transformers() -> None:
-    theirs, ours = BertForMaskedLM(THEIRS).eval(), build(bert(**OURS))
-    copying.scramble(theirs)
-    copying.bert(theirs, ours)
+    peer, ours = BertForMaskedLM(THEIRS).eval(), build(bert(**OURS))
+    copying.scramble(peer)
+    copying.bert(peer, ours)
     with torch.no_grad():
-        assert_same(ours(Ragged.from_list(texts())).logits, each_alone(theirs, texts()))
+        assert_same(ours(Ragged.from_list(texts())).logits, each_alone(peer, texts()))
 
 
 def test_classes_of_typed_texts_are_those_of_transformers() -> None:
     pooler = ReadoutTransform(activation="tanh", norm=NoNorm())
     ours = build(bert(**OURS, readout=ClassHead(classes=5, transform=pooler)))
-    theirs = BertForSequenceClassification(THEIRS).eval()
-    copying.scramble(theirs)
-    copying.bert(theirs, ours)
+    peer = BertForSequenceClassification(THEIRS).eval()
+    copying.scramble(peer)
+    copying.bert(peer, ours)
     types = [(torch.arange(len(text)) > len(text) // 2).long() for text in texts()]
     with torch.no_grad():
-        found = ours(Ragged.from_list(texts()), types=Ragged.from_list(types)).logits
+        result = ours(Ragged.from_list(texts()), types=Ragged.from_list(types)).logits
         expected = [
-            theirs(text[None], token_type_ids=kinds[None]).logits[0]
+            peer(text[None], token_type_ids=kinds[None]).logits[0]
             for text, kinds in zip(texts(), types, strict=True)
         ]
-    assert found.shape == (len(types), 5)
-    assert_same(found, expected)
+    assert result.shape == (len(types), 5)
+    assert_same(result, expected)

@@ -22,7 +22,7 @@ from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
 
 @pytest.mark.parametrize("heads", [4, 6])
 def test_logits_are_those_of_transformers(heads: int) -> None:
-    theirs = BloomForCausalLM(
+    peer = BloomForCausalLM(
         BloomConfig(
             vocab_size=VOCABULARY,
             hidden_size=48,
@@ -33,7 +33,7 @@ def test_logits_are_those_of_transformers(heads: int) -> None:
             attn_implementation="eager",
         )
     ).eval()
-    copying.scramble(theirs)
+    copying.scramble(peer)
     attention = AttentionConfig(width=48, heads=heads, position=Alibi(), mask=Causal(), bias="all")
     layer = LayerConfig(
         attention=Branch(attention, PreNorm(LayerNorm())),
@@ -46,7 +46,7 @@ def test_logits_are_those_of_transformers(heads: int) -> None:
             readout=LanguageHead(),
         )
     )
-    copying.bloom(theirs, ours)
+    copying.bloom(peer, ours)
     with torch.no_grad():
-        found = ours(Ragged.from_list(texts())).logits
-    assert_same(found, each_alone(theirs, texts()))
+        result = ours(Ragged.from_list(texts())).logits
+    assert_same(result, each_alone(peer, texts()))

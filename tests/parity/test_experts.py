@@ -52,25 +52,25 @@ OURS: dict[str, Any] = {
 
 
 def mixtral() -> MixtralForCausalLM:
-    theirs = MixtralForCausalLM(MixtralConfig(**THEIRS, intermediate_size=40, num_local_experts=6))
-    copying.scramble(theirs)
-    return theirs.eval()
+    peer = MixtralForCausalLM(MixtralConfig(**THEIRS, intermediate_size=40, num_local_experts=6))
+    copying.scramble(peer)
+    return peer.eval()
 
 
 def test_mixtral_gives_the_same_logits() -> None:
-    theirs, ours = mixtral(), build(llama(**OURS))
-    copying.llama(theirs, ours)
+    peer, ours = mixtral(), build(llama(**OURS))
+    copying.llama(peer, ours)
     with torch.no_grad():
-        found = ours(Ragged.from_list(texts())).logits
-    assert_same(found, each_alone(theirs, texts()))
+        result = ours(Ragged.from_list(texts())).logits
+    assert_same(result, each_alone(peer, texts()))
 
 
 def test_the_balance_loss_is_theirs_for_one_choice_a_token() -> None:
-    theirs, ours = mixtral(), build(llama(**OURS))
-    copying.llama(theirs, ours)
+    peer, ours = mixtral(), build(llama(**OURS))
+    copying.llama(peer, ours)
     text = texts((23,))[0]
     with torch.no_grad():
-        logits = theirs(text[None], output_router_logits=True).router_logits
+        logits = peer(text[None], output_router_logits=True).router_logits
         losses = ours(text[None]).router
     assert len(losses) == len(logits) == 2
     for loss, layer in zip(losses, logits, strict=True):
@@ -78,46 +78,46 @@ def test_the_balance_loss_is_theirs_for_one_choice_a_token() -> None:
         torch.testing.assert_close(loss.balance, expected / 2, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_qwen3_with_experts_gives_the_same_logits(renormalise: bool) -> None:
-    theirs = Qwen3MoeForCausalLM(
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_qwen3_with_experts_gives_the_same_logits(renormalize: bool) -> None:
+    peer = Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
-            **THEIRS, moe_intermediate_size=40, num_experts=6, norm_topk_prob=renormalise
+            **THEIRS, moe_intermediate_size=40, num_experts=6, norm_topk_prob=renormalize
         )
     ).eval()
-    copying.scramble(theirs)
+    copying.scramble(peer)
     config = llama(**OURS, norm_heads=True)
     layers = tuple(
         replace(
             layer,
             feedforward=replace(
-                layer.feedforward, inner=replace(layer.feedforward.inner, renormalise=renormalise)
+                layer.feedforward, inner=replace(layer.feedforward.inner, renormalize=renormalize)
             ),
         )
         for layer in cast(Any, config).stack.layers
     )
     ours = build(replace(config, stack=replace(config.stack, layers=layers)))
-    copying.llama(theirs, ours)
+    copying.llama(peer, ours)
     with torch.no_grad():
-        found = ours(Ragged.from_list(texts())).logits
-    assert_same(found, each_alone(theirs, texts()))
+        result = ours(Ragged.from_list(texts())).logits
+    assert_same(result, each_alone(peer, texts()))
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_qwen3_next_gates_the_expert_that_all_tokens_share(renormalise: bool) -> None:
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_qwen3_next_gates_the_expert_that_all_tokens_share(renormalize: bool) -> None:
     described = Qwen3NextConfig(
         **THEIRS,
         moe_intermediate_size=40,
         shared_expert_intermediate_size=28,
         num_experts=6,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=renormalize,
         layer_types=["full_attention"] * 2,
         partial_rotary_factor=0.5,
     )
-    theirs = Qwen3NextForCausalLM(described).eval()
-    copying.scramble(theirs)
+    peer = Qwen3NextForCausalLM(described).eval()
+    copying.scramble(peer)
     ours = build(QWEN_NEXT.read_config(described.to_dict()))
-    copying.llama(theirs, ours)
+    copying.llama(peer, ours)
     with torch.no_grad():
-        found = ours(Ragged.from_list(texts())).logits
-    assert_same(found, each_alone(theirs, texts(), use_cache=False))
+        result = ours(Ragged.from_list(texts())).logits
+    assert_same(result, each_alone(peer, texts(), use_cache=False))

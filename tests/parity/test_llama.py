@@ -71,27 +71,27 @@ def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
     return replace(config, stack=replace(config.stack, layers=tuple(layers)))
 
 
-def agree(theirs: Any, config: DecoderConfig, lengths: tuple[int, ...] = (7, 1, 23, 12)) -> None:
-    theirs = theirs.eval()
-    copying.scramble(theirs)
+def agree(peer: Any, config: DecoderConfig, lengths: tuple[int, ...] = (7, 1, 23, 12)) -> None:
+    peer = peer.eval()
+    copying.scramble(peer)
     ours = build(config)
-    copying.llama(theirs, ours)
+    copying.llama(peer, ours)
     with torch.no_grad():
-        found = ours(Ragged.from_list(texts(lengths))).logits
-        assert_same(found, each_alone(theirs, texts(lengths), use_cache=False))
+        result = ours(Ragged.from_list(texts(lengths))).logits
+        assert_same(result, each_alone(peer, texts(lengths), use_cache=False))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (6, 2), (7, 1), (14, 2)])
 def test_llama_with_shared_keys(heads: int, kv_heads: int) -> None:
     width = 8 * heads
     shape = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    theirs = LlamaForCausalLM(LlamaConfig(**THEIRS | shape, **plain()))
-    agree(theirs, llama(**OURS | {"width": width, "heads": heads, "kv_heads": kv_heads}))
+    peer = LlamaForCausalLM(LlamaConfig(**THEIRS | shape, **plain()))
+    agree(peer, llama(**OURS | {"width": width, "heads": heads, "kv_heads": kv_heads}))
 
 
 def test_llama_with_a_tied_head() -> None:
-    theirs = LlamaForCausalLM(LlamaConfig(**THEIRS, **plain(), tie_word_embeddings=True))
-    agree(theirs, llama(**OURS | {"tied": True}))
+    peer = LlamaForCausalLM(LlamaConfig(**THEIRS, **plain(), tie_word_embeddings=True))
+    agree(peer, llama(**OURS | {"tied": True}))
 
 
 SCALINGS: dict[str, tuple[Scaling, dict[str, Any]]] = {
@@ -124,33 +124,33 @@ SCALINGS: dict[str, tuple[Scaling, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_llama_stretched_to_longer_texts(name: str) -> None:
-    ours, theirs = SCALINGS[name]
-    config = LlamaConfig(**THEIRS | {"head_dim": 16}, **plain(**{"rope_type": name} | theirs))
+    ours, peer = SCALINGS[name]
+    config = LlamaConfig(**THEIRS | {"head_dim": 16}, **plain(**{"rope_type": name} | peer))
     changed = llama(**OURS | {"head_size": 16})
     changed = with_attention(changed, position=Rotary(theta=10_000.0, scaling=ours))
     agree(LlamaForCausalLM(config), changed, lengths=(5, 1, 130))
 
 
 def test_qwen2_with_bias_on_query_key_and_value() -> None:
-    theirs = Qwen2ForCausalLM(Qwen2Config(**THEIRS, **plain()))
-    agree(theirs, with_attention(llama(**OURS), bias="inputs"))
+    peer = Qwen2ForCausalLM(Qwen2Config(**THEIRS, **plain()))
+    agree(peer, with_attention(llama(**OURS), bias="inputs"))
 
 
 @pytest.mark.parametrize("head_size", [6, 8, 20])
 def test_qwen3_with_heads_of_their_own_size(head_size: int) -> None:
-    theirs = Qwen3ForCausalLM(Qwen3Config(**THEIRS | {"head_dim": head_size}, **plain(1e6)))
-    agree(theirs, llama(**OURS | {"head_size": head_size, "theta": 1e6}, norm_heads=True))
+    peer = Qwen3ForCausalLM(Qwen3Config(**THEIRS | {"head_dim": head_size}, **plain(1e6)))
+    agree(peer, llama(**OURS | {"head_size": head_size, "theta": 1e6}, norm_heads=True))
 
 
 @pytest.mark.parametrize("window", [1, 4, 9, 64])
 def test_mistral_sees_a_window(window: int) -> None:
-    theirs = MistralForCausalLM(MistralConfig(**THEIRS, **plain(), sliding_window=window))
-    agree(theirs, with_attention(llama(**OURS), mask=Window(window - 1)), lengths=(7, 1, 40))
+    peer = MistralForCausalLM(MistralConfig(**THEIRS, **plain(), sliding_window=window))
+    agree(peer, with_attention(llama(**OURS), mask=Window(window - 1)), lengths=(7, 1, 40))
 
 
 def test_gated_attention_of_qwen3_next() -> None:
     """Output gates inside the query projection, norms of 1 + weight, a quarter of a head turned."""
-    theirs = Qwen3NextForCausalLM(
+    peer = Qwen3NextForCausalLM(
         Qwen3NextConfig(
             **THEIRS,
             **plain(partial_rotary_factor=0.25),
@@ -158,7 +158,7 @@ def test_gated_attention_of_qwen3_next() -> None:
             mlp_only_layers=[0, 1, 2],
         )
     )
-    norm = RMSNorm(eps=1e-5, centred=True)
+    norm = RMSNorm(eps=1e-5, centered=True)
     config = with_attention(
         llama(**OURS, norm_heads=True, gate="channel"),
         position=Rotary(theta=10_000.0, fraction=0.25),
@@ -174,4 +174,4 @@ def test_gated_attention_of_qwen3_next() -> None:
         for layer in cast(Any, config).stack.layers
     )
     stack = replace(config.stack, layers=layers, final_norm=norm)
-    agree(theirs, replace(config, stack=stack))
+    agree(peer, replace(config, stack=stack))

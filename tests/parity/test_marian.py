@@ -45,7 +45,7 @@ def marian() -> Seq2SeqConfig:
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    theirs = MarianMTModel(
+    peer = MarianMTModel(
         MarianConfig(
             vocab_size=VOCABULARY,
             d_model=48,
@@ -65,36 +65,36 @@ def pair() -> Pair:
             attn_implementation="eager",
         )
     ).eval()
-    copying.scramble(theirs)
-    theirs.final_logits_bias.copy_(torch.randn(1, VOCABULARY))
+    copying.scramble(peer)
+    peer.final_logits_bias.copy_(torch.randn(1, VOCABULARY))
     ours = build(marian())
-    copying.marian(theirs, ours)
-    return theirs, ours
+    copying.marian(peer, ours)
+    return peer, ours
 
 
-def alone(theirs: MarianMTModel, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+def alone(peer: MarianMTModel, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
     with torch.no_grad():
         return [
-            theirs(source[None], decoder_input_ids=target[None]).logits[0]
+            peer(source[None], decoder_input_ids=target[None]).logits[0]
             for source, target in zip(sources, targets, strict=True)
         ]
 
 
 def test_logits_are_those_of_transformers(pair: Pair) -> None:
-    theirs, ours = pair
+    peer, ours = pair
     sources, targets = texts(SOURCES), texts(TARGETS, seed=1)
     with torch.no_grad():
-        found = ours(Ragged.from_list(sources), Ragged.from_list(targets)).logits
-    assert_same(found, alone(theirs, sources, targets))
+        result = ours(Ragged.from_list(sources), Ragged.from_list(targets)).logits
+    assert_same(result, alone(peer, sources, targets))
 
 
 def test_steps_with_a_cache_give_the_logits_of_transformers(pair: Pair) -> None:
-    theirs, ours = pair
+    peer, ours = pair
     sources, targets = texts(SOURCES), texts((6,) * len(SOURCES), seed=2)
-    cache, found = ours.new_cache(), []
+    cache, result = ours.new_cache(), []
     with torch.no_grad():
         for step in range(6):
             token = Ragged.from_list([target[step : step + 1] for target in targets])
             source = Ragged.from_list(sources) if step == 0 else None
-            found.append(ours(source, token, cache=cache).logits.values)
-    assert_same(torch.stack(found, dim=1), alone(theirs, sources, targets))
+            result.append(ours(source, token, cache=cache).logits.values)
+    assert_same(torch.stack(result, dim=1), alone(peer, sources, targets))

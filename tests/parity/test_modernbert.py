@@ -14,7 +14,7 @@ from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
 @pytest.mark.parametrize("window", [4, 12, 128])
 @pytest.mark.parametrize("global_every", [1, 2, 3])
 def test_logits_are_those_of_transformers(window: int, global_every: int) -> None:
-    theirs = ModernBertForMaskedLM(
+    peer = ModernBertForMaskedLM(
         ModernBertConfig(
             hidden_size=48,
             num_hidden_layers=5,
@@ -31,7 +31,7 @@ def test_logits_are_those_of_transformers(window: int, global_every: int) -> Non
             attn_implementation="eager",
         )
     ).eval()
-    copying.scramble(theirs)
+    copying.scramble(peer)
     ours = build(
         modernbert(
             width=48,
@@ -43,8 +43,8 @@ def test_logits_are_those_of_transformers(window: int, global_every: int) -> Non
             global_every=global_every,
         )
     )
-    copying.modernbert(theirs, ours)
+    copying.modernbert(peer, ours)
     lengths = (7, 1, 60, 23)
     with torch.no_grad():
-        found = ours(Ragged.from_list(texts(lengths))).logits
-        assert_same(found, each_alone(theirs, texts(lengths)))
+        result = ours(Ragged.from_list(texts(lengths))).logits
+        assert_same(result, each_alone(peer, texts(lengths)))

@@ -10,7 +10,7 @@ import transformers
 
 from manyheads import Ragged, load
 from manyheads.errors import InputError
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
 
 SHARED: dict[str, Any] = {
@@ -52,7 +52,7 @@ def saved(name: str, place: Path) -> Path:
     kind, shape = FAMILIES[name]
     model = getattr(transformers, kind)
     config = model.config_class(**shape, attn_implementation="eager")
-    randomised(model(config)).save_pretrained(place)
+    randomized(model(config)).save_pretrained(place)
     return place
 
 
@@ -71,7 +71,7 @@ def with_factor(name: str, place: Path, at: str, scaling: dict[str, Any]) -> Non
     file.write_text(json.dumps(described))
 
 
-def theirs(name: str, place: Path) -> list[torch.Tensor]:
+def peer_model(name: str, place: Path) -> list[torch.Tensor]:
     opener = getattr(transformers, FAMILIES[name][0])
     model = opener.from_pretrained(place, attn_implementation="eager").eval()
     more = {} if name == "modernbert" else {"use_cache": False}
@@ -84,8 +84,8 @@ def test_the_factor_follows_the_family(name: str, at: str, tmp_path: Path) -> No
     place = saved(name, tmp_path)
     with_factor(name, place, at, {})
     with torch.no_grad():
-        found = load(place)(Ragged.from_list(texts())).logits
-    assert_same(found, theirs(name, place))
+        result = load(place)(Ragged.from_list(texts())).logits
+    assert_same(result, peer_model(name, place))
 
 
 @pytest.mark.parametrize("at", ["top", "rope_parameters"])
@@ -97,10 +97,10 @@ def test_a_factor_beside_a_scaling_is_refused_where_they_fail(
     with_factor(name, place, at, LINEAR)
     if name == "qwen3_next":
         with torch.no_grad():
-            found = load(place)(Ragged.from_list(texts())).logits
-        assert_same(found, theirs(name, place))
+            result = load(place)(Ragged.from_list(texts())).logits
+        assert_same(result, peer_model(name, place))
         return
     with pytest.raises(InputError, match=r"partial_rotary_factor=0\.5"):
         load(place)
     with pytest.raises(RuntimeError):
-        theirs(name, place)
+        peer_model(name, place)

@@ -61,7 +61,7 @@ def ours(version: Version) -> Seq2SeqConfig:
     )
 
 
-def theirs(version: Version) -> T5ForConditionalGeneration:
+def peer_model(version: Version) -> T5ForConditionalGeneration:
     first = version == "1.0"
     model = T5ForConditionalGeneration(
         T5Config(
@@ -86,7 +86,7 @@ def theirs(version: Version) -> T5ForConditionalGeneration:
 
 @pytest.fixture(scope="module", params=["1.0", "1.1"])
 def pair(request: pytest.FixtureRequest) -> Pair:
-    pair = theirs(request.param), build(ours(request.param))
+    pair = peer_model(request.param), build(ours(request.param))
     copying.t5(*pair)
     return pair
 
@@ -102,8 +102,8 @@ def alone(model: T5ForConditionalGeneration, *texts: list[Tensor]) -> list[Tenso
 def test_logits_are_those_of_transformers(pair: Pair) -> None:
     sources, targets = texts(SOURCES), texts(TARGETS, seed=1)
     with torch.no_grad():
-        found = pair[1](Ragged.from_list(sources), Ragged.from_list(targets)).logits
-    assert_same(found, alone(pair[0], sources, targets))
+        result = pair[1](Ragged.from_list(sources), Ragged.from_list(targets)).logits
+    assert_same(result, alone(pair[0], sources, targets))
 
 
 def test_one_table_serves_all_layers_of_a_stack(pair: Pair) -> None:
@@ -113,11 +113,11 @@ def test_one_table_serves_all_layers_of_a_stack(pair: Pair) -> None:
 
 def test_steps_with_a_cache_give_the_logits_of_transformers(pair: Pair) -> None:
     sources, targets = texts(SOURCES), texts((36,) * len(SOURCES), seed=2)
-    cache, found = pair[1].new_cache(), []
+    cache, result = pair[1].new_cache(), []
     with torch.no_grad():
         for start, stop in ((0, 1), (1, 2), (2, 30), (30, 35), (35, 36)):
             chunk = Ragged.from_list([target[start:stop] for target in targets])
             source = Ragged.from_list(sources) if start == 0 else None
             logits = pair[1](source, chunk, cache=cache).logits
-            found.append(torch.stack(logits.to_list()))
-    assert_same(torch.cat(found, dim=1), alone(pair[0], sources, targets))
+            result.append(torch.stack(logits.to_list()))
+    assert_same(torch.cat(result, dim=1), alone(pair[0], sources, targets))

@@ -39,12 +39,12 @@ EVERY_HEAD = [Head(layer, head) for layer in range(LAYERS) for head in range(HEA
 class Both:
     """One set of weights in their house and in ours."""
 
-    theirs: Any
+    peer: Any
     ours: Decoder
 
     def tokens(self, text: str) -> Tensor:
         """The ids of a text after its first token, which the detectors can leave out."""
-        return self.theirs.to_tokens(text)[0]
+        return self.peer.to_tokens(text)[0]
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +89,11 @@ def ideal(name: str, ids: Tensor) -> Tensor:
 def test_patterns_are_theirs(both: Both, text: str) -> None:
     ids = both.tokens(text)
     with torch.no_grad():
-        _, cache = both.theirs.run_with_cache(ids[None], remove_batch_dim=True)
-    found = patterns(both.ours, [ids.tolist()])
+        _, cache = both.peer.run_with_cache(ids[None], remove_batch_dim=True)
+    result = patterns(both.ours, [ids.tolist()])
     for head in EVERY_HEAD:
         expected = cache["pattern", head.layer][head.head]
-        torch.testing.assert_close(found.of(head).weights, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(result.of(head).weights, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -103,27 +103,27 @@ def test_patterns_are_theirs(both: Both, text: str) -> None:
 def test_detectors_score_as_theirs(both: Both, name: Any, how: Any, first: bool, text: str) -> None:
     ids = both.tokens(text)
     with torch.no_grad():
-        theirs = detect_head(both.theirs, text, name, exclude_bos=not first, error_measure=how)
-    found = patterns(both.ours, [ids.tolist()])
+        peer = detect_head(both.peer, text, name, exclude_bos=not first, error_measure=how)
+    result = patterns(both.ours, [ids.tolist()])
     # They round "abs" to three digits.
     near = 1e-4 if how == "mul" else 5e-4 + 1e-4
     for head in EVERY_HEAD:
         ours = detect(
-            found.of(head).weights, ideal(name, ids), error_measure=how, exclude_first=not first
+            result.of(head).weights, ideal(name, ids), error_measure=how, exclude_first=not first
         )
-        assert ours == pytest.approx(float(theirs[head.layer, head.head]), abs=near)
-    assert float(theirs.std()) > 0.003
+        assert ours == pytest.approx(float(peer[head.layer, head.head]), abs=near)
+    assert float(peer.std()) > 0.003
 
 
 def test_the_scores_of_one_pass_are_their_detectors(both: Both) -> None:
     text = TEXTS["a repeated block"]
-    found = statistics(both.ours, [both.tokens(text).tolist()], progress=False)
+    result = statistics(both.ours, [both.tokens(text).tolist()], progress=False)
     for column, exclude in (("induction_score", False), ("induction_score_without_first", True)):
         with torch.no_grad():
-            theirs = detect_head(both.theirs, text, "induction_head", exclude_bos=exclude)
+            peer = detect_head(both.peer, text, "induction_head", exclude_bos=exclude)
         for head in EVERY_HEAD:
-            expected = float(theirs[head.layer, head.head])
-            assert found[column].of(head) == pytest.approx(expected, abs=1e-4)
+            expected = float(peer[head.layer, head.head])
+            assert result[column].of(head) == pytest.approx(expected, abs=1e-4)
 
 
 def test_losses_without_a_head_are_theirs(both: Both) -> None:
@@ -136,7 +136,7 @@ def test_losses_without_a_head_are_theirs(both: Both) -> None:
 
         site = f"blocks.{head.layer}.attn.hook_z"
         with torch.no_grad():
-            expected = both.theirs.run_with_hooks(
+            expected = both.peer.run_with_hooks(
                 ids[None], return_type="loss", fwd_hooks=[(site, silence)]
             )
         assert ours["metric"].of(head) == pytest.approx(float(expected), abs=1e-5)

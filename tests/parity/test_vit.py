@@ -16,7 +16,7 @@ Pair = tuple[ViTForImageClassification, Vision]
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    theirs = ViTForImageClassification(
+    peer = ViTForImageClassification(
         ViTConfig(
             hidden_size=32,
             num_hidden_layers=2,
@@ -26,31 +26,31 @@ def pair() -> Pair:
             attn_implementation="eager",
         )
     ).eval()
-    copying.scramble(theirs)
+    copying.scramble(peer)
     ours = build(vit(width=32, heads=4, hidden=48, layers=2, classes=7))
-    copying.vit(theirs, ours)
-    return theirs, ours
+    copying.vit(peer, ours)
+    return peer, ours
 
 
 def image(height: int, width: int) -> Tensor:
     return torch.randn(3, height, width, generator=torch.Generator().manual_seed(height + width))
 
 
-def alone(theirs: ViTForImageClassification, images: list[Tensor]) -> list[Tensor]:
+def alone(peer: ViTForImageClassification, images: list[Tensor]) -> list[Tensor]:
     with torch.no_grad():
-        return [theirs(one[None], interpolate_pos_encoding=True).logits[0] for one in images]
+        return [peer(one[None], interpolate_pos_encoding=True).logits[0] for one in images]
 
 
 @pytest.mark.parametrize("side", [224, 384])
 def test_classes_are_those_of_transformers(pair: Pair, side: int) -> None:
-    theirs, ours = pair
+    peer, ours = pair
     images = [image(side, side), -image(side, side)]
     with torch.no_grad():
-        assert_same(ours(torch.stack(images)).logits, alone(theirs, images))
+        assert_same(ours(torch.stack(images)).logits, alone(peer, images))
 
 
 def test_several_resolutions_in_one_batch_are_each_as_in_transformers(pair: Pair) -> None:
-    theirs, ours = pair
+    peer, ours = pair
     images = [image(*sides) for sides in ((224, 224), (384, 384), (32, 64), (16, 16), (224, 224))]
     with torch.no_grad():
-        assert_same(ours(images).logits, alone(theirs, images))
+        assert_same(ours(images).logits, alone(peer, images))

@@ -34,7 +34,7 @@ def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
     probabilities = (x @ layer.router.weight.T).softmax(-1)
     least = probabilities.sort(-1, descending=True).values[:, config.top_k - 1, None]
     weights = torch.where(probabilities >= least, probabilities, 0.0)
-    if config.renormalise:
+    if config.renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     output = torch.zeros_like(x)
     for index in range(config.count):
@@ -54,21 +54,21 @@ def naive(layer: MixtureOfExperts, x: Tensor) -> Tensor:
     count=st.integers(1, 6),
     top_k=st.integers(1, 6),
     shared=st.sampled_from([{}, {"shared": 8}, {"shared": 8, "shared_gate": "sigmoid"}]),
-    renormalise=st.booleans(),
+    renormalize=st.booleans(),
 )
 def test_output_and_gradients_are_those_of_computing_all_experts(
-    tokens: int, count: int, top_k: int, shared: dict[str, Any], renormalise: bool
+    tokens: int, count: int, top_k: int, shared: dict[str, Any], renormalize: bool
 ) -> None:
-    layer = made(count=count, top_k=min(top_k, count), renormalise=renormalise, **shared)
+    layer = made(count=count, top_k=min(top_k, count), renormalize=renormalize, **shared)
     x = torch.randn(tokens, 8, requires_grad=True)
     leaves = [x, *layer.parameters()]
     pull = torch.randn(tokens, 8)
-    found, _ = layer(x, packed(x))
+    result, _ = layer(x, packed(x))
     expected = naive(layer, x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     gradients, others = (
         torch.autograd.grad((y * pull).sum(), leaves, allow_unused=True, materialize_grads=True)
-        for y in (found, expected)
+        for y in (result, expected)
     )
     for one, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -162,11 +162,11 @@ def test_half_precision_routes_in_single(dtype: torch.dtype) -> None:
     x = torch.randn(6, 8)
     expected, _ = layer(x, packed(x))
     half = x.to(dtype)
-    found, losses = layer.to(dtype)(half, packed(half))
-    assert found.dtype == dtype
+    result, losses = layer.to(dtype)(half, packed(half))
+    assert result.dtype == dtype
     assert losses.z.dtype == torch.float32
     scale = expected.abs().max()
-    torch.testing.assert_close(found.float() / scale, expected / scale, rtol=0, atol=3e-2)
+    torch.testing.assert_close(result.float() / scale, expected / scale, rtol=0, atol=3e-2)
 
 
 def test_impossible_mixtures_are_refused() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyheads.parts.feedforward import ACTIVATIONS, MLP, FeedForward, GeGLU, SwiGLU
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Record, Site, Sublayer, Tap
+from manyheads.taps import Record, Site, Sublayer, Tap, WatchContext
 
 BATCH = Ragged(torch.randn(5, 6), Lengths.of([3, 0, 2]))
 
@@ -71,8 +71,8 @@ def test_inside_is_what_the_second_projection_gets(config: MLP | SwiGLU) -> None
     layer = FeedForward(config)
     site = Site(2, Tap.INSIDE, Sublayer.FEEDFORWARD)
     record = Record([site])
-    look = Look(record, layer=2, sublayer=Sublayer.FEEDFORWARD)
-    output = layer(BATCH.values, BATCH, look)
+    context = WatchContext(record, layer=2, sublayer=Sublayer.FEEDFORWARD)
+    output = layer(BATCH.values, BATCH, context)
     inside = record[site]
     assert isinstance(inside, Ragged)
     assert inside.lengths.each == (3, 0, 2)

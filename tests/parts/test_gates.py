@@ -13,7 +13,7 @@ from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
 from manyheads.parts.norms import RMSNorm
 from manyheads.ragged import Ragged
-from manyheads.taps import Look, Record, Site, Tap
+from manyheads.taps import Record, Site, Tap, WatchContext
 from tests.messages import refuses
 
 WIDTH, HEADS, KV_HEADS, SIZE = 12, 4, 2, 6
@@ -90,10 +90,10 @@ def by_hand(layer: Attention, gates: tuple[Gate, ...], x: Tensor) -> Tensor:
 
 def agrees(layer: Attention, gates: tuple[Gate, ...]) -> None:
     batch = Ragged.from_list([torch.randn(length, WIDTH) for length in (5, 1, 3)])
-    found = layer(batch)
+    result = layer(batch)
     for index in range(3):
         expected = by_hand(layer, gates, batch.of(index))
-        torch.testing.assert_close(found.of(index), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.of(index), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
@@ -126,7 +126,7 @@ def test_a_gates_values_can_be_watched_and_replaced(at: str) -> None:
     tap = Tap[f"GATE_{at.upper()}"]
     batch = Ragged.from_list([torch.randn(length, WIDTH) for length in (4, 2)])
     record = Record([Site(0, tap)])
-    layer(batch, look=Look(record, layer=0))
+    layer(batch, context=WatchContext(record, layer=0))
     values = record[Site(0, tap)].values
     assert values.shape == (6, *met_by(gate))
     assert ((values > 0) & (values < 1)).all()
@@ -144,7 +144,7 @@ def test_a_gates_values_can_be_watched_and_replaced(at: str) -> None:
     with torch.no_grad():
         plain.project.weight.copy_(torch.cat([state[name] for name in ("query", "key", "value")]))
         plain.output.weight.copy_(layer.output.weight)
-    opened = layer(batch, look=Look(Open(), layer=0))
+    opened = layer(batch, context=WatchContext(Open(), layer=0))
     torch.testing.assert_close(opened.values, plain(batch).values)
 
 

@@ -13,11 +13,11 @@ def test_each_group_meets_its_own_matrix(sizes: list[int]) -> None:
     weights = torch.randn(len(sizes), 3, 5, requires_grad=True)
     ends = torch.tensor(sizes).cumsum(0).int()
     pull = torch.randn(sum(sizes), 5)
-    found = grouped_matmul(x, weights, ends)
+    result = grouped_matmul(x, weights, ends)
     expected = torch.cat([a @ b for a, b in zip(x.split(sizes), weights, strict=True)])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     for one, other in zip(
-        torch.autograd.grad((found * pull).sum(), (x, weights)),
+        torch.autograd.grad((result * pull).sum(), (x, weights)),
         torch.autograd.grad((expected * pull).sum(), (x, weights)),
         strict=True,
     ):

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from manyheads.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm, make_norm
 
 CONFIGS: list[LayerNorm | RMSNorm] = [
-    kind(bias=bias, centred=centred, eps=eps)
+    kind(bias=bias, centered=centered, eps=eps)
     for kind in (LayerNorm, RMSNorm)
     for bias in (True, False)
-    for centred in (True, False)
+    for centered in (True, False)
     for eps in (1e-12, 1e-1)
 ]
 
@@ -21,7 +21,7 @@ def by_hand(config: LayerNorm | RMSNorm, x: Tensor, weight: Tensor, bias: Tensor
     if isinstance(config, LayerNorm):
         x = x - x.mean(-1, keepdim=True)
     normed = x / (x.square().mean(-1, keepdim=True) + config.eps).sqrt()
-    return normed * (1 + weight if config.centred else weight) + bias
+    return normed * (1 + weight if config.centered else weight) + bias
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -37,7 +37,7 @@ def test_every_norm_is_its_formula(config: LayerNorm | RMSNorm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "theirs"),
+    ("config", "peer"),
     [
         (LayerNorm(), nn.LayerNorm(6)),
         (LayerNorm(bias=False), nn.LayerNorm(6, bias=False)),
@@ -45,19 +45,19 @@ def test_every_norm_is_its_formula(config: LayerNorm | RMSNorm) -> None:
         (RMSNorm(), nn.RMSNorm(6, eps=1e-6)),
     ],
 )
-def test_a_new_norm_is_pytorchs(config: Norm, theirs: nn.Module) -> None:
+def test_a_new_norm_is_pytorchs(config: Norm, peer: nn.Module) -> None:
     x = torch.randn(7, 6)
     ours = make_norm(config, 6)
-    assert torch.equal(ours(x), theirs(x))
+    assert torch.equal(ours(x), peer(x))
     assert {name: p.shape for name, p in ours.named_parameters()} == {
-        name: p.shape for name, p in theirs.named_parameters()
+        name: p.shape for name, p in peer.named_parameters()
     }
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_a_new_norm_scales_by_one_and_shifts_by_nothing(config: LayerNorm | RMSNorm) -> None:
     norm = make_norm(config, 6)
-    assert torch.equal(norm.weight, torch.zeros(6) if config.centred else torch.ones(6))
+    assert torch.equal(norm.weight, torch.zeros(6) if config.centered else torch.ones(6))
     assert (norm.bias is None) == (not config.bias)
     x = torch.randn(4, 6)
     plain = by_hand(config, x, norm.weight, torch.zeros(6))
@@ -80,7 +80,7 @@ def test_half_precision_is_normed_in_single() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("config", [LayerNorm(centred=True), RMSNorm(centred=True)], ids=str)
+@pytest.mark.parametrize("config", [LayerNorm(centered=True), RMSNorm(centered=True)], ids=str)
 def test_half_precision_keeps_a_small_distance_from_one(
     config: LayerNorm | RMSNorm, dtype: torch.dtype
 ) -> None:
@@ -90,23 +90,23 @@ def test_half_precision_keeps_a_small_distance_from_one(
         norm.weight.fill_(1e-3)
     x = (3 * torch.randn(64, 512)).to(dtype)
     exact = by_hand(config, x.float(), norm.weight.float(), torch.zeros(512))
-    found = norm(x)
-    assert found.dtype == dtype
-    ratio = found.float().abs().sum() / exact.abs().sum()
+    result = norm(x)
+    assert result.dtype == dtype
+    ratio = result.float().abs().sum() / exact.abs().sum()
     assert ratio.item() == pytest.approx(1.0, abs=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_centred_norm_teaches_its_weight_what_a_plain_one_learns(dtype: torch.dtype) -> None:
+def test_a_centered_norm_teaches_its_weight_what_a_plain_one_learns(dtype: torch.dtype) -> None:
     x, pull = torch.randn(2, 9, 16).to(dtype)
     gradients = []
-    for config, weight in ((RMSNorm(centred=True), 0.25), (RMSNorm(), 1.25)):
+    for config, weight in ((RMSNorm(centered=True), 0.25), (RMSNorm(), 1.25)):
         norm = make_norm(config, 16).to(dtype)
         with torch.no_grad():
             norm.weight.fill_(weight)
-        given = x.clone().requires_grad_()
-        (norm(given) * pull).sum().backward()
-        gradients.append((given.grad, norm.weight.grad))
+        inputs = x.clone().requires_grad_()
+        (norm(inputs) * pull).sum().backward()
+        gradients.append((inputs.grad, norm.weight.grad))
     near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.05}
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, **near)

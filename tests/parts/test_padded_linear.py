@@ -16,12 +16,12 @@ def test_widened_is_the_same_map(biased: bool) -> None:
     x = torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
     leaves = (x, *linear.parameters())
     pull = torch.randn(7, sum(ROWS.values()), dtype=torch.float64)
-    found, expected = split_padded(linear, x, ROWS), split_linear(linear, x, ROWS)
-    assert list(found) == list(expected) == list(ROWS)
-    sums = [(torch.cat([*parts.values()], dim=1) * pull).sum() for parts in (found, expected)]
+    result, expected = split_padded(linear, x, ROWS), split_linear(linear, x, ROWS)
+    assert list(result) == list(expected) == list(ROWS)
+    sums = [(torch.cat([*parts.values()], dim=1) * pull).sum() for parts in (result, expected)]
     for name, size in ROWS.items():
-        assert found[name].shape == (7, size)
-        torch.testing.assert_close(found[name], expected[name])
+        assert result[name].shape == (7, size)
+        torch.testing.assert_close(result[name], expected[name])
     for one, other in zip(*(torch.autograd.grad(each, leaves) for each in sums), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -55,8 +55,8 @@ def test_a_picture_fits_a_readme(tmp_path: Path, length: int) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
     assert imread(path).shape[:2] == (900, 1600)
     assert list(tmp_path.iterdir()) == [path]
-    colours = (255 * imread(path)[..., :3]).astype(int) @ [1, 256, 256**2]
-    assert length == 1 or len(np.unique(colours)) > 100
+    colors = (255 * imread(path)[..., :3]).astype(int) @ [1, 256, 256**2]
+    assert length == 1 or len(np.unique(colors)) > 100
 
 
 def test_a_long_sentence_gets_a_larger_picture(monkeypatch: pytest.MonkeyPatch) -> None:

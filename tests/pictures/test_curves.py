@@ -55,11 +55,11 @@ def test_telemetry_becomes_a_curve_per_head(tmp_path: Path) -> None:
         {"step": 20, "stack": "main", "induction": [[0.4, None], [0.5]], "loss": 1.0},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    steps, found = read_telemetry(file, ["induction"])
+    steps, result = read_telemetry(file, ["induction"])
     assert steps == [10, 20]
-    assert list(found["induction"]) == ["L0H0", "L0H1", "L1H0"]
-    assert found["induction"]["L1H0"].tolist() == [0.3, 0.5]
-    assert np.isnan(found["induction"]["L0H1"][1])
+    assert list(result["induction"]) == ["L0H0", "L0H1", "L1H0"]
+    assert result["induction"]["L1H0"].tolist() == [0.3, 0.5]
+    assert np.isnan(result["induction"]["L0H1"][1])
     with pytest.raises(InputError, match="no measure entropy"):
         read_telemetry(file, ["entropy"])
 

@@ -30,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         opened.on("console", lambda said: opened.trouble.append(said.text))
         opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
         opened.on("dialog", lambda dialog: opened.trouble.append(dialog.message))
-        opened.on("request", lambda asked: opened.trouble.extend(_elsewhere(asked.url)))
+        opened.on("request", lambda arguments: opened.trouble.extend(_elsewhere(arguments.url)))
         opened.goto(path.as_uri())
         opened.wait_for_selector(".token.at")
         yield opened
@@ -85,10 +85,10 @@ def test_the_table_sorts_by_what_is_clicked(page: Any) -> None:
 def test_a_share_stands_behind_its_word_whichever_way_that_is_written(
     page: Any, tmp_path: Path
 ) -> None:
-    found, path = report(), tmp_path / "hebrew.html"
-    hebrew = replace(found.input, tokens=(" שלום",) * len(found.input))
+    result, path = report(), tmp_path / "hebrew.html"
+    hebrew = replace(result.input, tokens=(" שלום",) * len(result.input))
     write_report(
-        render_report(replace(found, input=hebrew), model_path="it", text_file="text.txt"), path
+        render_report(replace(result, input=hebrew), model_path="it", text_file="text.txt"), path
     )
     other = page.context.browser.new_page()
     other.goto(path.as_uri())

@@ -19,42 +19,42 @@ HEADS = (Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1))
 
 
 def test_every_head_has_everything() -> None:
-    found = report()
-    assert found.heads == 4
-    assert len(found.largest) == 4
-    assert found.importance is not None
-    assert found.importance.by == "ablation"
-    assert not np.isnan(found.importance.change).any()
-    assert len(found.input.ids) == 64
+    result = report()
+    assert result.heads == 4
+    assert len(result.largest) == 4
+    assert result.importance is not None
+    assert result.importance.by == "ablation"
+    assert not np.isnan(result.importance.change).any()
+    assert len(result.input.ids) == 64
 
 
 def test_the_inspection_is_the_one_that_the_lens_makes() -> None:
-    found = report()
-    texts = list(found.input.measured)
+    result = report()
+    texts = list(result.input.measured)
     other = inspect(decoder(), texts, sequences=16, redundancy_texts=8, progress=False)
     for name, means in other.statistics.means.items():
-        np.testing.assert_allclose(found.statistics.means[name], means, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(result.statistics.means[name], means, rtol=1e-4, atol=1e-7)
     assert other.kinds is not None
-    assert found.kinds.rows() == other.kinds.rows()
-    assert found.inspection.duplicate_pairs == other.duplicate_pairs
+    assert result.kinds.rows() == other.kinds.rows()
+    assert result.inspection.duplicate_pairs == other.duplicate_pairs
 
 
 def test_gradients_are_used_where_they_are_asked_for() -> None:
-    found = collect_report(decoder(), WORDS * 4, name="it", by="gradient", progress=False)
-    assert found.importance is not None
-    assert found.importance.by == "gradient"
+    result = collect_report(decoder(), WORDS * 4, name="it", by="gradient", progress=False)
+    assert result.importance is not None
+    assert result.importance.by == "gradient"
     # An estimate is no reason to call a head dead.
-    assert "loss_change" not in found.inspection.dead
+    assert "loss_change" not in result.inspection.dead
 
 
 def test_a_model_of_vectors_is_compared_with_itself() -> None:
     bert = build("bert-base", layers=1, width=32, heads=2, hidden=64, vocabulary=320, seed=2)
     model: Any = build(replace(bert.config, readout=NoReadout()), seed=2)
     model.tokenizer = decoder().tokenizer
-    found = collect_report(model, WORDS * 4, name="it", progress=False)
-    assert found.importance is not None
-    assert found.importance.metric == "similarity"
-    assert found.measures()[0].name == "similarity_drop"
+    result = collect_report(model, WORDS * 4, name="it", progress=False)
+    assert result.importance is not None
+    assert result.importance.metric == "similarity"
+    assert result.measures()[0].name == "similarity_drop"
     with pytest.raises(InputError, match="--by ablation"):
         collect_report(model, WORDS * 4, name="it", by="gradient", progress=False)
 
@@ -90,17 +90,17 @@ def test_every_measure_of_the_page_is_in_every_row_of_json() -> None:
 
 
 def test_json_names_are_those_of_an_inspection() -> None:
-    rows, theirs = report_json(report())["rows"], report().inspection.rows()
-    assert [set(row) for row in rows] == [set(row) for row in theirs]
+    rows, peer = report_json(report())["rows"], report().inspection.rows()
+    assert [set(row) for row in rows] == [set(row) for row in peer]
     assert report_json(report())["statistics"].keys() == report().statistics.metadata.keys()
 
 
 def test_dead_duplicate_and_harmful_heads_are_in_json() -> None:
-    found = with_importance(change=np.array([0.5, -0.4, 0.1, 0.1]), errors=np.full(4, 0.1))
+    result = with_importance(change=np.array([0.5, -0.4, 0.1, 0.1]), errors=np.full(4, 0.1))
     # With this threshold all heads are duplicates.
-    [alike] = found.inspection.redundancy
-    inspection = replace(found.inspection, redundancy=(replace(alike, duplicate_above=-1.0),))
-    rows = report_json(replace(found, inspection=inspection))["rows"]
+    [alike] = result.inspection.redundancy
+    inspection = replace(result.inspection, redundancy=(replace(alike, duplicate_above=-1.0),))
+    rows = report_json(replace(result, inspection=inspection))["rows"]
     assert [row["harmful"] for row in rows] == [False, True, False, False]
     assert sorted(rows[1]["duplicates"]) == ["L0H0", "L1H0", "L1H1"]
     assert [row["dead"] for row in rows] == [list(inspection.dead.why(each)) for each in HEADS]
@@ -108,7 +108,7 @@ def test_dead_duplicate_and_harmful_heads_are_in_json() -> None:
 
 def test_what_was_not_measured_is_null_and_all_of_it_is_json() -> None:
     inspection = replace(report().inspection, importance=None)
-    told = report_json(replace(report(), inspection=inspection))
-    assert told["importance"] is None
-    assert "loss_change" not in told["rows"][0]
-    json.dumps(told, allow_nan=False)
+    message = report_json(replace(report(), inspection=inspection))
+    assert message["importance"] is None
+    assert "loss_change" not in message["rows"][0]
+    json.dumps(message, allow_nan=False)

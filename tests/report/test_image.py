@@ -11,7 +11,7 @@ import torch
 
 from manyheads.checkpoints.folder import save
 from manyheads.cli.main import main
-from manyheads.data.images import image_normalisation
+from manyheads.data.images import image_normalization
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.report.data import ReportData, collect_report
 from manyheads.report.inputs import read_image
@@ -40,7 +40,7 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(photo: Path) -> ReportData:
+def measured(photo: Path) -> ReportData:
     return collect_report(sharp(), photo, name="a vit", progress=False)
 
 
@@ -57,21 +57,21 @@ def test_an_image_is_brought_to_the_size_and_range_of_the_model(photo: Path) -> 
 def test_a_model_says_its_own_range() -> None:
     model = vision()
     model.side_files = {"preprocessor_config.json": b'{"image_mean": [0.1, 0.2, 0.3]}'}
-    mean, deviation = image_normalisation(model, 3)
+    mean, deviation = image_normalization(model, 3)
     assert torch.allclose(mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
     assert deviation.flatten().tolist() == [0.5, 0.5, 0.5]
 
 
-def test_the_kept_weights_are_those_of_the_patterns(found: ReportData) -> None:
-    assert found.input.image is not None
-    whole = patterns(found.model, [found.input.image.pixels], [Head(1, 2)])
-    kept = next(each for each in found.largest if each.address.head == Head(1, 2))
+def test_the_kept_weights_are_those_of_the_patterns(measured: ReportData) -> None:
+    assert measured.input.image is not None
+    whole = patterns(measured.model, [measured.input.image.pixels], [Head(1, 2)])
+    kept = next(each for each in measured.largest if each.address.head == Head(1, 2))
     weights = whole.of(Head(1, 2)).weights
     assert torch.allclose(weights.gather(1, kept.keys.long()), kept.weights, atol=1e-6)
 
 
-def test_the_page_speaks_of_the_image(found: ReportData) -> None:
-    page = render_report(found, model_path="vit/", text_file="text.txt")
+def test_the_page_speaks_of_the_image(measured: ReportData) -> None:
+    page = render_report(measured, model_path="vit/", text_file="text.txt")
     assert "data:image/png;base64," in page
     assert "4 x 4 patches behind the class token" in page
     assert "manyheads prune" not in page
@@ -82,25 +82,25 @@ def test_the_command_draws_where_the_class_token_looks(
     photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(sharp(), tmp_path / "vit")
-    given = ["report", str(tmp_path / "vit"), "-o", str(tmp_path / "vit.html")]
+    inputs = ["report", str(tmp_path / "vit"), "-o", str(tmp_path / "vit.html")]
     drawn = tmp_path / "drawn"
-    assert main([*given, "--image", str(photo), "--pictures", str(drawn)]) == 0
+    assert main([*inputs, "--image", str(photo), "--pictures", str(drawn)]) == 0
     assert len(list(drawn.glob("class-*.png"))) == 1
-    assert main(given) == 2
+    assert main(inputs) == 2
     assert "pass one with --image" in capsys.readouterr().err
-    assert main([*given, "--image", str(tmp_path / "vit" / "config.json")]) == 2
+    assert main([*inputs, "--image", str(tmp_path / "vit" / "config.json")]) == 2
     assert "is not an image: use a PNG or a JPEG" in capsys.readouterr().err
-    assert main([*given, "--image", str(photo), "--text", "a"]) == 2
+    assert main([*inputs, "--image", str(photo), "--text", "a"]) == 2
     assert main(["report", "house-gpt", "--image", str(photo)]) == 2
     assert "does not read images" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_patches_lie_over_the_image_in_a_browser(found: ReportData, tmp_path: Path) -> None:
+def test_patches_lie_over_the_image_in_a_browser(measured: ReportData, tmp_path: Path) -> None:
     from playwright.sync_api import expect, sync_playwright
 
     path = tmp_path / "report.html"
-    write_report(render_report(found, model_path="vit/", text_file="text.txt"), path)
+    write_report(render_report(measured, model_path="vit/", text_file="text.txt"), path)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 1400})

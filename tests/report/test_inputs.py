@@ -26,11 +26,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_pieces_are_even_and_letters_are_those_of_the_text() -> None:
     text = WORDS * 8
-    found = read_text_input(decoder(), "it", text, measured=128, shown=20)
-    assert len(found.ids) == len(found.tokens) == 20
-    assert text.startswith("".join(found.tokens))
-    assert len(found.measured) == 4
-    assert text.startswith("".join(found.measured))
+    result = read_text_input(decoder(), "it", text, measured=128, shown=20)
+    assert len(result.ids) == len(result.tokens) == 20
+    assert text.startswith("".join(result.tokens))
+    assert len(result.measured) == 4
+    assert text.startswith("".join(result.measured))
 
 
 @pytest.mark.parametrize(

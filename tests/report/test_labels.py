@@ -28,13 +28,13 @@ LABEL = Label(
 )
 
 
-def labelled() -> ReportData:
+def labeled() -> ReportData:
     """The first head with a label, the second without, and the bias of all."""
-    found = report()
-    heads = found.statistics.addresses
+    result = report()
+    heads = result.statistics.addresses
     scores = ByHead(
         kind="scores of kinds",
-        blocks=found.statistics.blocks,
+        blocks=result.statistics.blocks,
         means={BIAS: np.linspace(-0.4, 0.4, len(heads))},
         errors={BIAS: np.full(len(heads), 0.03)},
     )
@@ -44,18 +44,18 @@ def labelled() -> ReportData:
         scores=scores,
         nearest=dict.fromkeys(heads[1:], near),
     )
-    return replace(found, inspection=replace(found.inspection, kinds=kinds))
+    return replace(result, inspection=replace(result.inspection, kinds=kinds))
 
 
 def data_of(page: str) -> Any:
-    found = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    result = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert result is not None
+    return json.loads(result[1])
 
 
 def test_the_table_has_score_interval_and_sample_or_the_nearest_kind() -> None:
-    found = labelled()
-    _, body = head_table(found, found.measures())
+    result = labeled()
+    _, body = head_table(result, result.measures())
     first, second, *_ = body.splitlines()
     assert "0.46 [0.36, 0.56], 5 of 5 draws" in first
     assert "mixed, nearest duplicate-token 0.31" in second
@@ -63,8 +63,8 @@ def test_the_table_has_score_interval_and_sample_or_the_nearest_kind() -> None:
 
 
 def test_the_page_gets_the_same_as_data_and_the_bias_as_a_measure() -> None:
-    found = labelled()
-    data = data_of(render_report(found, model_path="it", text_file="text.txt", made="now"))
+    result = labeled()
+    data = data_of(render_report(result, model_path="it", text_file="text.txt", made="now"))
     (label,) = data["heads"][0]["kinds"]
     assert (label["score"], label["interval"], label["sample"]) == (
         0.46,
@@ -78,7 +78,7 @@ def test_the_page_gets_the_same_as_data_and_the_bias_as_a_measure() -> None:
 
 
 def test_the_inspection_shows_labels_and_bias_in_its_table_and_rows() -> None:
-    inspection = labelled().inspection
+    inspection = labeled().inspection
     rows = inspection.rows()
     assert rows[0]["kinds"] == "duplicate-token 0.46 ± 0.05 (5 of 5 draws)"
     assert rows[1]["nearest_kind"].startswith("duplicate-token 0.31")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import InputError
-from manyheads.report.page import pack, quantise, render_report, write_report
+from manyheads.report.page import pack, quantize, render_report, write_report
 from tests.report.small import report
 
 
@@ -44,7 +44,7 @@ def test_whatever_a_text_holds_is_harmless() -> None:
     names = [tag for tag, _ in seen.tags]
     assert names.count("script") == 2
     assert "img" not in names
-    assert not any(name.startswith("on") for _, given in seen.tags for name in given)
+    assert not any(name.startswith("on") for _, inputs in seen.tags for name in inputs)
     data, script = seen.scripts
     assert "".join(json.loads(data)["tokens"]).startswith("</script><script>alert(1)")
     assert "alert" not in script
@@ -119,11 +119,11 @@ def test_weights_come_back_within_half_a_step_of_their_root() -> None:
     keys = np.stack([generator.permutation(700)[:8] for _ in range(700)])
     rows = unpack(pack(keys, weights), 700)
     for row, mine, values in zip(rows, keys, weights, strict=True):
-        given = dict(zip(mine.tolist(), values.tolist(), strict=True))
-        assert row.keys() <= given.keys()
+        inputs = dict(zip(mine.tolist(), values.tolist(), strict=True))
+        assert row.keys() <= inputs.keys()
         for key, weight in row.items():
-            assert abs(weight**0.5 - given[key] ** 0.5) <= 0.5 / 255 + 1e-6
-        left_out = sum(given[key] for key in given.keys() - row.keys())
+            assert abs(weight**0.5 - inputs[key] ** 0.5) <= 0.5 / 255 + 1e-6
+        left_out = sum(inputs[key] for key in inputs.keys() - row.keys())
         assert left_out < 0.021
 
 
@@ -133,5 +133,5 @@ def test_the_same_pattern_is_the_same_text() -> None:
 
 
 def test_no_weight_is_no_byte() -> None:
-    assert quantise(np.zeros((1, 1)))[0, 0] == 0
+    assert quantize(np.zeros((1, 1)))[0, 0] == 0
     assert unpack(pack(np.array([[3, 1]]), np.array([[1.0, 0.0]])), 1) == [{3: 1.0}]

@@ -20,8 +20,8 @@ def studio() -> Iterator[LiveServer]:
         ("sees", models.vision()),
         ("fills", models.masked()),
     ]
-    with live_server(store) as found:
-        yield found
+    with live_server(store) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def browser() -> Iterator["Browser"]:
 
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+        result = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield result
+        result.close()
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def page(browser: "Browser") -> Iterator["Page"]:
 
     context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
     context.set_default_timeout(PATIENCE)
-    found = context.new_page()
+    result = context.new_page()
     faults: list[str] = []
-    found.on("pageerror", lambda error: faults.append(str(error)))
-    found.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
-    yield found
+    result.on("pageerror", lambda error: faults.append(str(error)))
+    result.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    yield result
     context.close()
     # A refused request is reported in the console by the browser itself.
     assert [each for each in faults if "status of 422" not in each] == []

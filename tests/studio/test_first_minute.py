@@ -22,8 +22,8 @@ UNREPEATED = "The dog sat on it"
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[LiveServer]:
-    with live_server([(name, load(name)) for name in ("house-gpt", "house-bert")]) as found:
-        yield found
+    with live_server([(name, load(name)) for name in ("house-gpt", "house-bert")]) as result:
+        yield result
 
 
 def exported(page: Page, kind: str, path: Path) -> str:
@@ -42,7 +42,7 @@ def test_it_opens_on_two_induction_heads_and_their_partner(page: Page, house: Li
     expect(page.locator(".bars li").first).to_contain_text("he82%")
     expect(page.locator(".shows")).to_have_text(example.about)
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("d")
-    expect(page.get_by_label("Measure that colours the heads")).to_have_value("induction")
+    expect(page.get_by_label("Measure that colors the heads")).to_have_value("induction")
     # Another model opens its own example, and a masked one its mask.
     page.get_by_label("Model", exact=True).select_option("house-bert")
     expect(page.get_by_label("Text", exact=True)).to_have_value(BUNDLED["house-bert"][0].text)
@@ -69,12 +69,12 @@ def test_a_measure_that_the_text_does_not_define_is_replaced_and_explained(
     page: Page, studio: LiveServer
 ) -> None:
     visit(page, studio, t=UNREPEATED)
-    measure, why = page.get_by_label("Measure that colours the heads"), page.locator(".instead")
+    measure, why = page.get_by_label("Measure that colors the heads"), page.locator(".instead")
     expect(measure).to_have_value("previous_token")
     expect(why).to_contain_text("Induction is undefined on this text")
     expect(why).to_contain_text("“Previous token” instead")
-    colours = "cells => new Set(cells.map((cell) => getComputedStyle(cell).backgroundColor)).size"
-    assert page.locator(".cell").evaluate_all(colours) > 2
+    colors = "cells => new Set(cells.map((cell) => getComputedStyle(cell).backgroundColor)).size"
+    assert page.locator(".cell").evaluate_all(colors) > 2
     expect(measure.locator('option[value="induction"]')).to_be_disabled()
     # What was selected comes back with a text that has it.
     page.get_by_label("Text", exact=True).fill(TEXT)
@@ -86,7 +86,7 @@ def test_a_measure_that_the_text_does_not_define_is_replaced_and_explained(
 def test_a_single_token_has_a_measure_too(page: Page, studio: LiveServer) -> None:
     visit(page, studio, t="The")
     expect(page.locator(".instead")).to_contain_text("instead")
-    assert page.get_by_label("Measure that colours the heads").input_value() != ""
+    assert page.get_by_label("Measure that colors the heads").input_value() != ""
 
 
 def test_nothing_moves_while_somebody_types_or_points(page: Page, studio: LiveServer) -> None:

@@ -129,11 +129,11 @@ def test_a_token_looks_and_is_looked_at_as_in_the_pattern(client: TestClient, de
     pattern = patterns(decoder, TEXT, [Head(2, 3)]).of(Head(2, 3)).weights
     row = ask(client, "attention_from", text=TEXT, heads=["L2H3"], position=6)["heads"]["L2H3"]
     column = ask(client, "attention_to", text=TEXT, heads=["L2H3"], position=1)["heads"]["L2H3"]
-    for found, weights in ((row, pattern[6]), (column, pattern[:, 1])):
-        assert found["weights"] == sorted(found["weights"], reverse=True)
-        for place, weight in zip(found["positions"], found["weights"], strict=True):
+    for result, weights in ((row, pattern[6]), (column, pattern[:, 1])):
+        assert result["weights"] == sorted(result["weights"], reverse=True)
+        for place, weight in zip(result["positions"], result["weights"], strict=True):
             assert weight == pytest.approx(float(weights[place]), abs=1e-4)
-        assert found["sum"] == pytest.approx(float(weights.sum()), abs=1e-3)
+        assert result["sum"] == pytest.approx(float(weights.sum()), abs=1e-3)
 
 
 def test_rows_hold_the_largest_keys_of_each_query(client: TestClient, decoder: Any) -> None:
@@ -150,11 +150,11 @@ def test_heads_that_are_off_change_the_loss_as_ablation_does(
 ) -> None:
     edit = {"ablated": ["L0H1", "L2H0"], "replace_with": how}
     response = ask(client, "predictions", text=TEXT, edits=edit)
-    found = ablate_together(
+    result = ablate_together(
         decoder, [TEXT], [Head(0, 1), Head(2, 0)], replace_with=how, progress=False
     )
-    assert response["loss"] == pytest.approx(found.value, abs=1e-4)
-    assert response["loss_before"] == pytest.approx(found.baseline, abs=1e-4)
+    assert response["loss"] == pytest.approx(result.value, abs=1e-4)
+    assert response["loss_before"] == pytest.approx(result.baseline, abs=1e-4)
     assert response["divergence"] > 0
 
 
@@ -307,8 +307,8 @@ def test_a_bad_request_gets_a_sentence(
 
 
 def test_heads_get_names(client: TestClient) -> None:
-    found = ask(client, "kinds", model="sees")
-    response, nearest = found["heads"], found["nearest"]
+    result = ask(client, "kinds", model="sees")
+    response, nearest = result["heads"], result["nearest"]
     assert set(response) == {f"L{layer}H{head}" for layer in range(2) for head in range(4)}
     assert set(nearest) == {head for head, labels in response.items() if not labels}
     every = [*nearest.values(), *(label for labels in response.values() for label in labels)]

@@ -124,18 +124,18 @@ def test_what_is_typed_while_it_writes_is_kept(page: Page, studio: LiveServer) -
 
 def test_a_view_is_exported(page: Page, studio: LiveServer, tmp_path: Path) -> None:
     visit(page, studio)
-    found = {}
+    result = {}
     for kind in ("PNG", "SVG", "JSON"):
         page.locator("#export").click()
         with page.expect_download() as waiting:
             page.get_by_role("menuitem", name=kind).click()
-        found[kind] = tmp_path / waiting.value.suggested_filename
-        waiting.value.save_as(found[kind])
-    assert found["PNG"].read_bytes().startswith(b"\x89PNG")
-    drawing = found["SVG"].read_text("utf-8")
+        result[kind] = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(result[kind])
+    assert result["PNG"].read_bytes().startswith(b"\x89PNG")
+    drawing = result["SVG"].read_text("utf-8")
     assert drawing.startswith("<svg")
     assert "L0H1" in drawing
-    numbers: dict[str, Any] = json.loads(found["JSON"].read_text("utf-8"))["sides"][0]
+    numbers: dict[str, Any] = json.loads(result["JSON"].read_text("utf-8"))["sides"][0]
     assert numbers["tokens"][:2] == ["The", " cat"]
     assert len(numbers["rows"]["heads"]["L1H2"]) == 10
 
@@ -147,7 +147,7 @@ def test_the_address_brings_the_view_back(page: Page, studio: LiveServer) -> Non
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("the")
     expect(page.locator("canvas.map")).to_be_visible()
     expect(page.get_by_role("button", name="Mean")).to_have_attribute("aria-pressed", "true")
-    expect(page.get_by_label("Measure that colours the heads")).to_have_value("entropy")
+    expect(page.get_by_label("Measure that colors the heads")).to_have_value("entropy")
 
 
 def test_heads_are_patched_from_another_prompt(page: Page, studio: LiveServer) -> None:
@@ -156,7 +156,7 @@ def test_heads_are_patched_from_another_prompt(page: Page, studio: LiveServer) -
     page.get_by_label("Other prompt").fill("The dog sat on the mat. The dog sat")
     page.get_by_role("button", name="Patch each head in turn").click()
     expect(page.locator(".patch")).to_contain_text("restored most by L")
-    expect(page.get_by_label("Measure that colours the heads")).to_have_value("patching")
+    expect(page.get_by_label("Measure that colors the heads")).to_have_value("patching")
     page.get_by_role("button", name="Patch the selected heads").click()
     expect(page.locator(".cell.patched")).to_have_count(2)
     expect(page.locator(".loss")).to_contain_text("KL divergence")

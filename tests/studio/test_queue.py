@@ -33,8 +33,8 @@ def post(endpoint: Any, name: str, body: dict[str, Any]) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def studio() -> Any:
-    with live_server([("tiny", models.decoder())]) as found:
-        yield found
+    with live_server([("tiny", models.decoder())]) as result:
+        yield result
 
 
 def test_work_that_is_given_up_leaves_no_complaint() -> None:

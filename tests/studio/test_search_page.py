@@ -47,14 +47,14 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Index]]
 @pytest.fixture(scope="module")
 def client(indexes: list[tuple[str, Index]]) -> Iterator[TestClient]:
     app = make_app([("reads", models.encoder())], Endpoint(port=8765), indexes)
-    with TestClient(app, base_url=ADDRESS) as found:
-        yield found
+    with TestClient(app, base_url=ADDRESS) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
 def searching(indexes: list[tuple[str, Index]]) -> Iterator[LiveServer]:
-    with live_server([("reads", models.encoder())], indexes) as found:
-        yield found
+    with live_server([("reads", models.encoder())], indexes) as result:
+        yield result
 
 
 def ask(client: TestClient, name: str, **fields: Any) -> Any:
@@ -70,10 +70,10 @@ def test_a_hit_is_explained_with_its_own_score(client: TestClient, index: str) -
     for hit in hits:
         words = [hit["text"][start:end] for start, end in hit["marks"]]
         assert {word.casefold() for word in words} <= set(QUERY.split())
-    found = next(each for each in hits if each["id"] == "cat")
-    fields = {"title": found["title"], "text": found["text"], "index": index}
+    result = next(each for each in hits if each["id"] == "cat")
+    fields = {"title": result["title"], "text": result["text"], "index": index}
     quick = ask(client, "explain_match", **fields)
-    assert quick["score"] == pytest.approx(found["score"], rel=1e-3)
+    assert quick["score"] == pytest.approx(result["score"], rel=1e-3)
     assert quick["heads"] is None
     text, words = quick["document"]["text"], quick["document"]["words"]
     assert "Rome" in [text[start:end] for start, end, _ in words]

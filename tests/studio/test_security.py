@@ -256,8 +256,8 @@ def test_odd_methods_are_refused(client: TestClient) -> None:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveServer]:
-    with live_server([("tiny", models.decoder(layers=1))]) as found:
-        yield found
+    with live_server([("tiny", models.decoder(layers=1))]) as result:
+        yield result
 
 
 def _connect(live: LiveServer) -> socket.socket:

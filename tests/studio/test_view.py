@@ -58,8 +58,8 @@ def test_exported_weights_are_those_of_the_pattern(
     page: Page, studio: LiveServer, pattern: torch.Tensor, tmp_path: Path
 ) -> None:
     visit(page, studio, h="L1H2")
-    found = exported(page, tmp_path / "view.json")["rows"]["heads"]["L1H2"]
-    for row, weights in zip(found, pattern, strict=True):
+    result = exported(page, tmp_path / "view.json")["rows"]["heads"]["L1H2"]
+    for row, weights in zip(result, pattern, strict=True):
         assert (
             row["positions"] == weights.argsort(descending=True).tolist()[: len(row["positions"])]
         )
@@ -71,7 +71,7 @@ def test_the_map_tells_the_weight_under_the_pointer(
 ) -> None:
     visit(page, studio, h="L1H2", v="map")
     chart, tip = page.locator("canvas.map"), page.locator(".tip")
-    expect(tip).to_contain_text("The strongest colour is 100%")
+    expect(tip).to_contain_text("The strongest color is 100%")
     for query, key in torch.tril_indices(len(pattern), len(pattern)).T.tolist():
         # Names have 110 pixels at the left and 76 above, a cell has 30.
         chart.hover(position={"x": 125 + 30 * key, "y": 91 + 30 * query})
@@ -98,7 +98,7 @@ def test_a_cleared_text_leaves_nothing_behind(page: Page, studio: LiveServer) ->
     assert not page.locator(".strip canvas").evaluate(ink)
     expect(page.locator(".place-tokens header")).not_to_contain_text("tokens")
     expect(page.locator(".place-predictions header p")).to_be_empty()
-    expect(page.get_by_label("Measure that colours the heads")).to_be_hidden()
+    expect(page.get_by_label("Measure that colors the heads")).to_be_hidden()
     expect(page).to_have_url(re.compile("t=&"))
     expect(page).not_to_have_url(re.compile("at="))
     # Heads stay as they were, and are response from the next text on.
@@ -154,7 +154,7 @@ def test_heads_that_were_let_go_stay_so(page: Page, studio: LiveServer) -> None:
     expect(page).to_have_url(re.compile("h=&"))
     page.reload()
     expect(page.locator(".bars li").first).to_contain_text("%")
-    expect(page.get_by_label("Measure that colours the heads")).to_be_enabled()
+    expect(page.get_by_label("Measure that colors the heads")).to_be_enabled()
     expect(page.locator(".cell.selected")).to_have_count(0)
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from manyheads import Ragged, load
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 from tests.parity.comparing import VOCABULARY, texts
 
 __all__ = ["FAMILIES", "Family", "shaken"]
@@ -42,9 +42,9 @@ class Family:
 
     def both(self, place: Path) -> tuple[Any, Any]:
         """Theirs, and ours from its files."""
-        theirs = randomised(self.make())
-        theirs.save_pretrained(place / "base")
-        return theirs, load(place / "base")
+        peer = randomized(self.make())
+        peer.save_pretrained(place / "base")
+        return peer, load(place / "base")
 
     def of_theirs(self, model: Any) -> Tensor:
         if self.kind == "images":

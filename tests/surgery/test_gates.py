@@ -71,11 +71,11 @@ def test_cross_attention_and_one_stack_can_be_gated() -> None:
     model = small(MODELS["seq2seq 2017"])
     gated = add_gates(model, Gate(at="key", operation="add"), sublayer=Sublayer.CROSS)
     gated = add_gates(gated, Gate(at="output"), (1,), stack="encoder")
-    found = [
+    result = [
         [bool(branch and branch.inner.gates) for branch in (layer.attention, layer.cross)]
         for layer in _layers(gated)
     ]
-    assert found == [[False, False], [True, False], [False, True], [False, True]]
+    assert result == [[False, False], [True, False], [False, True], [False, True]]
     with torch.no_grad():
         torch.testing.assert_close(_said(gated), _said(model), atol=2e-5, rtol=1e-5)
 
@@ -92,10 +92,10 @@ def test_gates_alone_learn() -> None:
     gated = add_gates(llama(), Gate(at="output"))
     before = {name: tensor.clone() for name, tensor in gated.state_dict().items()}
     assert freeze_except_gates(gated) == 2 * 4 * 32
-    optimiser = torch.optim.AdamW([p for p in gated.parameters() if p.requires_grad], lr=0.1)
-    optimiser.param_groups[0]["weight_decay"] = 0.0
+    optimizer = torch.optim.AdamW([p for p in gated.parameters() if p.requires_grad], lr=0.1)
+    optimizer.param_groups[0]["weight_decay"] = 0.0
     gated(torch.arange(10)[None]).logits.square().mean().backward()
-    optimiser.step()
+    optimizer.step()
     for name, tensor in gated.state_dict().items():
         moved = (tensor != before[name]).reshape(len(tensor), -1).any(1)
         if name.endswith("attention.project.weight"):

@@ -31,8 +31,8 @@ from manyheads.ragged import Ragged
 from manyheads.surgery.addresses import find_addresses
 from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
-from manyheads.train.optim.optimisers import AdamW
-from manyheads.train.regularisers import WatcherChain
+from manyheads.train.optim.optimizers import AdamW
+from manyheads.train.regularizers import WatcherChain
 from tests.models import zoo
 
 TOLERANCE = 1e-5
@@ -158,9 +158,9 @@ def said(model: Any, **more: Any) -> tuple[Tensor, Tensor]:
 
 
 def close(one: Any, other: Any, **watched: Any) -> None:
-    for mine, theirs in zip(said(one), said(other, **watched), strict=True):
-        scale = max(1.0, float(theirs.abs().max()))
-        torch.testing.assert_close(mine / scale, theirs / scale, atol=TOLERANCE, rtol=0)
+    for mine, peer in zip(said(one), said(other, **watched), strict=True):
+        scale = max(1.0, float(peer.abs().max()))
+        torch.testing.assert_close(mine / scale, peer / scale, atol=TOLERANCE, rtol=0)
 
 
 def test_heads_that_are_normed_together_stay_together() -> None:
@@ -220,17 +220,17 @@ def test_a_mean_stays_behind(name: str) -> None:
     ]
     full = (4, 1, 7, 3)
     batch = zoo.ids(full, seed=4)
-    given: Any = (batch, zoo.ids(full, seed=5)) if "seq2seq" in name else batch
+    inputs: Any = (batch, zoo.ids(full, seed=5)) if "seq2seq" in name else batch
 
     def run(each: Any, **more: Any) -> Tensor:
         with torch.no_grad():
-            out = each(*given, **more) if "seq2seq" in name else each(given, **more)
+            out = each(*inputs, **more) if "seq2seq" in name else each(inputs, **more)
         return zoo.values(out.hidden)
 
     record = Record(sites)
     run(model, watch=record)
     means = {site: record[site].values.mean(0) for site in sites}
-    pruned = prune(model, heads, "mean", given)
+    pruned = prune(model, heads, "mean", inputs)
     expected = run(model, watch=Silenced(heads, means))
     torch.testing.assert_close(run(pruned), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -305,10 +305,10 @@ def test_what_is_still_uniform_stays_in_its_family(tmp_path: Path) -> None:
     quarters = prune(llama(), [f"L{layer}H{head}" for layer in (0, 1) for head in range(0, 8, 2)])
     assert save(quarters, tmp_path / "quarters").family == "llama"
     for folder, ours in (("even", even), ("quarters", quarters)):
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        peer = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
         ids = torch.arange(20)[None]
         with torch.no_grad():
-            torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=0)
+            torch.testing.assert_close(ours(ids).logits, peer(ids).logits, atol=1e-5, rtol=0)
     assert origins(load(tmp_path / "even")) == origins(even)
     odd = prune(llama(), ["L0H0", "L1H1", "L1H7"])
     assert save(odd, tmp_path / "odd").family == "manyheads"
@@ -381,13 +381,13 @@ def with_kernel(config: Any, kernel: str) -> Any:
 @pytest.mark.parametrize("name", ["8 over 4", "all gates", "post with bias", "seq2seq t5"])
 def test_pruned_models_learn(name: str) -> None:
     model = prune(trembling(MODELS[name]), ["L0H0", "L1H1"]).train()
-    optimiser = AdamW(rate=1e-3).build(model)
+    optimizer = AdamW(rate=1e-3).build(model)
     losses = []
     for _ in range(3):
         loss = zoo.values(zoo.answer(model).logits).logsumexp(-1).mean()
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
 
@@ -412,9 +412,9 @@ def test_the_lens_goes_through(name: str) -> None:
     torch.testing.assert_close(
         torch.as_tensor(first.weights), seen[Site(1, Tap.PATTERN)].of(0)[kept[0]], atol=1e-5, rtol=0
     )
-    found = lens.statistics(pruned, texts)
-    assert len(found.addresses) == count
-    assert all(value == value for value in found["entropy"].means.tolist())
+    result = lens.statistics(pruned, texts)
+    assert len(result.addresses) == count
+    assert all(value == value for value in result["entropy"].means.tolist())
     assert len(lens.ablate(pruned, texts, progress=False).addresses) == count
     assert len(lens.importance(pruned, texts, progress=False).addresses) == count
     assert lens.attribute_logits(pruned, texts).completeness < 1e-4
@@ -422,8 +422,8 @@ def test_the_lens_goes_through(name: str) -> None:
     for new, old in origins(pruned).items():
         for kind in ("ov", "qk"):
             mine = getattr(circuits, kind)(new.head).matrix
-            theirs = getattr(lens.circuits(model), kind)(old.head).matrix
-            torch.testing.assert_close(mine, theirs)
+            peer = getattr(lens.circuits(model), kind)(old.head).matrix
+            torch.testing.assert_close(mine, peer)
     lens.logit_lens(pruned, texts)
     lens.composition_scores(pruned, "value")
     lens.patch(pruned, texts, [[2, 2, 3, 1, 2, 5], [7, 8, 8, 7]], progress=False)

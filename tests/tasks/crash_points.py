@@ -109,7 +109,7 @@ def state_of(path: Path, model: Model) -> dict[str, int] | None:
         if "never finished" in str(error) or "no index" in str(error):
             return None
         raise
-    found = {}
+    result = {}
     for each in index.ids:
         rows = index._state.table.take(index._state.names.rows[index._state.rows_of(each)])
         chunks = sorted(rows, key=lambda row: int(row["chunk_start"]))
@@ -123,9 +123,9 @@ def state_of(path: Path, model: Model) -> dict[str, int] | None:
         # Vectors and keywords belong to the same rows.
         hits = index.search(f"About a {WORDS[int(each[1:]) % len(WORDS)]} {each[1:]}", top_k=8)
         assert each in [hit.id for hit in hits[:2]]
-        found[each] = edition
-    assert len(index) == len(found)
-    return found
+        result[each] = edition
+    assert len(index) == len(result)
+    return result
 
 
 def editions(documents: list[Document]) -> dict[str, int]:
@@ -136,16 +136,16 @@ def check(path: Path, model: Model, action: str, passed: list[str]) -> dict[str,
     """The old or the new state, and then a second run that encodes only what is missing."""
     before, again, after = ACTIONS[action]
     old = editions(before) if before else None
-    found = state_of(path, model)
+    result = state_of(path, model)
     committed = "after commit" in passed
-    assert found == (editions(after) if committed else old) or "after fsync" in passed
+    assert result == (editions(after) if committed else old) or "after fsync" in passed
     index: Any = again(path, model)
     report = index if action == "add" else index.report
     stored = 2 * passed.count("after add")
     new = len(set(editions(after).items()) - set((old or {}).items()))
     assert report.encoded <= new - stored, (report, stored)
     assert state_of(path, model) == editions(after)
-    return {"found": "old" if found == old else "new", "resumed": report.resumed}
+    return {"found": "old" if result == old else "new", "resumed": report.resumed}
 
 
 def forked(work: Callable[[], Any]) -> tuple[int, Any]:
@@ -199,10 +199,10 @@ def watch(path: Path, model: Model) -> list[int]:
     seen = [0]
     while seen[-1] < GROWN:
         time.sleep(0.3)
-        found = state_of(path, model) or {}
-        assert set(found) == {f"d{number}" for number in range(len(found))}
-        assert len(found) >= seen[-1]
-        seen += [len(found)] if len(found) > seen[-1] else []
+        result = state_of(path, model) or {}
+        assert set(result) == {f"d{number}" for number in range(len(result))}
+        assert len(result) >= seen[-1]
+        seen += [len(result)] if len(result) > seen[-1] else []
     return seen
 
 

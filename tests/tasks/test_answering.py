@@ -105,19 +105,19 @@ def test_a_chat_template_is_used_and_passages_cannot_speak(reader: Any) -> None:
 
 def test_an_answer_carries_its_sources(reader: Any) -> None:
     index: Any = Shelf(PISA, Passage("c", "The river is long."))
-    found = answer(index, "When?", reader, top_k=1, max_new_tokens=5, progress=False)
-    assert [source.hit.id for source in found.sources] == ["a"]
-    assert found.as_dict()["sources"][0]["title"] == "Pisa"
-    assert found.text == found.as_dict()["answer"]
+    result = answer(index, "When?", reader, top_k=1, max_new_tokens=5, progress=False)
+    assert [source.hit.id for source in result.sources] == ["a"]
+    assert result.as_dict()["sources"][0]["title"] == "Pisa"
+    assert result.text == result.as_dict()["answer"]
     again = answer(index, "When?", reader, top_k=1, max_new_tokens=5, progress=False)
-    assert again == found
+    assert again == result
 
 
 def test_sources_that_an_answer_names_are_marked(reader: Any) -> None:
     prompt = reader_prompt(reader, "When?", [PISA, Passage("c", "The river is long.")])
-    found = finish_answer("When?", " In 1372 [1], not [7].\n", "eos", prompt)
-    assert found.text == "In 1372 [1], not [7]."
-    assert [source.cited for source in found.sources] == [True, False]
+    result = finish_answer("When?", " In 1372 [1], not [7].\n", "eos", prompt)
+    assert result.text == "In 1372 [1], not [7]."
+    assert [source.cited for source in result.sources] == [True, False]
 
 
 def test_an_encoder_cannot_answer() -> None:

@@ -27,12 +27,14 @@ def drawn(temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
 def test_the_temperature_has_the_least_loss(temperature: float) -> None:
     logits, labels = drawn(temperature)
-    found = tasks.fit_temperature(logits.numpy(), labels.numpy())
-    assert found == pytest.approx(temperature, rel=0.05)
-    losses = [float(F.cross_entropy(logits / (found * step), labels)) for step in (0.999, 1, 1.001)]
+    result = tasks.fit_temperature(logits.numpy(), labels.numpy())
+    assert result == pytest.approx(temperature, rel=0.05)
+    losses = [
+        float(F.cross_entropy(logits / (result * step), labels)) for step in (0.999, 1, 1.001)
+    ]
     assert losses[1] == min(losses)
     before = tasks.calibration_error(logits.softmax(1).numpy(), labels.numpy())
-    after = tasks.calibration_error((logits / found).softmax(1).numpy(), labels.numpy())
+    after = tasks.calibration_error((logits / result).softmax(1).numpy(), labels.numpy())
     assert after < 0.02
     assert temperature == 1 or before > 0.1
 
@@ -41,8 +43,8 @@ def test_several_labels_share_one_temperature() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(3000, 3, generator=generator, dtype=torch.double)
     labels = torch.bernoulli(logits.sigmoid(), generator=generator).long()
-    found = tasks.fit_temperature((2 * logits).numpy(), labels.numpy())
-    assert found == pytest.approx(2, rel=0.05)
+    result = tasks.fit_temperature((2 * logits).numpy(), labels.numpy())
+    assert result == pytest.approx(2, rel=0.05)
     shares = logits.sigmoid().numpy()
     assert tasks.calibration_error(shares, labels.numpy()) < 0.02
     thresholds = tasks.fit_thresholds(shares, labels.numpy())
@@ -52,8 +54,8 @@ def test_several_labels_share_one_temperature() -> None:
         assert _f1(shares[:, index] >= threshold, labels[:, index].numpy() > 0) >= best
 
 
-def _f1(given: np.ndarray, right: np.ndarray) -> float:
-    return float(2 * (given & right).sum() / max(given.sum() + right.sum(), 1))
+def _f1(inputs: np.ndarray, right: np.ndarray) -> float:
+    return float(2 * (inputs & right).sum() / max(inputs.sum() + right.sum(), 1))
 
 
 def test_the_error_is_that_of_the_paper() -> None:

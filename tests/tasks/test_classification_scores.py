@@ -26,26 +26,26 @@ TEXTS = ["the cat sat", "on the mat", "by the door"]
 @pytest.mark.parametrize("average", ["micro", "macro"])
 def test_scores_of_one_label_are_those_of_sklearn(average: str) -> None:
     expected = [NAMES[i] for i in np.random.default_rng(0).integers(0, 3, 60)]
-    found = [NAMES[i] for i in np.random.default_rng(1).integers(0, 3, 60)]
-    scores = tasks.score_classes(expected, found, names=NAMES)
-    theirs = metrics.precision_recall_fscore_support(
-        expected, found, labels=NAMES, average=average, zero_division=0
+    result = [NAMES[i] for i in np.random.default_rng(1).integers(0, 3, 60)]
+    scores = tasks.score_classes(expected, result, names=NAMES)
+    peer = metrics.precision_recall_fscore_support(
+        expected, result, labels=NAMES, average=average, zero_division=0
     )[:3]
     micro = (scores.micro.precision, scores.micro.recall, scores.micro_f1)
     macro = (scores.macro_precision, scores.macro_recall, scores.macro_f1)
-    assert (micro if average == "micro" else macro) == pytest.approx(theirs)
-    assert scores.accuracy == pytest.approx(metrics.accuracy_score(expected, found))
-    matrix = metrics.confusion_matrix(expected, found, labels=NAMES)
+    assert (micro if average == "micro" else macro) == pytest.approx(peer)
+    assert scores.accuracy == pytest.approx(metrics.accuracy_score(expected, result))
+    matrix = metrics.confusion_matrix(expected, result, labels=NAMES)
     assert scores.confusion is not None
     assert scores.confusion.tolist() == matrix.tolist()
 
 
 def test_scores_of_several_labels_are_those_of_sklearn() -> None:
-    right, given = (np.random.default_rng(seed).random((50, 4)) < 0.3 for seed in (2, 3))
+    right, inputs = (np.random.default_rng(seed).random((50, 4)) < 0.3 for seed in (2, 3))
     right[:, 3] = False
     sets = [
         [[name for name, is_label in zip(NAMES, row, strict=True) if is_label] for row in each]
-        for each in (right, given)
+        for each in (right, inputs)
     ]
     scores = tasks.score_classes(*sets, names=NAMES)
     for average, ours in (
@@ -54,11 +54,11 @@ def test_scores_of_several_labels_are_those_of_sklearn() -> None:
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            theirs = metrics.precision_recall_fscore_support(
-                right, given, average=average, zero_division=0
+            peer = metrics.precision_recall_fscore_support(
+                right, inputs, average=average, zero_division=0
             )[:3]
-        assert ours == pytest.approx(theirs)
-    assert scores.accuracy == pytest.approx(metrics.accuracy_score(right, given))
+        assert ours == pytest.approx(peer)
+    assert scores.accuracy == pytest.approx(metrics.accuracy_score(right, inputs))
     assert scores.confusion is None
     assert "macro" in str(scores)
 
@@ -85,16 +85,16 @@ def test_several_labels_are_saved_and_read_as_transformers_does(tmp_path: Path) 
     save(model, tmp_path / "model")
     again = load(tmp_path / "model")
     assert classifier_of(again) == ClassifierSettings(multi_label=True)
-    found = classify(again, TEXTS)
-    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
-    assert theirs.config.problem_type == "multi_label_classification"
+    result = classify(again, TEXTS)
+    peer = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    assert peer.config.problem_type == "multi_label_classification"
     with torch.no_grad():
-        for text, row in zip(TEXTS, found.probabilities, strict=True):
-            logits = theirs(input_ids=torch.tensor([as_ids(text)])).logits[0]
+        for text, row in zip(TEXTS, result.probabilities, strict=True):
+            logits = peer(input_ids=torch.tensor([as_ids(text)])).logits[0]
             torch.testing.assert_close(row, logits.sigmoid(), atol=1e-5, rtol=1e-5)
-    assert found.label_sets == tuple(
-        tuple(name for name, share in zip(found.names, row, strict=True) if share >= 0.5)
-        for row in found.probabilities.tolist()
+    assert result.label_sets == tuple(
+        tuple(name for name, share in zip(result.names, row, strict=True) if share >= 0.5)
+        for row in result.probabilities.tolist()
     )
     set_classifier(again, ClassifierSettings(multi_label=True, thresholds=(0.0, 1.0, 0.0)))
     assert classify(again, TEXTS).label_sets == (("a", "c"),) * 3
@@ -117,19 +117,19 @@ def test_a_run_learns_several_labels_per_text(tmp_path: Path) -> None:
     tables = {
         "model": {"folder": str(tmp_path / "start"), "classes": "data"},
         "data": {
-            "kind": "labelled",
+            "kind": "labeled",
             "train": str(tmp_path / "train.jsonl"),
             "length": 32,
             "batch": 64,
         },
         "objective": {"kind": "MultiLabelClassification"},
-        "optimiser": {"rate": 3e-3},
+        "optimizer": {"rate": 3e-3},
         "run": {"folder": str(tmp_path / "run"), "steps": 40, "device": "cpu"},
     }
     train(parse_run(tables), progress=False)
-    found = classify(load(tmp_path / "run/model"), [text for text, _ in rows])
-    assert found.multi_label
-    assert [list(labels) for labels in found.label_sets] == [labels for _, labels in rows]
+    result = classify(load(tmp_path / "run/model"), [text for text, _ in rows])
+    assert result.multi_label
+    assert [list(labels) for labels in result.label_sets] == [labels for _, labels in rows]
     tables["objective"] = {"kind": "SequenceClassification"}
     with refuses(InputError, "one label per text", "MultiLabelClassification"):
         train(parse_run(tables), progress=False, fresh=True)

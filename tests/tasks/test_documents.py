@@ -25,12 +25,12 @@ def test_a_folder_gives_a_document_per_file_with_its_path_as_id(tmp_path: Path) 
     (tmp_path / "curve.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
     (tmp_path / ".hidden").write_text("no", encoding="utf-8")
     skipped: dict[str, str] = {}
-    found = {each.id: each for each in read_documents(tmp_path, on_skip=skipped.__setitem__)}
-    assert list(found) == ["b.html", "c.txt.gz", "sub/a.md"]
-    assert found["sub/a.md"].title == "The *title*"
-    assert found["b.html"].title == "Sea & land"
-    assert found["b.html"].text == "Waves\nOne two.\nThree\na\nb"
-    assert found["c.txt.gz"].text == "packed"
+    result = {each.id: each for each in read_documents(tmp_path, on_skip=skipped.__setitem__)}
+    assert list(result) == ["b.html", "c.txt.gz", "sub/a.md"]
+    assert result["sub/a.md"].title == "The *title*"
+    assert result["b.html"].title == "Sea & land"
+    assert result["b.html"].text == "Waves\nOne two.\nThree\na\nb"
+    assert result["c.txt.gz"].text == "packed"
     assert skipped["image.png"] == "binary"
     assert skipped["latin.txt"] == "not UTF-8"
     assert skipped["empty.txt"] == "empty"

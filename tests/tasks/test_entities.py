@@ -39,15 +39,15 @@ def model() -> Any:
 
 @st.composite
 def spans(draw: st.DrawFn) -> list[TagSpan]:
-    """Entities with a word between neighbours, so that IO can tell them apart."""
-    found, start = [], 0
+    """Entities with a word between neighbors, so that IO can tell them apart."""
+    result, start = [], 0
     for kind, gap, length in draw(
         st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(1, 3)))
     ):
         start += gap
-        found.append(TagSpan(kind, start, start + length))
+        result.append(TagSpan(kind, start, start + length))
         start += length
-    return found
+    return result
 
 
 @given(spans(), st.sampled_from(SCHEMES), st.sampled_from(SCHEMES))
@@ -101,9 +101,9 @@ def test_decoding_finds_the_most_likely_consistent_tags(names: tuple[str, ...]) 
 
 def test_offsets_are_those_of_the_text(model: Any) -> None:
     texts = ["  the cat,sat \u00e9 it's\ton the-mat", "", "漢字 \U0001f600😀 नमस्ते!"]
-    found = tasks.entities(model, texts)
-    assert [len(each) > 0 for each in found] == [True, False, True]
-    for text, row in zip(texts, found, strict=True):
+    result = tasks.entities(model, texts)
+    assert [len(each) > 0 for each in result] == [True, False, True]
+    for text, row in zip(texts, result, strict=True):
         for each in row:
             assert text[each.start : each.end] == each.text
             assert each.text == each.text.strip()
@@ -117,7 +117,7 @@ def test_offsets_are_those_of_the_text(model: Any) -> None:
 
 
 def test_windows_leave_nothing_out(model: Any) -> None:
-    """Words in the middle of a window are tagged as in a text of their neighbours alone."""
+    """Words in the middle of a window are tagged as in a text of their neighbors alone."""
     text = "the cat sat on a mat by the door " * 12
     spanned = split_words(text)
     assert tasks.entities(model, [text], longest=400) == tasks.entities(model, [text])
@@ -128,9 +128,9 @@ def test_windows_leave_nothing_out(model: Any) -> None:
     # The first window has its 40 letters to itself.
     alone = read_words(model, [SpannedText(text[:40], spanned[:4])], WordOptions())[0]
     torch.testing.assert_close(shares[:4], alone[:4])
-    found = tasks.entities(model, [text], longest=42)[0]
-    assert max(each.end for each in found) > 300
-    assert all(text[each.start : each.end] == each.text for each in found)
+    result = tasks.entities(model, [text], longest=42)[0]
+    assert max(each.end for each in result) > 300
+    assert all(text[each.start : each.end] == each.text for each in result)
 
 
 def test_models_without_tags_are_refused(model: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_run_learns_from_conll_files_and_finds_what_it_learnt(tmp_path: Path) 
             "batch": 64,
         },
         "objective": {"kind": "TokenClassification"},
-        "optimiser": {"rate": 1e-2},
+        "optimizer": {"rate": 1e-2},
         "run": {"folder": str(tmp_path / "run"), "steps": 15, "device": "cpu"},
     }
     train(parse_run(tables), progress=False)
@@ -177,6 +177,6 @@ def test_a_run_learns_from_conll_files_and_finds_what_it_learnt(tmp_path: Path) 
         sorted(["O", *(f"{prefix}-{kind}" for prefix in "BILU" for kind in ("animal", "thing"))])
     )
     text = "the cat sat by the red door"
-    [found] = tasks.entities(model, text)
-    assert [(each.type, each.text) for each in found] == [("animal", "cat"), ("thing", "red door")]
-    assert tasks.score_entities([[("animal", 4, 7), ("thing", 19, 27)]], [found]).f1 == 1
+    [result] = tasks.entities(model, text)
+    assert [(each.type, each.text) for each in result] == [("animal", "cat"), ("thing", "red door")]
+    assert tasks.score_entities([[("animal", 4, 7), ("thing", 19, 27)]], [result]).f1 == 1

@@ -68,7 +68,7 @@ def test_every_format_gives_the_rows_that_the_rule_keeps(tmp_path: Path) -> None
     result = keep(
         model, corpus, tmp_path / "out", f'score > {limit} and lang == "en"', separator="\n\n"
     )
-    found = read(tmp_path / "out")
+    actual = read(tmp_path / "out")
     scores = classify(model, [row["text"] for row in rows(100)]).probabilities[:, 1].tolist()
     expected = [
         row
@@ -76,13 +76,13 @@ def test_every_format_gives_the_rows_that_the_rule_keeps(tmp_path: Path) -> None
         if score > limit and row["lang"] == "en"
     ]
     assert 0 < len(expected) < 100
-    assert [{name: row[name] for name in ("id", "text", "lang")} for row in found] == expected
+    assert [{name: row[name] for name in ("id", "text", "lang")} for row in actual] == expected
     torch.testing.assert_close(
-        torch.tensor([row["score"] for row in found]),
-        torch.tensor([scores[row["id"]] for row in found]),
+        torch.tensor([row["score"] for row in actual]),
+        torch.tensor([scores[row["id"]] for row in actual]),
     )
-    labels = classify(model, [row["text"] for row in found]).labels
-    assert tuple(row["label"] for row in found) == labels
+    labels = classify(model, [row["text"] for row in actual]).labels
+    assert tuple(row["label"] for row in actual) == labels
     counts = result.counts
     assert (counts.documents, counts.kept) == (102, len(expected))
     # German documents, and texts without a language, are never read by the model.
@@ -97,13 +97,13 @@ def test_the_one_output_of_a_regression_model_is_the_score(tmp_path: Path) -> No
     model.tokenizer = letters()
     write_rows(tmp_path / "a.jsonl", rows(20))
     keep(model, tmp_path / "a.jsonl", tmp_path / "out", "score >= -100 and tokens < 1000")
-    found = read(tmp_path / "out")
-    assert list(found[0]) == ["id", "text", "lang", "score"]
+    result = read(tmp_path / "out")
+    assert list(result[0]) == ["id", "text", "lang", "score"]
     tokenizer = letters()
     tokenizer.no_truncation()
     tokenizer.no_padding()
     with torch.no_grad():
-        for row in found:
+        for row in result:
             logits = model(torch.tensor([tokenizer.encode(row["text"]).ids])).logits
             assert row["score"] == pytest.approx(float(logits[0, 0]), abs=1e-5)
     with refuses(InputError, "label", "use score"):
@@ -149,11 +149,11 @@ def test_columns_of_several_types_reach_one_schema(tmp_path: Path) -> None:
     schemas = {pq.read_schema(shard) for shard in result.shards}
     assert len(result.shards) == 4
     assert len(schemas) == 1
-    found = read(tmp_path / "out")
-    shown = [None if row["value"] is None else json.loads(row["value"]) for row in found]
+    actual = read(tmp_path / "out")
+    shown = [None if row["value"] is None else json.loads(row["value"]) for row in actual]
     assert shown == values
-    assert [row["late"] for row in found] == [None] * 6 + [7]
-    assert json.loads(found[6]["big"]) == 2**70
+    assert [row["late"] for row in actual] == [None] * 6 + [7]
+    assert json.loads(actual[6]["big"]) == 2**70
 
 
 KILLS = """

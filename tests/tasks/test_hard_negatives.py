@@ -36,24 +36,24 @@ def cosines(model: Any, one: list[str], other: list[str]) -> torch.Tensor:
 
 
 def test_negatives_are_the_closest_texts_that_are_no_answers(model: Any, tmp_path: Path) -> None:
-    found = mine_negatives(model, PAIRS, top_k=2, output=tmp_path / "rows.jsonl", progress=False)
+    result = mine_negatives(model, PAIRS, top_k=2, output=tmp_path / "rows.jsonl", progress=False)
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
-    assert found == [json.loads(line) for line in lines]
+    assert result == [json.loads(line) for line in lines]
     scores = cosines(model, [str(row["first"]) for row in PAIRS], [str(each) for each in TEXTS])
-    for row, mined, own in zip(PAIRS, found, scores, strict=True):
+    for row, mined, own in zip(PAIRS, result, scores, strict=True):
         answers = {each["second"] for each in PAIRS if each["first"] == row["first"]}
         ranked = [TEXTS[index] for index in own.argsort(descending=True)]
         assert mined["negatives"] == [text for text in ranked if text not in answers][:2]
         assert {key: mined[key] for key in row} == row
     skipped = mine_negatives(model, PAIRS, top_k=1, skip_first=1, progress=False)
-    assert [row["negatives"] for row in skipped] == [row["negatives"][1:] for row in found]
+    assert [row["negatives"] for row in skipped] == [row["negatives"][1:] for row in result]
 
 
 def test_a_margin_keeps_out_what_scores_like_the_answer(model: Any) -> None:
     scores = cosines(model, [str(row["first"]) for row in PAIRS], [str(each) for each in TEXTS])
     margin = 0.02
-    found = mine_negatives(model, PAIRS, top_k=5, margin=margin, progress=False)
-    for index, row in enumerate(found):
+    result = mine_negatives(model, PAIRS, top_k=5, margin=margin, progress=False)
+    for index, row in enumerate(result):
         for text in row["negatives"]:
             assert scores[index, TEXTS.index(text)] <= scores[index, index] - margin + 1e-5
     with pytest.raises(InputError, match="smaller margin"):

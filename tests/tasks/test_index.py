@@ -53,7 +53,7 @@ def all_texts(index: Index) -> tuple[list[str], list[str]]:
 def test_dense_scores_are_cosines_of_the_best_chunk(dense: Index) -> None:
     documents, texts = all_texts(dense)
     query = "the cloud of page 14"
-    vectors = encode(house_bert(), [query, *texts], normalise=True, progress=False)
+    vectors = encode(house_bert(), [query, *texts], normalize=True, progress=False)
     cosines = vectors[1:] @ vectors[0]
     best: dict[str, float] = {}
     for name, cosine in zip(documents, cosines.tolist(), strict=True):
@@ -179,10 +179,10 @@ def test_conditions_filter_by_metadata(dense: Index) -> None:
     assert numbers({"word": ["river", "tree"], "even": False}) == {3, 5, 13, 15}
     assert numbers({"document": "d7"}) == {7}
     assert numbers({"word": "it's"}) == set()
-    with pytest.raises(InputError, match=r"colour.*number, word, even"):
-        numbers({"colour": "red"})
-    with pytest.raises(InputError, match=r"colour.*number, word, even"):
-        numbers("colour = 'red'")
+    with pytest.raises(InputError, match=r"color.*number, word, even"):
+        numbers({"color": "red"})
+    with pytest.raises(InputError, match=r"color.*number, word, even"):
+        numbers("color = 'red'")
     with pytest.raises(InputError, match="number >"):
         numbers("number > (")
 

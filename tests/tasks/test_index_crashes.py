@@ -33,9 +33,9 @@ def test_a_killed_writer_loses_nothing_and_readers_never_see_half_a_change(tmp_p
         assert process.stdout is not None
         for _ in range(2):
             killed = json.loads(process.stdout.readline())
-            found = check(Path(killed["path"]), model, "again", killed["passed"])
-            assert found["resumed"] == 2 * killed["passed"].count("after add") or (
-                found["found"] == "new"
+            result = check(Path(killed["path"]), model, "again", killed["passed"])
+            assert result["resumed"] == 2 * killed["passed"].count("after add") or (
+                result["found"] == "new"
             )
         # The same process now adds documents while this one reads.
         assert watch(tmp_path / "growing", model)[-1] == GROWN

@@ -100,10 +100,10 @@ def test_retrieval_is_scored_as_by_our_measures(model: Any) -> None:
     scores = _run(MtebEncoder(model), _retrieval_task())
     queries = [JudgedQuery(name, text, relevant) for name, (text, relevant) in QUERIES.items()]
     vectors = F.normalize(manyheads.encode(model, list(DOCUMENTS.values())), dim=1)
-    asked = F.normalize(manyheads.encode(model, [query.text for query in queries]), dim=1)
+    request = F.normalize(manyheads.encode(model, [query.text for query in queries]), dim=1)
     rankings = {
         query.id: dict(zip(DOCUMENTS, row, strict=True))
-        for query, row in zip(queries, (asked @ vectors.T).tolist(), strict=True)
+        for query, row in zip(queries, (request @ vectors.T).tolist(), strict=True)
     }
     ours = evaluate_retrieval(rankings, queries)
     assert scores["ndcg_at_10"] == pytest.approx(ours.ndcg.mean, abs=1e-5)

@@ -51,14 +51,14 @@ def test_measures_equal_ir_measures(seed: int) -> None:
     }
     # RR has no cutoff there: rankings are cut before.
     cut = {
-        query: dict(sorted(sorted(found.items(), reverse=True), key=lambda each: -each[1])[:20])
-        for query, found in rankings.items()
+        query: dict(sorted(sorted(result.items(), reverse=True), key=lambda each: -each[1])[:20])
+        for query, result in rankings.items()
     }
     for name, measure in names.items():
         ours = getattr(scores, name)
         run = cut if name == "mrr" else rankings
-        theirs = measures.calc_aggregate([measure], judgements, run)[measure]
-        assert ours.mean == pytest.approx(theirs, abs=1e-9), name
+        peer = measures.calc_aggregate([measure], judgements, run)[measure]
+        assert ours.mean == pytest.approx(peer, abs=1e-9), name
 
 
 def test_gains_and_ranks_by_hand() -> None:

@@ -48,14 +48,14 @@ def test_a_filter_writes_the_same_rows(model: Any, tmp_path: Path) -> None:
     assert plain.counts == on_ray.counts
     assert len(plain.shards) > 1
     for one, other in zip(plain.shards, on_ray.shards, strict=True):
-        ours, theirs = pq.read_table(one), pq.read_table(other)
+        ours, peer = pq.read_table(one), pq.read_table(other)
         numbers = ["score", "probability"]
-        assert ours.drop(numbers).equals(theirs.drop(numbers))
+        assert ours.drop(numbers).equals(peer.drop(numbers))
         # Workers have other numbers of threads, which changes the rounding.
         for name in numbers:
             torch.testing.assert_close(
                 torch.tensor(ours.column(name).to_pylist()),
-                torch.tensor(theirs.column(name).to_pylist()),
+                torch.tensor(peer.column(name).to_pylist()),
             )
 
 

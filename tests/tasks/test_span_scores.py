@@ -27,13 +27,13 @@ def drawn(draw: random.Random, texts: int) -> list[list[tuple[str, int, int]]]:
     return rows
 
 
-def judged(expected: list[Any], found: list[Any]) -> dict[str, Any]:
+def judged(expected: list[Any], result: list[Any]) -> dict[str, Any]:
     sides: list[Any] = [
         [
             [{"label": kind, "start": start, "end": end - 1} for kind, start, end in row]
             for row in side
         ]
-        for side in (expected, found)
+        for side in (expected, result)
     ]
     return Evaluator(*sides, tags=list(TYPES), loader="dict").evaluate()
 
@@ -41,12 +41,12 @@ def judged(expected: list[Any], found: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(5))
 def test_scores_are_those_of_nervaluate(seed: int) -> None:
     draw = random.Random(seed)
-    expected, found = drawn(draw, 40), drawn(draw, 40)
-    pairs = zip(expected, found, strict=True)
-    found = [right if draw.random() < 0.5 else wrong for right, wrong in pairs]
-    scores, theirs = tasks.score_entities(expected, found), judged(expected, found)
-    rows: list[tuple[Any, Any]] = [(scores.overall, theirs["overall"])]
-    rows += [(scores.by_type[kind], theirs["entities"][kind]) for kind in TYPES]
+    expected, result = drawn(draw, 40), drawn(draw, 40)
+    pairs = zip(expected, result, strict=True)
+    result = [right if draw.random() < 0.5 else wrong for right, wrong in pairs]
+    scores, peer = tasks.score_entities(expected, result), judged(expected, result)
+    rows: list[tuple[Any, Any]] = [(scores.overall, peer["overall"])]
+    rows += [(scores.by_type[kind], peer["entities"][kind]) for kind in TYPES]
     for ours, judge in rows:
         for mode, name in THEIRS.items():
             one, other = ours[mode], judge[name]

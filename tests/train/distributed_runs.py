@@ -15,10 +15,10 @@ STEPS = 6
 
 def run_in(place: Path, distributed: str, **settings: Any) -> Run:
     """Everything that differs between processes and should not show: dropout, masks, packing."""
-    asked = tables(place.parent, dropout=0.1, distributed=distributed, **settings)
-    asked["run"]["folder"] = str(place)
-    asked["data"] |= {"validation": 0.1, "store": str(place.parent / "store")}
-    return parse_run(asked)
+    tables_of_run = tables(place.parent, dropout=0.1, distributed=distributed, **settings)
+    tables_of_run["run"]["folder"] = str(place)
+    tables_of_run["data"] |= {"validation": 0.1, "store": str(place.parent / "store")}
+    return parse_run(tables_of_run)
 
 
 def main(folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # optimisers load it, and a fork need not
+import torch._dynamo  # optimizers load it, and a fork need not
 
 from manyheads.train.loop import checkpoint
 from manyheads.train.loop.reporting import MetricsLog
@@ -30,10 +30,10 @@ def die() -> None:
 def before_step(number: int) -> None:
     update = Updater.begin
 
-    def begin(self: Updater, asked: Any, **more: Any) -> Any:
-        if asked.number == number:
+    def begin(self: Updater, settings: Any, **more: Any) -> Any:
+        if settings.number == number:
             die()
-        return update(self, asked, **more)
+        return update(self, settings, **more)
 
     Updater.begin = begin  # type: ignore[assignment, method-assign]
 
@@ -133,12 +133,12 @@ def go(place: Path, kill: Callable[[Path], None] | None = None) -> Callable[[], 
     def work() -> None:
         if kill is not None:
             kill(place)
-        asked = tables(place.parent, dropout=0.1, steps=STEPS, keep=1)
-        asked["model"]["change"]["layers"] = 1
-        asked["data"] |= {"batch": 64, "micro_batch": 32}
-        asked["run"]["folder"] = str(place)
-        asked["data"]["store"] = str(place / "data")
-        train(parse_run(asked), progress=False)
+        settings = tables(place.parent, dropout=0.1, steps=STEPS, keep=1)
+        settings["model"]["change"]["layers"] = 1
+        settings["data"] |= {"batch": 64, "micro_batch": 32}
+        settings["run"]["folder"] = str(place)
+        settings["data"]["store"] = str(place / "data")
+        train(parse_run(settings), progress=False)
 
     return work
 
@@ -151,15 +151,15 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     write_corpus(folder, documents=40)
     assert forked(go(folder / "whole")) == 0
-    found = {"whole": {"losses": losses(folder / "whole"), "codes": []}}
+    result = {"whole": {"losses": losses(folder / "whole"), "codes": []}}
     for name, kill in KILLS.items():
         place = folder / name.replace(" ", "-")
         codes = [forked(go(place, kill)), forked(go(place))]
         same = (place / "model/model.safetensors").read_bytes() == (
             folder / "whole/model/model.safetensors"
         ).read_bytes()
-        found[name] = {"losses": losses(place), "codes": codes, "same": same}
-    print(json.dumps(found))
+        result[name] = {"losses": losses(place), "codes": codes, "same": same}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

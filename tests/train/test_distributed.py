@@ -50,11 +50,11 @@ def losses(place: Path) -> list[float]:
 
 @pytest.mark.parametrize("run", ["ddp", "fsdp", "two-then-one", "one-then-two"])
 def test_however_many_processes_the_losses_are_the_same(folder: Path, run: str) -> None:
-    found, whole = losses(folder / run), losses(folder / "one")
+    result, whole = losses(folder / run), losses(folder / "one")
     if "then" in run:
         # They were validated half-way too, at the end of the shorter run.
-        found = [*found[:3], *found[4:]]
-    assert found == pytest.approx(whole, abs=1e-5)
+        result = [*result[:3], *result[4:]]
+    assert result == pytest.approx(whole, abs=1e-5)
     assert len(whole) == STEPS + 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data import tokenise
+from manyheads.data import tokenize
 from manyheads.data.store import StoreIndex
 from manyheads.train.distributed import ModelWrapper
 from manyheads.train.interrupt import (
@@ -56,9 +56,9 @@ def test_without_a_run_nothing_is_broken_off_but_by_python_itself() -> None:
 
 
 def held_out(folder: Path) -> Run:
-    asked = tables(folder, steps=6, validate_every=2)
-    asked["data"] |= {"validation": 0.5, "micro_batch": 16, "batch": 64}
-    return parse_run(asked)
+    settings = tables(folder, steps=6, validate_every=2)
+    settings["data"] |= {"validation": 0.5, "micro_batch": 16, "batch": 64}
+    return parse_run(settings)
 
 
 def said(folder: Path) -> list[dict[str, Any]]:
@@ -73,11 +73,11 @@ def said(folder: Path) -> list[dict[str, Any]]:
 def counted(function: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
     """The function, in whose nth call somebody asks to stop."""
 
-    def call(*given: Any, **more: Any) -> Any:
+    def call(*inputs: Any, **more: Any) -> Any:
         calls.append(len(calls))
         if len(calls) == at:
             ask()
-        return function(*given, **more)
+        return function(*inputs, **more)
 
     return call
 
@@ -113,35 +113,35 @@ def test_a_phase_that_was_stopped_at_its_end_is_validated_on_its_own_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_corpus(tmp_path, documents=24)
-    asked = tables(tmp_path, steps=0)
-    asked["data"] |= {"validation": 0.5, "micro_batch": 16, "batch": 64}
-    asked["phase"] = [
+    settings = tables(tmp_path, steps=0)
+    settings["data"] |= {"validation": 0.5, "micro_batch": 16, "batch": 64}
+    settings["phase"] = [
         {"name": "one", "steps": 2},
         {"name": "other", "steps": 2, "data": {"validation": 0.3}},
     ]
-    train(parse_run(asked), progress=False)
+    train(parse_run(settings), progress=False)
     whole = said(tmp_path)
     (tmp_path / "out").rename(tmp_path / "whole")
     with monkeypatch.context() as patched:
         patched.setattr(ModelWrapper, "evaluate", counted(ModelWrapper.evaluate, [], at=2))
-        assert train(parse_run(asked), progress=False).state.step == 2
-    train(parse_run(asked), progress=False)
+        assert train(parse_run(settings), progress=False).state.step == 2
+    train(parse_run(settings), progress=False)
     assert said(tmp_path) == whole
 
 
-def test_stopped_while_tokenising_it_keeps_what_is_written(
+def test_stopped_while_tokenizing_it_keeps_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_corpus(tmp_path, documents=24)
-    monkeypatch.setattr(data_config, "write_store", partial(tokenise.write_store, part_size=500))
+    monkeypatch.setattr(data_config, "write_store", partial(tokenize.write_store, part_size=500))
     parts: list[int] = []
     with monkeypatch.context() as patched:
-        patched.setattr(tokenise, "_write_part", counted(tokenise._write_part, parts, at=3))
-        with pytest.raises(Interrupted, match="interrupted while tokenising") as stopped:
+        patched.setattr(tokenize, "_write_part", counted(tokenize._write_part, parts, at=3))
+        with pytest.raises(Interrupted, match="interrupted while tokenizing") as stopped:
             train(held_out(tmp_path), progress=False)
     assert stopped.value.exit_code == 130
     rest: list[int] = []
-    monkeypatch.setattr(tokenise, "_write_part", counted(tokenise._write_part, rest, at=0))
+    monkeypatch.setattr(tokenize, "_write_part", counted(tokenize._write_part, rest, at=0))
     train(held_out(tmp_path), progress=False)
     [place] = tmp_path.glob("out/data/*/index.json")
     # Two were written before it was stopped, in the midst of the third.

@@ -35,7 +35,7 @@ def pair() -> tuple[Any, Any]:
     return small, tile(small, LARGE, seed=1)
 
 
-def test_the_small_tensor_lies_in_the_centre_and_is_gone_round() -> None:
+def test_the_small_tensor_lies_in_the_center_and_is_gone_round() -> None:
     small = torch.arange(6).reshape(2, 3)
     large = tile_tensor(small, (5, 7))
     assert large.shape == (5, 7)
@@ -148,8 +148,8 @@ def test_mixers_are_copied_to_more_layers_and_do_not_grow() -> None:
     small, config = small_model(mixer), small_model(mixer, mixer).config
     large = tile(small, config, seed=1)
     for layer in large.stack.layers:
-        found, expected = layer.mixer.state_dict(), small.stack.layers[0].mixer.state_dict()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        result, expected = layer.mixer.state_dict(), small.stack.layers[0].mixer.state_dict()
+        assert all(torch.equal(result[name], expected[name]) for name in expected)
     wider = small_model(replace(mixer, heads=8)).config
     with pytest.raises(ConfigError, match="GatedDelta cannot be tiled"):
         tile(small, wider)

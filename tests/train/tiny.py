@@ -55,7 +55,7 @@ def tables(folder: Path, *, dropout: float = 0.0, **settings: Any) -> dict[str, 
             "micro_batch": 64,
         },
         "objective": {"kind": "CausalLM"},
-        "optimiser": {"rate": 1e-2},
+        "optimizer": {"rate": 1e-2},
         "run": {
             "folder": str(folder / "out"),
             "device": "cpu",

@@ -13,7 +13,7 @@ from manyheads.errors import InputError, MissingPackageError
 # Keys of a config.json that make transformers run code of the folder or of the hub.
 UNSAFE = {
     "auto_map": "code of its own",
-    "quantization_config": "quantised weights, which other packages unpack",
+    "quantization_config": "quantized weights, which other packages unpack",
     "attn_implementation": "an attention kernel of its own",
     "experts_implementation": "a kernel for experts of its own",
 }

@@ -128,7 +128,7 @@ class FrozenNorm:
 
     gain: Float[Tensor, " c"]
     divisor: Float[Tensor, "m 1"]
-    centred: bool
+    centered: bool
     bias: Float[Tensor, " c"] | None
 
     @classmethod
@@ -145,25 +145,25 @@ class FrozenNorm:
             gains = [weight.double(), weight.double() + 1]
         named = [getattr(inner, name, None) for name in ("eps", "variance_epsilon")]
         epsilons = [float(each) for each in named if isinstance(each, float)] or EPSILONS
-        for centred, gain, eps in product((True, False), gains, epsilons):
-            x = at - at.mean(-1, keepdim=True) if centred else at
+        for centered, gain, eps in product((True, False), gains, epsilons):
+            x = at - at.mean(-1, keepdim=True) if centered else at
             divisor = (x.square().mean(-1, keepdim=True) + eps).sqrt()
             made = x / divisor * gain + (0 if shift is None else shift)
             if _close(made.to(own.dtype), expected.to(own.dtype)):
                 shift = None if shift is None else shift * factor
-                return cls(gain * factor, divisor, centred, shift)
+                return cls(gain * factor, divisor, centered, shift)
         raise InputError(
             f"{type(inner).__name__} is no LayerNorm and no RMSNorm, so that it cannot be frozen",
             "use ablation, patching or integrated gradients",
         )
 
     def apply(self, x: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
-        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        x = x - x.mean(-1, keepdim=True) if self.centered else x
         return x / self.divisor * self.gain + (0 if self.bias is None else self.bias)
 
     def pull(self, towards: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
         """A direction behind the norm as a direction in front of it."""
         towards = towards * self.gain
-        if self.centred:
+        if self.centered:
             towards = towards - towards.mean(-1, keepdim=True)
         return towards / self.divisor

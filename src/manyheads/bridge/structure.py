@@ -26,7 +26,7 @@ HIDDEN_ARGUMENTS = ("hidden_states", "hidden_state", "x", "inputs_embeds")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class AttentionFacts:
+class ProbedAttention:
     """What a probing forward saw of one attention."""
 
     module: nn.Module
@@ -60,7 +60,7 @@ class StackFacts:
     owner: nn.Module
     layers: tuple[nn.Module, ...]
     order: tuple[int, ...]
-    attentions: tuple[tuple[AttentionFacts, int], ...]
+    attentions: tuple[tuple[ProbedAttention, int], ...]
     width: int
     slots: int = 1
     seen_layers: bool = True
@@ -382,7 +382,7 @@ def _stack(
         # One module called again and again, as in ALBERT.
         order = list(range(len(order)))
     index_of = {id(each): index for each, index in zip(mine, order, strict=True)}
-    attentions: list[tuple[AttentionFacts, int]] = []
+    attentions: list[tuple[ProbedAttention, int]] = []
     seen: dict[tuple[int, bool], list[int]] = {}
     writes = _writes(calls, layer_of, probe)
     for number, call in enumerate(calls):
@@ -455,10 +455,10 @@ def _is_cross(call: _AttentionCall) -> bool:
     return call.call.query.shape[2] != call.call.key.shape[2]
 
 
-def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> AttentionFacts:
+def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> ProbedAttention:
     padded = call.call
     mask = padded.visible(cross=cross, known=None)[0].mask
-    return AttentionFacts(
+    return ProbedAttention(
         module=call.module,
         path=names[id(call.module)],
         cross=cross,

@@ -12,7 +12,7 @@ from manyheads.attention import mix
 from manyheads.bridge.padded_call import PackedCall, Packing, PaddedCall
 from manyheads.bridge.registry import current_listener, listening, our_attention
 from manyheads.bridge.structure import (
-    AttentionFacts,
+    ProbedAttention,
     StackFacts,
     Structure,
     hidden_of_arguments,
@@ -21,7 +21,7 @@ from manyheads.bridge.structure import (
 )
 from manyheads.kernels.contract import Request
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
+from manyheads.taps import Sublayer, Tap, WatchContext, Watcher, observe
 
 
 class ReadoutReached(Exception):  # noqa: N818, it ends a forward that has done its work
@@ -64,8 +64,8 @@ class WatchedRun:
     final: Ragged | None = None
     after_layers: Tensor | None = None
     _streams: dict[str, _Stream] = field(default_factory=dict)
-    _places: dict[int, tuple[AttentionFacts, StackFacts, int]] = field(default_factory=dict)
-    _projected: dict[int, tuple[Look, Packing, int]] = field(default_factory=dict)
+    _places: dict[int, tuple[ProbedAttention, StackFacts, int]] = field(default_factory=dict)
+    _projected: dict[int, tuple[WatchContext, Packing, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for stack in self.structure.stacks.values():
@@ -101,16 +101,16 @@ class WatchedRun:
         shape = call.query.shape[0], call.query.shape[2]
         packed = PackedCall.of(call, cross=facts.cross, known=self._known(stack.name, shape))
         self.requests[stack.name, layer, sublayer] = packed.request
-        look = Look(self.watcher, stack.name, layer, sublayer)
-        query = seen(look, Tap.QUERY, packed.query.values, packed.query)
-        key = seen(look, Tap.KEY, packed.key.values, packed.key)
-        value = seen(look, Tap.VALUE, packed.value.values, packed.value)
-        output = mix(query, key, value, packed.request, look)
+        context = WatchContext(self.watcher, stack.name, layer, sublayer)
+        query = observe(context, Tap.QUERY, packed.query.values, packed.query)
+        key = observe(context, Tap.KEY, packed.key.values, packed.key)
+        value = observe(context, Tap.VALUE, packed.value.values, packed.value)
+        output = mix(query, key, value, packed.request, context)
         self.requests.pop((stack.name, layer, sublayer))
         if facts.projection is None or facts.direct:
-            output = seen(look, Tap.HEAD_OUTPUT, output, packed.query)
+            output = observe(context, Tap.HEAD_OUTPUT, output, packed.query)
         if facts.projection is not None:
-            self._projected[id(facts.projection)] = look, packed.packing, facts.heads
+            self._projected[id(facts.projection)] = context, packed.packing, facts.heads
         return packed.unpack(output).to(call.query.dtype)
 
     def _known(self, stack: str, shape: tuple[int, int]) -> Lengths | None:
@@ -171,9 +171,11 @@ class WatchedRun:
             elif entry is not None and entry.stack == stack.name and first < entry.layer:
                 return None
             if stream.layer == stack.order[0]:
-                changed = self._show(Look(self.watcher, stack.name), Tap.EMBEDDINGS, changed)
-            look = Look(self.watcher, stack.name, first, Sublayer.ATTENTION)
-            changed = self._show(look, Tap.BEFORE, changed)
+                changed = self._show(
+                    WatchContext(self.watcher, stack.name), Tap.EMBEDDINGS, changed
+                )
+            context = WatchContext(self.watcher, stack.name, first, Sublayer.ATTENTION)
+            changed = self._show(context, Tap.BEFORE, changed)
             return None if changed is hidden else _replaced(args, kwargs, hidden, changed)
 
         return before
@@ -191,7 +193,9 @@ class WatchedRun:
             hidden = hidden_of_output(output)
             if hidden is None:
                 return None
-            changed = self._show(Look(self.watcher, stack.name, layer, sublayer), Tap.AFTER, hidden)
+            changed = self._show(
+                WatchContext(self.watcher, stack.name, layer, sublayer), Tap.AFTER, hidden
+            )
             return None if changed is hidden else _with_hidden(output, changed)
 
         return after
@@ -204,31 +208,31 @@ class WatchedRun:
             if stack.name == self.readout_stack:
                 self.after_layers = hidden
                 return None
-            changed = self._show(Look(self.watcher, stack.name), Tap.FINAL, hidden)
+            changed = self._show(WatchContext(self.watcher, stack.name), Tap.FINAL, hidden)
             return None if changed is hidden else _with_hidden(output, changed)
 
         return after
 
-    def _show(self, look: Look, tap: Tap, hidden: Tensor) -> Tensor:
+    def _show(self, context: WatchContext, tap: Tap, hidden: Tensor) -> Tensor:
         """The hidden states after the watcher has seen them; padding stays as it is."""
-        if not look.wants(tap):
+        if not context.wants(tap):
             return hidden
-        packing = self.packing(look.stack, hidden)
+        packing = self.packing(context.stack, hidden)
         ragged = packing.pack(hidden)
-        answer = look.at(tap, ragged)
+        answer = context.at(tap, ragged)
         return hidden if answer is ragged else packing.unpack(answer.values, hidden)
 
     def _project(self, module: nn.Module, args: Any) -> Any:
         """Head outputs as the projection receives them, gated or normed."""
         if id(module) not in self._projected:
             return None
-        look, packing, heads = self._projected[id(module)]
-        if not look.wants(Tap.HEAD_OUTPUT):
+        context, packing, heads = self._projected[id(module)]
+        if not context.wants(Tap.HEAD_OUTPUT):
             return None
         received = args[0]
         flat = received.reshape(*packing.shape, -1)
         ragged = packing.pack(flat.unflatten(-1, (heads, -1)))
-        answer = look.at(Tap.HEAD_OUTPUT, ragged)
+        answer = context.at(Tap.HEAD_OUTPUT, ragged)
         if answer is ragged:
             return None
         changed = packing.unpack(answer.values.flatten(1), flat).reshape(received.shape)
@@ -238,12 +242,12 @@ class WatchedRun:
         """What the heads of an attention write together."""
         if id(module) not in self._projected or not isinstance(output, Tensor):
             return None
-        look, packing, _heads = self._projected.pop(id(module))
-        if not look.wants(Tap.OUTPUT):
+        context, packing, _heads = self._projected.pop(id(module))
+        if not context.wants(Tap.OUTPUT):
             return None
         flat = output.reshape(*packing.shape, -1)
         ragged = packing.pack(flat)
-        answer = look.at(Tap.OUTPUT, ragged)
+        answer = context.at(Tap.OUTPUT, ragged)
         if answer is ragged:
             return None
         return packing.unpack(answer.values, flat).reshape(output.shape)
@@ -257,7 +261,7 @@ class WatchedRun:
         )
         shown = hidden if hidden.dim() == 3 else hidden.reshape(len(hidden), 1, -1)
         ragged = packing.pack(shown)
-        self.final = Look(self.watcher, self.readout_stack).at(Tap.FINAL, ragged)
+        self.final = WatchContext(self.watcher, self.readout_stack).at(Tap.FINAL, ragged)
         if not self.logits_too:
             raise ReadoutReached
         if self.final is ragged:

@@ -38,7 +38,7 @@ from manyheads.models.stack import StackConfig
 from manyheads.models.vision import Patches, Vision, VisionConfig
 from manyheads.parts.positions import Learned, NoPosition
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Record, Tap, Watcher
+from manyheads.taps import Record, Tap, WatchContext, Watcher
 
 # The axes of an input with its batch, by name.
 AXES = {
@@ -199,7 +199,7 @@ class WrappedModel(Outside, Provenance):
                     "wrap a model of one task, or its base model",
                 )
             packed = running.packing(self.readout_stack, hidden).pack(hidden)
-            return Output(Look(running.watcher, self.readout_stack).at(Tap.FINAL, packed))
+            return Output(WatchContext(running.watcher, self.readout_stack).at(Tap.FINAL, packed))
         logits = getattr(output, "logits", None)
         if isinstance(logits, Tensor) and logits.dim() == 3:
             logits = running.packing(self.readout_stack, logits).pack(logits)

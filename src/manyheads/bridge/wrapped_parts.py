@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.registry import current_listener
-from manyheads.bridge.structure import AttentionFacts, ReadoutFacts, StackFacts, linear_weight
+from manyheads.bridge.structure import ProbedAttention, ReadoutFacts, StackFacts, linear_weight
 from manyheads.bridge.watched_run import WatchedRun
 from manyheads.errors import InputError, NativeModelError
 from manyheads.kernels.contract import Request
@@ -51,7 +51,7 @@ class OutputProjection:
 class WrappedAttention(Outside, Attention):
     """The facts of an attention of `transformers`."""
 
-    def __init__(self, facts: AttentionFacts, width: int) -> None:
+    def __init__(self, facts: ProbedAttention, width: int) -> None:
         nn.Module.__init__(self)
         self.config = AttentionConfig(
             width=width,
@@ -74,7 +74,7 @@ class WrappedAttention(Outside, Attention):
 class WrappedLayer(Outside, Layer):
     """The attentions of one layer."""
 
-    def __init__(self, attentions: Sequence[AttentionFacts], width: int) -> None:
+    def __init__(self, attentions: Sequence[ProbedAttention], width: int) -> None:
         nn.Module.__init__(self)
         found = {facts.cross: WrappedAttention(facts, width) for facts in attentions}
         self.attention, self.cross = found.get(False), found.get(True)
@@ -91,7 +91,7 @@ class WrappedStack(Outside, Stack):
 
     def __init__(self, facts: StackFacts) -> None:
         nn.Module.__init__(self)
-        by_layer: list[list[AttentionFacts]] = [[] for _ in range(facts.depth)]
+        by_layer: list[list[ProbedAttention]] = [[] for _ in range(facts.depth)]
         for attention, index in facts.attentions:
             by_layer[index].append(attention)
         self.name, self.position_owner = facts.name, tuple(range(facts.depth))

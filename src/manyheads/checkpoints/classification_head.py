@@ -59,7 +59,7 @@ def with_classes(
 
     The head is the one that the family has in `transformers`, and like there it starts with what
     the model already has of it: the pooler of BERT, the dense layer of ModernBERT. The rest is
-    initialised with `seed`. Names of the classes are saved with the model, and with `multi_label`
+    initialized with `seed`. Names of the classes are saved with the model, and with `multi_label`
     that any number of them may be right for a text.
 
     >>> from manyheads.models.build import build

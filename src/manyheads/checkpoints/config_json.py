@@ -11,7 +11,7 @@ from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.per_layer_config import describe_uneven, read_description
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.readout import PROBLEM_TYPE, TEMPERATURE, THRESHOLDS, LanguageHead
 from manyheads.models.recipes import ModelConfig
 
@@ -102,9 +102,9 @@ def matches(family: Family, description: Mapping[str, Any], config: ModelConfig)
         return False
     if family.file_decides_tying and isinstance(config.readout, LanguageHead):
         theirs = with_tied(theirs, tied=config.readout.tied)
-    # How weights were initialised is not part of the model that they make.
+    # How weights were initialized is not part of the model that they make.
     return type(theirs) is type(config) and (
-        replace(theirs, init=Initialisation()) == replace(config, init=Initialisation())
+        replace(theirs, init=Initialization()) == replace(config, init=Initialization())
     )
 
 

@@ -66,7 +66,7 @@ class WeightFiles:
         if self._dtypes[name] not in COMPUTE_DTYPES:
             raise InputError(
                 f"{self._file_of[name]} stores {name} as {self._dtypes[name]}, not supported",
-                "use the model before quantisation, in 16 or 32 bits",
+                "use the model before quantization, in 16 or 32 bits",
             )
         if self._read > MAX_MAPPED_BYTES:
             self._open.clear()

@@ -28,7 +28,7 @@ from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, write_f
 from manyheads.checkpoints.gguf_config import MODEL_TYPES, architecture_of, translate
 from manyheads.checkpoints.gguf_file import GGUFFile, GGUFWeights
 from manyheads.checkpoints.gguf_tokenizer import side_files_from
-from manyheads.checkpoints.hub import HOUSE_FOLDER, folder_of
+from manyheads.checkpoints.hub import BUNDLED_FOLDER, folder_of
 from manyheads.checkpoints.late_interaction import (
     ARTIFACT,
     LINEAR,
@@ -72,7 +72,7 @@ from manyheads.errors import (
 )
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
-from manyheads.models.finite import is_finite, warn_not_finite
+from manyheads.models.non_finite_weights import is_finite, warn_not_finite
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
@@ -126,7 +126,7 @@ def load(
     "house-bert", "smollm2" or "minilm" after `manyheads get`, or a name on the hub: "org/name",
     with a revision as `revision` or "org/name@revision". All weights have one dtype: the requested
     one, or else, as in `transformers`, the one that config.json names, or else that of the first
-    stored tensor. Quantised files and the bundled models, which are stored in half precision, are
+    stored tensor. Quantized files and the bundled models, which are stored in half precision, are
     loaded in float32. A folder that is replaced meanwhile is read again.
     """
     home = resolve_device(str(device))
@@ -160,7 +160,7 @@ def _identity(folder: Path) -> tuple[int, ...]:
 def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
     if root.is_file():
         return _load_gguf(root, dtype, home)
-    if dtype is None and root.parent == HOUSE_FOLDER:
+    if dtype is None and root.parent == BUNDLED_FOLDER:
         dtype = torch.float32
     modules = modules_of(root)
     folder = modules.transformer
@@ -439,7 +439,7 @@ def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
     if missing:
         raise ConfigError(
             f"the model has no {missing[0]}, which its config describes",
-            "restore its weights, with surgery.dequantise if they are quantised",
+            "restore its weights, with surgery.dequantize if they are quantized",
         )
     surplus = [name for name in state if name not in expected]
     if surplus:

@@ -43,7 +43,7 @@ INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Gemma also normalises what a sublayer writes.
+# Gemma also normalizes what a sublayer writes.
 GEMMA_INNER = INNER | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -104,7 +104,7 @@ def translate(file: GGUFFile) -> Translation:
             "read from GGUF",
             f"use one of {', '.join(MODEL_TYPES)}, or the model's folder in safetensors",
         )
-    facts = _Facts(file, architecture)
+    facts = GgufMetadata(file, architecture)
     description = facts.description()
     inner = GEMMA_INNER if architecture in GEMMA else INNER
     names = {
@@ -127,7 +127,7 @@ def _translated(own: str, inner: dict[str, str]) -> str:
     return f"model.layers.{layer}.{inner[stem]}.{kind}" if stem in inner else own
 
 
-def _changes(architecture: str, facts: "_Facts") -> Callable[[str, Tensor], Tensor]:
+def _changes(architecture: str, facts: "GgufMetadata") -> Callable[[str, Tensor], Tensor]:
     def change(own: str, tensor: Tensor) -> Tensor:
         if architecture in GEMMA and own.endswith("norm.weight"):
             # Files have the whole factor, folders what is added to one.
@@ -142,13 +142,13 @@ def _changes(architecture: str, facts: "_Facts") -> Callable[[str, Tensor], Tens
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
     """Rows of queries or keys in the order of folders.
 
-    llama.cpp rotates neighbours, folders the first half of a head against the second.
+    llama.cpp rotates neighbors, folders the first half of a head against the second.
     """
     pairs = tensor.unflatten(0, (heads, -1, 2))
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
-class _Facts:
+class GgufMetadata:
     """The metadata of one architecture."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:

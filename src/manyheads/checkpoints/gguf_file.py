@@ -1,4 +1,4 @@
-"""GGUF files: the metadata, and the tensors, dequantised one at a time.
+"""GGUF files: the metadata, and the tensors, dequantized one at a time.
 
 The header is read here, and not by the package `gguf`, which trusts every count in a file and takes
 seconds for a vocabulary. Its block formats are used.
@@ -46,7 +46,7 @@ PLAIN: dict[int, tuple[str, torch.dtype]] = {
     28: ("F64", torch.float64),
     30: ("BF16", torch.bfloat16),
 }
-# A matrix is dequantised in pieces of so many values, so that little memory is needed beside it.
+# A matrix is dequantized in pieces of so many values, so that little memory is needed beside it.
 PIECE = 2**22
 
 
@@ -139,7 +139,7 @@ class GGUFFile:
         except (NotImplementedError, KeyError):
             label = known.name
         raise InputError(
-            f"{self.file} stores {name!r:.100} as {label}, which cannot be dequantised",
+            f"{self.file} stores {name!r:.100} as {label}, which cannot be dequantized",
             "use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K or similar",
         )
 
@@ -151,11 +151,11 @@ class GGUFFile:
         return str(import_gguf(self.file).GGMLQuantizationType(kind).name)
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor in its own memory, in float32 if it was quantised."""
+        """A tensor in its own memory, in float32 if it was quantized."""
         return self.read(name)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor in its own memory, dequantised in pieces, in `dtype` if it is given."""
+        """A tensor in its own memory, dequantized in pieces, in `dtype` if it is given."""
         entry = self.tensors[name]
         assert self._map is not None
         if entry.kind in PLAIN:
@@ -268,7 +268,7 @@ class GGUFWeights:
         return {name: self._file.tensors[own].shape for name, own in self._names.items()}
 
     def dtypes(self) -> list[torch.dtype]:
-        """The dtype of most weights, and float32 if they are quantised."""
+        """The dtype of most weights, and float32 if they are quantized."""
         sizes: dict[torch.dtype, int] = {}
         for entry in self._tensors():
             dtype = PLAIN[entry.kind][1] if entry.kind in PLAIN else torch.float32
@@ -307,5 +307,5 @@ def import_gguf(file: Path) -> Any:
         import gguf
         import gguf.quants
     except ImportError:
-        raise MissingPackageError(f"{file}, which is quantised,", "gguf") from None
+        raise MissingPackageError(f"{file}, which is quantized,", "gguf") from None
     return gguf

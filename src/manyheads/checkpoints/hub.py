@@ -14,7 +14,7 @@ from manyheads.errors import InputError, MissingPackageError
 HOUSE = ("house-gpt", "house-gpt-gated", "house-bert")
 # All models that have a name of their own.
 MODEL_NAMES = (*HOUSE, *PIP_MODELS)
-HOUSE_FOLDER = Path(__file__).parents[1] / "house"
+BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled"
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[^@]+))?")
 # The files that `load` may read, in a folder or one below it.
@@ -51,7 +51,7 @@ def folder_of(where: str | Path, revision: str | None = None) -> Path:
             )
         return folder
     if where in HOUSE and revision is None:
-        return HOUSE_FOLDER / where
+        return BUNDLED_FOLDER / where
     if where in PIP_MODELS and revision is None:
         return fetched_file(str(where))
     match = NAME.fullmatch(where) if isinstance(where, str) else None

@@ -105,7 +105,7 @@ def late_interaction_of(
     roles = tuple(role for role in ROLES if role in _listed(settings.get("skiplist_tasks")))
     return LateInteractionConfig(
         projection=projection,
-        normalise=modules.normalises or not listed,
+        normalize=modules.normalizes or not listed,
         query_prompt=prompts["query"],
         document_prompt=prompts["document"],
         longest=longest_text(side_files, config_json, config),
@@ -287,7 +287,7 @@ def late_files(model: Model) -> dict[str, bytes]:
     late, was = model.late, model.side_files
     assert late is not None, "the caller has a model of late interaction"
     kinds = ["Transformer", *["Dense"] * len(late.projection), "MultiVectorMask"]
-    kinds += ["Normalize"] * late.normalise
+    kinds += ["Normalize"] * late.normalize
     folders = {index: f"{index}_{kind}" for index, kind in enumerate(kinds) if index}
     listed = [
         {
@@ -308,7 +308,7 @@ def late_files(model: Model) -> dict[str, bytes]:
     for index, dense in enumerate(late.projection, start=1):
         files |= dense_files(folders[index], dense, TOKENS)
     files[f"{folders[len(late.projection) + 1]}/{CONFIG}"] = as_bytes(mask)
-    if late.normalise:
+    if late.normalize:
         ends = {"module_input_name": TOKENS, "module_output_name": TOKENS}
         files[f"{folders[len(kinds) - 1]}/{CONFIG}"] = as_bytes(ends)
     return files
@@ -385,7 +385,7 @@ def _artifact(
     plain = [
         dense for dense in late.projection if dense.bias is None and dense.activation == "none"
     ]
-    if len(late.projection) != 1 or not plain or not late.normalise or not single:
+    if len(late.projection) != 1 or not plain or not late.normalize or not single:
         return None
     punctuation = set(_known_ids(tokenizer, PUNCTUATION))
     skips = bool(late.skipped)

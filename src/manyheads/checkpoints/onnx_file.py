@@ -20,7 +20,7 @@ from manyheads.models.provenance import SentenceConfig
 from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer, TransformLayer
 from manyheads.parts.feedforward import FeedForward
 from manyheads.parts.masks import Full, Window
-from manyheads.parts.norms import ChannelScale, LayerNorm, NoNorm, Normalise, PostNorm
+from manyheads.parts.norms import ChannelScale, LayerNorm, NoNorm, Normalize, PostNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary
 from manyheads.parts.positions.rotary import NoScaling
 
@@ -191,7 +191,7 @@ class _Graph:
             return self.constant(array)
         if self.weights == "float16":
             return self._float(self.constant(_half(array)))
-        stored, scale = _quantised(array, axis=0)
+        stored, scale = _quantized(array, axis=0)
         zero = self.constant(np.zeros(len(scale), dtype=np.int8))
         return self.op(
             "DequantizeLinear", self.constant(stored), self.constant(scale), zero, axis=1
@@ -202,7 +202,7 @@ class _Graph:
         if id(table) not in self._tables:
             array = _array(table)
             if self.weights == "int8":
-                stored, scale = _quantised(array, axis=1)
+                stored, scale = _quantized(array, axis=1)
                 self._tables[id(table)] = self._initializer(stored), self._initializer(scale)
             else:
                 half = self.weights == "float16"
@@ -236,9 +236,9 @@ class _Graph:
             return x
         if isinstance(module, ChannelScale):
             return self.op("Mul", x, self.constant(_array(module.weight)))
-        assert isinstance(module, Normalise), "norms are LayerNorm or RMSNorm"
+        assert isinstance(module, Normalize), "norms are LayerNorm or RMSNorm"
         config = module.config
-        weight = _array(module.weight) + (1 if config.centred else 0)
+        weight = _array(module.weight) + (1 if config.centered else 0)
         bias = np.zeros_like(weight) if module.bias is None else _array(module.bias)
         if isinstance(config, LayerNorm):
             names = self.constant(weight), self.constant(bias)
@@ -451,7 +451,7 @@ class _EncoderGraph:
             pooled = (
                 pooled if dense.activation == "none" else g.activation(dense.activation, pooled)
             )
-        if not sentence.normalise:
+        if not sentence.normalize:
             return pooled
         norm = g.op("ReduceL2", pooled, axes=[-1], keepdims=1)
         return g.op("Div", pooled, g.op("Max", norm, g.constant(np.float32(1e-12))))
@@ -493,7 +493,7 @@ def _half(array: Any) -> Any:
     return array.astype(np.float16)
 
 
-def _quantised(array: Any, axis: int) -> tuple[Any, Any]:
+def _quantized(array: Any, axis: int) -> tuple[Any, Any]:
     """Integers of 8 bits, and one scale for each vector along the axis."""
     scale = np.abs(array).max(axis=axis) / 127
     scale = np.where(scale == 0, 1, scale).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a transformer, pooling, projections and normalisation."""
+"""Folders of sentence-transformers: a transformer, pooling, projections and normalization."""
 
 import json
 import re
@@ -80,7 +80,7 @@ class Modules:
     transformer: Path
     pooling: Path | None = None
     dense: tuple[Path, ...] = ()
-    normalises: bool = False
+    normalizes: bool = False
     late: bool = False
     mask: Path | None = None
 
@@ -120,7 +120,7 @@ def modules_of(folder: Path) -> Modules:
         )
     pooling = paths[1] if len(paths) > 1 else None
     dense = tuple(path for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
-    return Modules(paths[0], pooling, dense, normalises=kinds[-1] == "Normalize")
+    return Modules(paths[0], pooling, dense, normalizes=kinds[-1] == "Normalize")
 
 
 def _is_pylate(folder: Path) -> bool:
@@ -133,12 +133,12 @@ def _late_modules(kinds: Sequence[str], paths: Sequence[Path]) -> Modules:
     """The modules of late interaction; PyLate leaves out those that follow the projection."""
     by_kind = dict(zip(kinds, paths, strict=True))
     last = by_kind.get("Normalize")
-    normalises = "MultiVectorMask" not in by_kind
+    normalizes = "MultiVectorMask" not in by_kind
     if last is not None and (last / CONFIG).is_file():
-        normalises = read_json(last / CONFIG).get("module_input_name") == TOKENS
+        normalizes = read_json(last / CONFIG).get("module_input_name") == TOKENS
     dense = tuple(path for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
     mask = by_kind.get("MultiVectorMask")
-    return Modules(paths[0], None, dense, normalises, late=True, mask=mask)
+    return Modules(paths[0], None, dense, normalizes, late=True, mask=mask)
 
 
 def sentence_of(
@@ -153,7 +153,7 @@ def sentence_of(
     return SentenceConfig(
         pooling=_pooling(json.loads(side_files[POOLING]), modules.pooling / "config.json"),
         dense=dense_projections(modules.dense, config, EMBEDDING),
-        normalise=modules.normalises,
+        normalize=modules.normalizes,
         longest=longest_text(side_files, config_json, config),
     )
 
@@ -174,7 +174,7 @@ def sentence_files(
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
-    kinds = [*KINDS[:2], *["Dense"] * len(sentence.dense), *KINDS[3:][: sentence.normalise]]
+    kinds = [*KINDS[:2], *["Dense"] * len(sentence.dense), *KINDS[3:][: sentence.normalize]]
     files = {
         MODULES: _row(kinds),
         POOLING: _pooling_file(sentence, width, side_files.get(POOLING)),
@@ -183,14 +183,14 @@ def sentence_files(
     }
     for index, dense in enumerate(sentence.dense, start=2):
         files |= dense_files(f"{index}_Dense", dense, EMBEDDING)
-    if sentence.normalise:
+    if sentence.normalize:
         ends = {"module_input_name": EMBEDDING, "module_output_name": EMBEDDING}
         files[f"{len(kinds) - 1}_Normalize/{CONFIG}"] = as_bytes(ends)
     return files
 
 
 def lowercases(side_files: Mapping[str, bytes]) -> bool:
-    """Whether texts are lowercased before they are tokenised."""
+    """Whether texts are lowercased before they are tokenized."""
     return bool(json.loads(side_files.get(SETTINGS, b"{}")).get("do_lower_case"))
 
 

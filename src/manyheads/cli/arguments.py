@@ -258,14 +258,14 @@ class ClassInputs(NamedTuple):
     classes: list[int] | None
 
 
-def split_labelled(
+def split_labeled(
     model: "Model", file: Path | None, tokens: int
 ) -> tuple[ClassInputs, ClassInputs]:
     """The first rows of a file up to a number of tokens, and the rest.
 
     No text is split: half of it may be of another class.
     """
-    from manyheads.data.labelled import LabelledTexts, label_ids
+    from manyheads.data.labeled import LabeledTexts, label_ids
     from manyheads.data.sources.rows import ROW_FORMATS, FileRows
     from manyheads.models.readout import ClassHead
 
@@ -276,7 +276,7 @@ def split_labelled(
         )
     head = model.config.readout
     assert isinstance(head, ClassHead)
-    rows = list(LabelledTexts(FileRows((str(file),))))
+    rows = list(LabeledTexts(FileRows((str(file),))))
     known = model.class_names or tuple(str(number) for number in range(head.classes))
     labels = [row.label for row in rows if not isinstance(row.label, tuple)]
     if len(labels) < len(rows):
@@ -338,13 +338,13 @@ def sample_images(
 
     check_minimum("--tokens", tokens, 1)
     per_image = _tokens_per_image(model)
-    labelled = isinstance(model.config.readout, ClassHead)
-    files = _class_files(model, folder) if labelled else [(file, 0) for file in find_images(folder)]
+    labeled = isinstance(model.config.readout, ClassHead)
+    files = _class_files(model, folder) if labeled else [(file, 0) for file in find_images(folder)]
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
     first, last = max(1, tokens // per_image), -(-more // per_image)
     return (
-        _read_images(model, [files[index] for index in order[:first]], labelled),
-        _read_images(model, [files[index] for index in order[first : first + last]], labelled),
+        _read_images(model, [files[index] for index in order[:first]], labeled),
+        _read_images(model, [files[index] for index in order[first : first + last]], labeled),
     )
 
 
@@ -365,8 +365,8 @@ def _class_files(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
     return images.files
 
 
-def _read_images(model: "Vision", files: Sequence[tuple[Path, int]], labelled: bool) -> ClassInputs:
+def _read_images(model: "Vision", files: Sequence[tuple[Path, int]], labeled: bool) -> ClassInputs:
     from manyheads.data.images import read_image
 
     images = [read_image(model, file) for file, _ in files]
-    return ClassInputs(images, [label for _, label in files] if labelled else None)
+    return ClassInputs(images, [label for _, label in files] if labeled else None)

@@ -48,7 +48,7 @@ class Command(Protocol):
     def run(self) -> int: ...
 
 
-WORKING: dict[str, Callable[..., Command]] = {
+COMMANDS: dict[str, Callable[..., Command]] = {
     "explain": Explain,
     "report": Report,
     "studio": Studio,

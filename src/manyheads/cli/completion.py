@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from manyheads.cli.command_table import WORKING, Option, options_of, positionals_of, summary_of
+from manyheads.cli.command_table import COMMANDS, Option, options_of, positionals_of, summary_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Completion:
         from manyheads.checkpoints.hub import MODEL_NAMES
 
         write = {"bash": bash, "zsh": zsh, "fish": fish}[self.shell]
-        print(write({**WORKING, "completion": Completion}, MODEL_NAMES), end="")
+        print(write({**COMMANDS, "completion": Completion}, MODEL_NAMES), end="")
         return 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import tyro
 
 from manyheads.cli.command_table import (
-    WORKING,
+    COMMANDS,
     Command,
     Option,
     options_of,
@@ -29,7 +29,7 @@ from manyheads.errors import InputError, LongTextWarning, ManyheadsError, Manyhe
 from manyheads.formatting import alternatives
 from manyheads.progress import Progress
 
-COMMANDS: dict[str, Callable[..., Command]] = {**WORKING, "completion": Completion}
+ALL_COMMANDS: dict[str, Callable[..., Command]] = {**COMMANDS, "completion": Completion}
 
 FIRST = """manyheads: see, measure and reshape every attention head, at full speed.
 
@@ -96,7 +96,7 @@ def _front_page(words: Sequence[str]) -> str:
     if not words:
         return FIRST
     if words in (["--help"], ["-h"]):
-        names = [f"  {name:<12}{summary_of(command)}" for name, command in COMMANDS.items()]
+        names = [f"  {name:<12}{summary_of(command)}" for name, command in ALL_COMMANDS.items()]
         return HELP.format(commands="\n".join(names))
     return f"manyheads {_version()}" if words == ["--version"] else ""
 
@@ -139,7 +139,7 @@ def _parse(words: list[str]) -> Command:
 
     def parse(console_outputs: bool) -> Command:
         command: Command = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
+            ALL_COMMANDS,
             prog="manyheads",
             args=words,
             console_outputs=console_outputs,
@@ -152,7 +152,7 @@ def _parse(words: list[str]) -> Command:
             return parse(console_outputs=False)
     except SystemExit as ended:
         if ended.code == WRONG_USE:
-            raise wrong_use(words, COMMANDS) from None
+            raise wrong_use(words, ALL_COMMANDS) from None
     text = _Captured()
     try:
         with redirect_stdout(text):
@@ -162,7 +162,7 @@ def _parse(words: list[str]) -> Command:
 
 
 class _Captured(StringIO):
-    """Captures help in the colours and letters of the terminal."""
+    """Captures help in the colors and letters of the terminal."""
 
     @property
     def encoding(self) -> str | None:  # type: ignore[override]
@@ -196,9 +196,9 @@ def wrapped(text: str) -> str:
 def wrong_use(words: Sequence[str], commands: Mapping[str, Callable[..., object]]) -> InputError:
     """What is wrong with words that could not be parsed.
 
-    >>> str(wrong_use(["inspct"], COMMANDS))
+    >>> str(wrong_use(["inspct"], ALL_COMMANDS))
     "'inspct' is not a command: try inspect, or see manyheads --help."
-    >>> str(wrong_use(["train", "run.toml", "--fresch"], COMMANDS))
+    >>> str(wrong_use(["train", "run.toml", "--fresch"], ALL_COMMANDS))
     '--fresch is not an option of manyheads train: try --fresh, or see manyheads train --help.'
     """
     name = words[0]

@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from manyheads.console import TerminalPage
     from manyheads.tasks.search.match_result import MatchExplanation, MatchSide
 
-# A word is coloured if it adds at least this fraction of what the strongest adds.
-COLOURED = 0.15
+# A word is colored if it adds at least this fraction of what the strongest adds.
+COLORED = 0.15
 
 
 def print_explanation(page: "TerminalPage", explained: "MatchExplanation") -> None:
-    """The passage with its words coloured by what they add, and the strongest words and heads."""
+    """The passage with its words colored by what they add, and the strongest words and heads."""
     from manyheads.console import visible
 
-    for line in coloured(explained.document).wrap(page.console, page.width):
+    for line in colored(explained.document).wrap(page.console, page.width):
         line.rstrip()
         page.show(line)
     page.blank_line()
@@ -26,7 +26,7 @@ def print_explanation(page: "TerminalPage", explained: "MatchExplanation") -> No
         page.paragraph(visible(sentence.strip()), style="dim")
 
 
-def coloured(side: "MatchSide") -> "Text":
+def colored(side: "MatchSide") -> "Text":
     """The text with a background behind each word that adds to the score."""
     from rich.text import Text
 
@@ -36,7 +36,7 @@ def coloured(side: "MatchSide") -> "Text":
     words = side.words()
     largest = max((word.contribution for word in words), default=0.0)
     for word in words:
-        if largest > 0 and word.contribution >= COLOURED * largest:
+        if largest > 0 and word.contribution >= COLORED * largest:
             text.stylize(heat(word.contribution / largest), word.start, word.end)
     return text
 

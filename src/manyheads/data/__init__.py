@@ -1,4 +1,4 @@
-"""Texts and images to ragged batches: read, tokenise, store, pack, mask.
+"""Texts and images to ragged batches: read, tokenize, store, pack, mask.
 
 >>> from manyheads import data
 >>> tokenizer = data.train_tokenizer(data.InMemoryTexts(("one two",) * 3), size=300, progress=False)
@@ -7,13 +7,13 @@
 from manyheads.data.batch import Batch
 from manyheads.data.chunks import DocumentChunks, FixedChunks
 from manyheads.data.images import ImageArrays, ImageFolder, read_image
-from manyheads.data.labelled import Examples, LabelledTexts, TaggedTexts, TextPairs
+from manyheads.data.labeled import Examples, LabeledTexts, TaggedTexts, TextPairs
 from manyheads.data.masking import Masking
 from manyheads.data.sources.rows import FileRows, HubRows
 from manyheads.data.sources.texts import InMemoryTexts, RowTexts, TextFiles
 from manyheads.data.store import TokenStore, open_store
 from manyheads.data.stream import Stream, StreamPosition, StreamStep
-from manyheads.data.tokenise import write_store
+from manyheads.data.tokenize import write_store
 from manyheads.data.tokenizer_training import train_tokenizer
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "ImageArrays",
     "ImageFolder",
     "InMemoryTexts",
-    "LabelledTexts",
+    "LabeledTexts",
     "Masking",
     "RowTexts",
     "Stream",

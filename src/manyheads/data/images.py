@@ -73,7 +73,7 @@ class ImageArrays:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         images = tuple(
-            normalise_pixels(self.pixels[number], self.mean, self.std) for number in numbers
+            normalize_pixels(self.pixels[number], self.mean, self.std) for number in numbers
         )
         labels = None
         if self.labels is not None:
@@ -107,7 +107,7 @@ class ImageFolder:
             )
         if channels not in MODES:
             raise InputError(
-                f"channels must be 1 or 3, got {channels}", "use 1 (grey) or 3 (colour)"
+                f"channels must be 1 or 3, got {channels}", "use 1 (grey) or 3 (color)"
             )
         classes = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         self.names = tuple(names) or tuple(each.name for each in classes)
@@ -139,12 +139,12 @@ class ImageFolder:
     def batch(self, numbers: Sequence[int]) -> Batch:
         chosen = [self.files[number] for number in numbers]
         read = (read_pixels(file, channels=self.channels, size=self.size) for file, _ in chosen)
-        images = tuple(normalise_pixels(pixels, self.mean, self.std) for pixels in read)
+        images = tuple(normalize_pixels(pixels, self.mean, self.std) for pixels in read)
         return Batch(images=images, labels=torch.tensor([label for _, label in chosen]))
 
 
 def read_pixels(file: Path, *, channels: int, size: int | None) -> NDArray[np.uint8]:
-    """An image file in grey or in colour, resized to `size` pixels a side unless it is None."""
+    """An image file in grey or in color, resized to `size` pixels a side unless it is None."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -220,8 +220,8 @@ def _idx_array(path: Path, rest: bytes, dtype: np.dtype[Any], axes: int) -> NDAr
     return np.frombuffer(data, dtype=dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def normalise_pixels(pixels: NDArray[Any], mean: PerChannel, std: PerChannel) -> Tensor:
-    """Pixels as a normalised tensor: integers are 0..255, floats are taken as scaled already."""
+def normalize_pixels(pixels: NDArray[Any], mean: PerChannel, std: PerChannel) -> Tensor:
+    """Pixels as a normalized tensor: integers are 0..255, floats are taken as scaled already."""
     image = pixels.astype(np.float32)
     if pixels.dtype.kind in "iu":
         image /= 255
@@ -243,17 +243,17 @@ def _by_channel(value: PerChannel, channels: int) -> NDArray[np.float32]:
 
 FILE = "preprocessor_config.json"
 BICUBIC = 3
-# Luma weights of red, green and blue (ITU-R 601), as Pillow converts to greyscale.
+# Luma weights of red, green and blue (ITU-R 601), as Pillow converts to grayscale.
 BRIGHTNESS = (0.299, 0.587, 0.114)
 
 
-def to_greyscale(image: Float[Tensor, "3 height width"]) -> Float[Tensor, "1 height width"]:
-    """A colour image as greyscale, for a model with one channel."""
+def to_grayscale(image: Float[Tensor, "3 height width"]) -> Float[Tensor, "1 height width"]:
+    """A color image as grayscale, for a model with one channel."""
     weights = torch.tensor(BRIGHTNESS, dtype=image.dtype, device=image.device)
     return (image * weights.reshape(-1, 1, 1)).sum(0, keepdim=True)
 
 
-def image_normalisation(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
+def image_normalization(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel; 0.5 by default."""
     settings = json.loads(model.side_files.get(FILE, b"{}"))
     tensors = []
@@ -265,7 +265,7 @@ def image_normalisation(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
 
 def image_mean_std(model: Vision) -> tuple[PerChannel, PerChannel]:
     """The same as numbers: one number if all channels are equal."""
-    mean, deviation = map(_numbers, image_normalisation(model, model.config.patches.channels))
+    mean, deviation = map(_numbers, image_normalization(model, model.config.patches.channels))
     return mean, deviation
 
 
@@ -278,7 +278,7 @@ def _numbers(by_channel: Tensor) -> PerChannel:
 def image_size(model: Vision) -> int:
     """The side of the images the model was trained on, in pixels; the patch grid may differ.
 
-    With centre cropping it is the size after the crop.
+    With center cropping it is the size after the crop.
     """
     settings = json.loads(model.side_files.get(FILE, b"{}"))
     size = settings.get("size")
@@ -335,7 +335,7 @@ def find_images(path: Path) -> list[Path]:
 
 
 def read_image(model: Vision, file: Path | str) -> Float[Tensor, "channels height width"]:
-    """Any image that Pillow reads, resized and normalised for the model."""
+    """Any image that Pillow reads, resized and normalized for the model."""
     patches = model.config.patches
     if patches.channels not in MODES:
         raise InputError(
@@ -343,4 +343,4 @@ def read_image(model: Vision, file: Path | str) -> Float[Tensor, "channels heigh
             "use tensors instead of files",
         )
     pixels = read_pixels(Path(file), channels=patches.channels, size=image_size(model))
-    return normalise_pixels(pixels, *image_mean_std(model))
+    return normalize_pixels(pixels, *image_mean_std(model))

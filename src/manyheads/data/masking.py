@@ -1,4 +1,4 @@
-"""Masking of tokens for masked language modelling."""
+"""Masking of tokens for masked language modeling."""
 
 import json
 from collections.abc import Sequence

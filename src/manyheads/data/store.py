@@ -4,7 +4,7 @@ A store is a folder:
 
     tokens.bin      every token, uint16 or uint32, document after document
     documents.bin   two int64 per document: tokens and UTF-8 bytes from the start to its end
-    passages.bin    the same for each passage that was tokenised, so that bytes are known within
+    passages.bin    the same for each passage that was tokenized, so that bytes are known within
                     documents too
     index.json      counts, checksums, tokenizer, source; whether the store is complete
 
@@ -32,7 +32,7 @@ ROW = 16
 # Tokens with one checksum.
 BLOCK = 2**16
 CODEC = DataclassCodec("kind")
-AGAIN = "remove this folder, and have the texts tokenised again"
+AGAIN = "remove this folder, and have the texts tokenized again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +279,7 @@ def open_store(folder: str | Path, tokenizer: Any = None) -> TokenStore:
         )
     if tokenizer is not None and tokenizer_checksum(tokenizer) != index.tokenizer:
         raise InputError(
-            f"{folder} was made with another tokenizer", "use that one, or tokenise again"
+            f"{folder} was made with another tokenizer", "use that one, or tokenize again"
         )
     for name, size in index.sizes.items():
         file = folder / name

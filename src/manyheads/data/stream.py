@@ -19,7 +19,7 @@
 
 A stream reads `DocumentChunks(store, length=)` (sequences of at most `length` tokens),
 `FixedChunks(store, length=)` (exactly `length`, cut from all documents concatenated), or the
-examples of labelled.py and images.py (labelled texts, pairs, tags, images).
+examples of labeled.py and images.py (labeled texts, pairs, tags, images).
 
 - A step has `micro_batches` micro-batches for any number of processes: process r of W takes number
   r, r + W, ... of each step, so the order is the same for any W. `micro_batches` may be a function

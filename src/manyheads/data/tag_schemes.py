@@ -2,7 +2,7 @@
 
 A tag is "O" outside of entities, else a prefix and a type, as in "B-person". IOB2 marks the first
 word of an entity by B and the others by I; BILOU marks the last word by L and an entity of one word
-by U, which some files write as E and S; IO has I alone, so that neighbours of one type are one
+by U, which some files write as E and S; IO has I alone, so that neighbors of one type are one
 entity. Tags without a prefix are types, read as IO.
 """
 

@@ -7,13 +7,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from manyheads.encoding.encode import Options
+from manyheads.encoding.filter_rule import TextRule
 from manyheads.encoding.text_reader import require_text_model
-from manyheads.encoding.text_rule import TextRule
 from manyheads.encoding.text_scores import (
     TextScores,
     score_texts,
     scored_classes,
-    tokenise_texts,
+    tokenize_texts,
 )
 from manyheads.errors import ConfigError, InputError, check_number
 from manyheads.models.build import Model
@@ -205,7 +205,7 @@ class GuardRun:
         ]
         if spans:
             sentences = [self.texts[index].text[slice(*span)].strip() for index, span in spans]
-            tokens = tokenise_texts(self.guard.model, sentences, None)
+            tokens = tokenize_texts(self.guard.model, sentences, None)
             scores = score_texts(self.guard.model, tokens, Options(progress=False))
             for place, (index, span) in enumerate(spans):
                 self._judge(self.texts[index], span, scores, place)

@@ -268,11 +268,11 @@ def _ids_of_all(model: Any, prompts: Prompts) -> list[list[int]]:
             )
         return [_plain(ids, index) for index, ids in enumerate(prompts)]
     if any(isinstance(prompt, str) for prompt in prompts):
-        return _tokenised(model, prompts)
+        return _tokenized(model, prompts)
     return [_plain(prompt, index) for index, prompt in enumerate(prompts)]
 
 
-def _tokenised(model: Any, prompts: Sequence[Any]) -> list[list[int]]:
+def _tokenized(model: Any, prompts: Sequence[Any]) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise InputError("prompts mix texts and token ids", "give all of one kind")

@@ -122,7 +122,7 @@ class BeamSearch:
     """The most likely text among `num_beams` that are extended side by side.
 
     The score of a finished text is its log-probability divided by its length to the power of
-    `length_penalty`: above 0 favours long texts, below 0 short ones. `early_stopping` is that of
+    `length_penalty`: above 0 favors long texts, below 0 short ones. `early_stopping` is that of
     transformers: False stops when the running beams are unlikely to win, True as soon as
     `num_beams` texts are finished, and "never" when no running beam can win. One beam is `Greedy`.
     """

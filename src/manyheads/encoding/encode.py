@@ -40,7 +40,7 @@ from manyheads.taps import Watcher
 
 # Tokens per batch. On the CPU enough for efficient matrix products, and few enough for its caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
-# Texts that are sorted by length and encoded together, while the next ones are tokenised.
+# Texts that are sorted by length and encoded together, while the next ones are tokenized.
 TEXTS_AT_ONCE = {"cpu": 16384, "cuda": 2048}
 
 
@@ -54,7 +54,7 @@ class Options:
     """How texts are encoded; None means as the model's folder says, or by device."""
 
     pooling: Pooling | None = None
-    normalise: bool | None = None
+    normalize: bool | None = None
     batch_tokens: int | None = None
     longest: int | None = None
     device: Device = "cpu"
@@ -90,7 +90,7 @@ def encode(
     texts: Texts,
     *,
     pooling: Pooling | None = None,
-    normalise: bool | None = None,
+    normalize: bool | None = None,
     batch_tokens: int | None = None,
     longest: int | None = None,
     device: Device = "cpu",
@@ -98,7 +98,7 @@ def encode(
 ) -> Float[Tensor, "b c"]:
     """One vector per text, in the order of the texts; a single string is a list of one.
 
-    `pooling` takes the mean of a text's tokens, the first ("cls") or the last. It and `normalise`
+    `pooling` takes the mean of a text's tokens, the first ("cls") or the last. It and `normalize`
     are by default those of the model's folder, else "mean" and False. Dense modules of a folder of
     sentence-transformers are applied in between. Texts of more than
     `longest` tokens are truncated, their special tokens kept, and a `TruncationWarning` counts
@@ -113,26 +113,26 @@ def encode(
     """
     options = Options(
         pooling=pooling,
-        normalise=normalise,
+        normalize=normalize,
         batch_tokens=batch_tokens,
         longest=longest,
         device=device,
         progress=progress,
     )
-    done = encode_counted(model, texts, options)
+    done = encode_with_counts(model, texts, options)
     if done.cut:
         warnings.warn(done.truncation, TruncationWarning, stacklevel=2)
     return done.vectors
 
 
-def encode_counted(model: Model, texts: Texts, options: Options) -> Encoded:
+def encode_with_counts(model: Model, texts: Texts, options: Options) -> Encoded:
     """`encode` with counts and without a warning."""
     model = require_text_model(model)
     sentence = model.sentence or SentenceConfig()
     pooled = partial(
         pool,
         pooling=options.pooling or sentence.pooling,
-        normalise=sentence.normalise if options.normalise is None else options.normalise,
+        normalize=sentence.normalize if options.normalize is None else options.normalize,
         project=sentence.project,
     )
     width = sentence.width(text_stack(model).config.width)
@@ -189,7 +189,7 @@ def _encode_some(
 
 
 def read_ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
-    """Texts as ids, some at a time; the next are tokenised while the caller uses these."""
+    """Texts as ids, some at a time; the next are tokenized while the caller uses these."""
     starts = range(0, len(reader), step)
     parts = [range(start, min(start + step, len(reader))) for start in starts]
     if len(parts) < 2:
@@ -285,7 +285,7 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 def pool(
     hidden: Ragged,
     pooling: Pooling,
-    normalise: bool,
+    normalize: bool,
     project: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "b c"]:
     """One vector per sequence, at least in float32: the mean of its tokens, the first or last."""
@@ -302,4 +302,4 @@ def pool(
         case "last":
             vectors = values[lengths.offsets[1:].long() - 1].to(wide)
     vectors = vectors if project is None else project(vectors)
-    return F.normalize(vectors, dim=-1) if normalise else vectors
+    return F.normalize(vectors, dim=-1) if normalize else vectors

@@ -48,7 +48,7 @@ class Reader:
         if self.tokenizer is None:
             ids, cut = [_as_ids(text, index) for text, index in zip(texts, indices, strict=True)], 0
         else:
-            encoded = _tokenise(self.tokenizer, texts, indices)
+            encoded = _tokenize(self.tokenizer, texts, indices)
             ids = [np.array(one.ids, dtype=np.int64) for one in encoded]
             cut = sum(bool(one.overflowing) for one in encoded)
         for each, index in zip(ids, indices, strict=True):
@@ -156,7 +156,7 @@ def truncating_tokenizer(model: TextReader, longest: int | None) -> Any:
     return copies[longest]
 
 
-def _tokenise(tokenizer: Any, texts: Sequence[str], indices: range) -> Sequence[Any]:
+def _tokenize(tokenizer: Any, texts: Sequence[str], indices: range) -> Sequence[Any]:
     with surrogates_refused(texts, first=indices.start):
         return tokenizer.encode_batch_fast(texts)
 

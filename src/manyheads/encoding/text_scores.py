@@ -11,13 +11,13 @@ from torch import Tensor
 
 from manyheads.encoding.classify import class_names_of, classify_counted, read_logits
 from manyheads.encoding.encode import Options
+from manyheads.encoding.filter_rule import RuleName
 from manyheads.encoding.text_reader import (
     Ids,
     require_text_model,
     resolve_max_length,
     truncating_tokenizer,
 )
-from manyheads.encoding.text_rule import RuleName
 from manyheads.errors import InputError
 from manyheads.models.build import Model
 from manyheads.models.readout import ClassHead
@@ -25,7 +25,7 @@ from manyheads.tokenizers import surrogates_refused
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenisedTexts:
+class TokenizedTexts:
     """The token ids of texts, and whether each was truncated."""
 
     ids: list[Ids]
@@ -85,17 +85,17 @@ def scored_classes(model: Model) -> tuple[str, ...]:
     return class_names_of(model, head) if head.classes > 1 else ()
 
 
-def tokenise_texts(model: Model, texts: Sequence[str], longest: int | None) -> TokenisedTexts:
+def tokenize_texts(model: Model, texts: Sequence[str], longest: int | None) -> TokenizedTexts:
     """The ids of texts, truncated to `longest` tokens or to what the model reads."""
     reader = require_text_model(model)
     tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
     with surrogates_refused(texts):
         encoded = tokenizer.encode_batch_fast(list(texts))
     ids = [np.array(one.ids, dtype=np.int64) for one in encoded]
-    return TokenisedTexts(ids, [bool(one.overflowing) for one in encoded])
+    return TokenizedTexts(ids, [bool(one.overflowing) for one in encoded])
 
 
-def score_texts(model: Model, texts: TokenisedTexts, options: Options) -> TextScores:
+def score_texts(model: Model, texts: TokenizedTexts, options: Options) -> TextScores:
     """What the model says of each text; `options.longest` does not matter for ids."""
     classes = scored_classes(model)
     lengths = [len(each) for each in texts.ids]

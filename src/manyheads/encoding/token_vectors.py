@@ -75,7 +75,7 @@ def encode_tokens(
 
     `model.late` says how texts of a role are read: behind which prompt, how long, which tokens get
     no vector, how queries are expanded, and how hidden states are projected. Without it the vectors
-    are the model's last hidden states, normalised. Texts of more than `longest` tokens are
+    are the model's last hidden states, normalized. Texts of more than `longest` tokens are
     truncated, and a `TruncationWarning` counts them. Token ids, in lists or a `Ragged`, are
     used as they are, without a prompt. The vectors are returned on `device`.
 
@@ -111,7 +111,7 @@ def encode_tokens(
 
 
 def late_of(model: Model) -> LateInteractionConfig:
-    """How the model gives vectors of tokens; by default its last states, normalised."""
+    """How the model gives vectors of tokens; by default its last states, normalized."""
     return model.late or LateInteractionConfig()
 
 

@@ -27,7 +27,7 @@ from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import Span, first_tokens, surrogates_refused, truncating_copy
 
-# Texts that are tokenised and read together.
+# Texts that are tokenized and read together.
 TEXTS_AT_ONCE = 2048
 
 

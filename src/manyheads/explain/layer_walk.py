@@ -17,7 +17,7 @@ from manyheads.models.encoder import Encoder
 from manyheads.models.layer import Layer
 from manyheads.models.recipes import tiny_encoder
 from manyheads.parts.feedforward import FeedForward
-from manyheads.parts.norms import Normalise
+from manyheads.parts.norms import Normalize
 from manyheads.parts.positions import Sinusoidal
 from manyheads.ragged import Ragged
 from manyheads.taps import Record, Site, Sublayer, Tap
@@ -310,14 +310,14 @@ def _by_hand(model: Encoder, ids: Int[Tensor, " n"]) -> dict[Stage, Tensor]:
     return stages
 
 
-def _parts(model: Encoder) -> tuple[Attention, Normalise, FeedForward, Normalise]:
+def _parts(model: Encoder) -> tuple[Attention, Normalize, FeedForward, Normalize]:
     layer = cast(Layer, model.stack.layers[0])
     assert layer.attention is not None
     return (
         layer.attention,
-        cast(Normalise, layer.attention_residual.norm),
+        cast(Normalize, layer.attention_residual.norm),
         cast(FeedForward, layer.feedforward),
-        cast(Normalise, layer.feedforward_residual.norm),
+        cast(Normalize, layer.feedforward_residual.norm),
     )
 
 
@@ -364,9 +364,9 @@ def _linear(layer: nn.Linear, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n 
     return x @ layer.weight.double().T + layer.bias.double()
 
 
-def _normed(norm: Normalise, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-    centred = x - x.mean(-1, keepdim=True)
-    variance = centred.square().mean(-1, keepdim=True)
-    normed = centred / (variance + norm.config.eps).sqrt()
+def _normed(norm: Normalize, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    centered = x - x.mean(-1, keepdim=True)
+    variance = centered.square().mean(-1, keepdim=True)
+    normed = centered / (variance + norm.config.eps).sqrt()
     assert norm.bias is not None
     return normed * norm.weight.double() + norm.bias.double()

@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
 from manyheads.kernels.fused import cannot as fused_cannot
 from manyheads.kernels.fused import flash_cpu, scale_by_sink
 from manyheads.ragged import Lengths
@@ -18,7 +18,7 @@ from manyheads.ragged import Lengths
 BLOCK = 32
 
 
-def cannot(request: Request, facts: Facts) -> str | None:
+def cannot(request: Request, facts: TensorFacts) -> str | None:
     reach = request.mask.reach
     if facts.device != "cpu":
         return f"banded runs on the CPU, not on {facts.device}"
@@ -36,11 +36,11 @@ def attend(
     k: Float[Tensor, "n g d"],
     v: Float[Tensor, "n g d"],
     request: Request,
-) -> Attended:
+) -> AttentionResult:
     """All sequences at once, with gaps between them, so that no strip reaches into another."""
     lengths = request.queries
     if q.shape[0] == 0:
-        return Attended(q, q.new_zeros(0, q.shape[1]).float() if request.want.lse else None)
+        return AttentionResult(q, q.new_zeros(0, q.shape[1]).float() if request.want.lse else None)
     reach = request.mask.reach
     before, after = (min(int(side), lengths.longest) for side in (reach.before, reach.after))
     layout = _Layout.of(lengths, before, after)
@@ -56,7 +56,7 @@ def attend(
     lse = rearrange(lse, "b h t -> (b t) h")[layout.slots]
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
-    return Attended(output, lse if request.want.lse else None)
+    return AttentionResult(output, lse if request.want.lse else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

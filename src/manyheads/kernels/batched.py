@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
 from manyheads.kernels.fused import scale_by_sink
 from manyheads.kernels.reference import rows_per_chunk
 from manyheads.parts.masks import Full
@@ -32,7 +32,7 @@ PADDING_PER_BLOCK = 2**23
 KEPT_KEYS = 256
 
 
-def cannot(request: Request, facts: Facts) -> str | None:  # noqa: ARG001, part of the contract
+def cannot(request: Request, facts: TensorFacts) -> str | None:  # noqa: ARG001, part of the contract
     if request.want.pattern:
         return "a block of padded sequences is not a pattern"
     if request.keys.filled is not None:
@@ -45,7 +45,7 @@ def attend(
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
     request: Request,
-) -> Attended:
+) -> AttentionResult:
     blocks = _blocks(request, *q.shape[1:])
     queries = _Slots.of(request.queries, blocks, [block.queries for block in blocks])
     keys = _Slots.of(request.keys, blocks, [block.keys for block in blocks])
@@ -63,11 +63,11 @@ def attend(
     no_output = v.new_zeros(0, q.shape[1], v.shape[2])
     output = queries.collect([output for output, _ in pieces], no_output)
     if not _needs_lse(request):
-        return Attended(output)
+        return AttentionResult(output)
     lse = queries.collect([lse for _, lse in pieces], q.new_zeros(0, q.shape[1]).float())
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
-    return Attended(output, lse if request.want.lse else None)
+    return AttentionResult(output, lse if request.want.lse else None)
 
 
 def _needs_lse(request: Request) -> bool:

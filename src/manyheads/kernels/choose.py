@@ -8,8 +8,8 @@ from torch import Tensor
 
 from manyheads.errors import KernelError
 from manyheads.kernels import banded, batched, flex, fused, reference, step, varlen
-from manyheads.kernels.contract import Attended, Facts, Request
-from manyheads.kernels.uneven import attend_by_group, attend_repeated
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
+from manyheads.kernels.uneven_groups import attend_by_group, attend_repeated
 from manyheads.parts.masks import MaskBySequence
 from manyheads.parts.positions.relative import DenseBias
 
@@ -39,7 +39,7 @@ class Choice:
         return f"{self.kernel} ({reasons})" if reasons else self.kernel
 
 
-def choose(request: Request, facts: Facts) -> Choice:
+def choose(request: Request, facts: TensorFacts) -> Choice:
     """The fastest kernel of the device that supports the request."""
     skipped: list[tuple[str, str]] = []
     for name in _order(request, facts):
@@ -59,9 +59,9 @@ def attend(
     v: Float[Tensor, "m g e"],
     request: Request,
     kernel: str = "auto",
-) -> Attended:
+) -> AttentionResult:
     """Attention by the fastest kernel, or by the one that is named."""
-    facts = Facts.of(q, k, v, request)
+    facts = TensorFacts.of(q, k, v, request)
     if kernel == "auto":
         kernel = choose(request, facts).kernel
     elif kernel not in KERNELS:
@@ -77,7 +77,7 @@ def attend(
     return KERNELS[kernel].attend(q, k, v, request)
 
 
-def _order(request: Request, facts: Facts) -> tuple[str, ...]:
+def _order(request: Request, facts: TensorFacts) -> tuple[str, ...]:
     """The kernels of a device, fastest first."""
     if request.keys.filled is not None:
         return ("step",)
@@ -88,7 +88,7 @@ def _order(request: Request, facts: Facts) -> tuple[str, ...]:
     return ("banded", "fused", "batched", "reference")
 
 
-def _refusal(name: str, request: Request, facts: Facts) -> str | None:
+def _refusal(name: str, request: Request, facts: TensorFacts) -> str | None:
     """Why a kernel does not support the request; a few things only the definition computes."""
     if name not in ("reference", "batched", "step") and request.softcap is not None:
         return "it has no soft cap"
@@ -99,7 +99,7 @@ def _refusal(name: str, request: Request, facts: Facts) -> str | None:
     return KERNELS[name].cannot(request, facts)
 
 
-def _not_worth(name: str, request: Request, facts: Facts) -> str | None:
+def _not_worth(name: str, request: Request, facts: TensorFacts) -> str | None:
     reach, longest = request.mask.reach, request.queries.longest
     if name == "banded" and reach.before + reach.after + 1 >= longest / 2:
         return f"the window saves nothing on sequences of at most {longest} tokens"

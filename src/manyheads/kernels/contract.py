@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TensorFacts:
     """The properties of the tensors that decide which kernel runs."""
 
     device: str
@@ -68,7 +68,7 @@ class Facts:
     grad: bool
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, request: Request) -> "Facts":
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, request: Request) -> "TensorFacts":
         tensors = [q, k, v] + ([request.sink] if request.sink is not None else [])
         grad = any(tensor.requires_grad for tensor in tensors)
         if request.bias is not None:
@@ -85,7 +85,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attended:
+class AttentionResult:
     """The output and what was wanted besides: log-sum-exp in float32, patterns per sequence.
 
     Only the log-sum-exp of reference, batched and flex carries gradients.
@@ -99,7 +99,7 @@ class Attended:
 class Kernel(Protocol):
     """A way to compute attention."""
 
-    def cannot(self, request: Request, facts: Facts) -> str | None:
+    def cannot(self, request: Request, facts: TensorFacts) -> str | None:
         """Why the kernel does not support this request; None if it does."""
         ...
 
@@ -109,4 +109,4 @@ class Kernel(Protocol):
         k: Float[Tensor, "m g d"],
         v: Float[Tensor, "m g e"],
         request: Request,
-    ) -> Attended: ...
+    ) -> AttentionResult: ...

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
 from manyheads.kernels.fused import scale_by_sink
 from manyheads.parts.masks import Mask
 from manyheads.parts.positions.disentangled import DisentangledBias
@@ -35,7 +35,7 @@ MAX_VARIANTS = 256
 SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}
 
 
-def cannot(request: Request, facts: Facts) -> str | None:
+def cannot(request: Request, facts: TensorFacts) -> str | None:
     if facts.device != "cuda":
         return f"flex runs on CUDA, not on {facts.device}"
     if request.want.pattern:
@@ -63,7 +63,7 @@ def attend(
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
     request: Request,
-) -> Attended:
+) -> AttentionResult:
     query, key, value = (rearrange(x, "n h d -> 1 h n d") for x in (q, k, v))
     output, aux = _flex(
         query,
@@ -79,7 +79,7 @@ def attend(
     output, lse = rearrange(output, "1 h n e -> n h e"), rearrange(aux.lse, "1 h n -> n h")
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
-    return Attended(output, lse if request.want.lse else None)
+    return AttentionResult(output, lse if request.want.lse else None)
 
 
 def _flex(*tensors: Tensor, **settings: Any) -> Any:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
 from manyheads.kernels.reference import rows_per_chunk
 from manyheads.parts.masks import simple_form, visible
 from manyheads.parts.positions.relative import ShawBias
@@ -27,7 +27,7 @@ LARGEST_HEAD = 256
 CUDNN_FROM = 128
 
 
-def cannot(request: Request, facts: Facts) -> str | None:
+def cannot(request: Request, facts: TensorFacts) -> str | None:
     if request.want.pattern:
         return "a fused kernel does not form the pattern"
     if facts.device not in ("cpu", "cuda"):
@@ -58,7 +58,7 @@ def attend(
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
     request: Request,
-) -> Attended:
+) -> AttentionResult:
     size = max(q.shape[2], v.shape[2])
     if q.is_cuda:
         size += -size % 8
@@ -67,7 +67,7 @@ def attend(
     output = output[..., : v.shape[2]]
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
-    return Attended(output, lse if request.want.lse else None)
+    return AttentionResult(output, lse if request.want.lse else None)
 
 
 def scale_by_sink(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
 from manyheads.parts.head_groups import key_head_of_query
 from manyheads.parts.masks import visible
 from manyheads.parts.positions.relative import ShawBias
@@ -18,7 +18,7 @@ from manyheads.taps import Patterns
 LARGEST_CHUNK = 2**22
 
 
-def cannot(request: Request, facts: Facts) -> str | None:  # noqa: ARG001, part of the contract
+def cannot(request: Request, facts: TensorFacts) -> str | None:  # noqa: ARG001, part of the contract
     """The definition supports everything."""
     return None
 
@@ -28,15 +28,15 @@ def attend(
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
     request: Request,
-) -> Attended:
+) -> AttentionResult:
     """At once if the pattern is wanted, otherwise in chunks of queries so memory stays linear."""
     if request.want.pattern:
         seen = patterns(scores(q, k, request), request)
         lse = _full_lse(q, k, request) if request.want.lse else None
         # An empty batch has no pattern to take the number of heads from.
         output = mix(seen, v, request).reshape(*q.shape[:2], v.shape[2])
-        return Attended(output, lse, seen)
-    grad = Facts.of(q, k, v, request).grad
+        return AttentionResult(output, lse, seen)
+    grad = TensorFacts.of(q, k, v, request).grad
     outputs, lses = [q.new_zeros(0, q.shape[1], v.shape[2])], [q.new_zeros(0, q.shape[1]).float()]
     for sequence, length in enumerate(request.queries.each):
         step = rows_per_chunk(q.shape[1], request.keys.each[sequence])
@@ -48,7 +48,7 @@ def attend(
             )
             outputs.append(output)
             lses.append(lse)
-    return Attended(torch.cat(outputs), torch.cat(lses) if request.want.lse else None)
+    return AttentionResult(torch.cat(outputs), torch.cat(lses) if request.want.lse else None)
 
 
 def scores(q: Float[Tensor, "n h d"], k: Float[Tensor, "m g d"], request: Request) -> Patterns:

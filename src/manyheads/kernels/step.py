@@ -7,14 +7,14 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
 from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
 from manyheads.parts.masks import exact_band
 from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import ShawBias
 
 
-def cannot(request: Request, facts: Facts) -> str | None:
+def cannot(request: Request, facts: TensorFacts) -> str | None:
     if request.keys.filled is None:
         return "the lengths of the keys are known on the host"
     if request.want.pattern:
@@ -33,14 +33,14 @@ def attend(
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
     request: Request,
-) -> Attended:
+) -> AttentionResult:
     flash = q.is_cuda and q.dtype in HALF and request.bias is None and request.softcap is None
     sizes = q.shape[2] == v.shape[2] and q.shape[2] <= LARGEST_HEAD and q.shape[2] % 8 == 0
     by_band = exact_band(request.mask) is not None
     output, lse = (_flash if flash and sizes and by_band else _plain)(q, k, v, request)
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
-    return Attended(output, lse if request.want.lse else None)
+    return AttentionResult(output, lse if request.want.lse else None)
 
 
 def _flash(

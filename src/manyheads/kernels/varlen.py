@@ -6,12 +6,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.kernels.contract import Attended, Facts, Request
+from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
 from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
 from manyheads.parts.masks import exact_band
 
 
-def cannot(request: Request, facts: Facts) -> str | None:
+def cannot(request: Request, facts: TensorFacts) -> str | None:
     if facts.device != "cuda":
         return f"varlen runs on CUDA, not on {facts.device}"
     if facts.dtype not in HALF:
@@ -40,7 +40,7 @@ def cannot(request: Request, facts: Facts) -> str | None:
 
 
 def _more_queries(request: Request) -> bool:
-    # Reading each length would specialise compiled code to this batch.
+    # Reading each length would specialize compiled code to this batch.
     same = request.queries is request.keys
     return not same and any(queries > keys for queries, keys in request.shapes)
 
@@ -50,7 +50,7 @@ def attend(
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g d"],
     request: Request,
-) -> Attended:
+) -> AttentionResult:
     # Importing it loads the compiler, which takes seconds.
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
@@ -79,4 +79,4 @@ def attend(
     lse = lse.masked_fill(lse == math.inf, -math.inf)
     if request.sink is not None:
         output, lse = scale_by_sink(output, lse, request.sink)
-    return Attended(output, lse if request.want.lse else None)
+    return AttentionResult(output, lse if request.want.lse else None)

@@ -34,7 +34,7 @@ class ModelSummary:
     `mixers` counts the layers that mix tokens by something else than attention.
 
     >>> from manyheads.models.build import build
-    >>> print(summarise_model(build("gpt2", layers=2, width=32, heads=4, vocabulary=60, seed=0)))
+    >>> print(summarize_model(build("gpt2", layers=2, width=32, heads=4, vocabulary=60, seed=0)))
     A Decoder of 2 layers with 4 heads each: 8 heads, width 32, vocabulary 60, 60,160 parameters.
     """
 
@@ -62,8 +62,8 @@ class ModelSummary:
         )
 
 
-def summarise_model(model: Model) -> ModelSummary:
-    """Summarise the configuration of a model."""
+def summarize_model(model: Model) -> ModelSummary:
+    """Summarize the configuration of a model."""
     stacks = stacks_of(model)
     heads = {name: [0] * len(stack.config.layers) for name, stack in stacks.items()}
     for block in blocks_of(model):
@@ -370,7 +370,7 @@ def inspect(
     except KeyboardInterrupt:
         complete = False
     return Inspection(
-        model=summarise_model(model),
+        model=summarize_model(model),
         statistics=measured,
         kinds=classified,
         redundancy=tuple(redundant),

@@ -12,7 +12,7 @@ from manyheads.cache import StateSlot
 from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer, refuse_cache
 from manyheads.ragged import Ragged
-from manyheads.taps import Look
+from manyheads.taps import WatchContext
 
 
 @check_fields
@@ -51,7 +51,7 @@ class FourierLayer(Mixer):
         x: Ragged,
         *,
         cache: StateSlot | None = None,
-        look: Look | None = None,  # noqa: ARG002, it has no heads to look at
+        context: WatchContext | None = None,  # noqa: ARG002, it has no heads to look at
     ) -> Ragged:
         refuse_cache(cache)
         if not x.lengths.total:

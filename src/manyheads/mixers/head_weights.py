@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyheads.mixers.recurrent.delta_recurrence import CHUNK, Decay, delta_in_chunks
 from manyheads.ragged import Lengths
-from manyheads.taps import Look, Patterns, Tap
+from manyheads.taps import Patterns, Tap, WatchContext
 
 
 class HeadWeights(Patterns):
@@ -59,7 +59,7 @@ class HeadWeights(Patterns):
 class DecayWeights(HeadWeights):
     """Products of queries and keys that decay with every token between: q_t k_s exp(sum of decays).
 
-    That of linear attention, retention and Mamba-2. `normalised` divides by the sum of each row.
+    That of linear attention, retention and Mamba-2. `normalized` divides by the sum of each row.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class DecayWeights(HeadWeights):
         lengths: Lengths,
         *,
         causal: bool = True,
-        normalised: bool = False,
+        normalized: bool = False,
     ) -> None:
         super().__init__(lengths, query.shape[1], causal=causal)
         self.query, self.key, self.log_decay = query, key, log_decay
-        self.normalised = normalised
+        self.normalized = normalized
 
     def rows(
         self, sequence: int, rows: range, heads: range | None = None
@@ -93,7 +93,7 @@ class DecayWeights(HeadWeights):
             between = passed[:, rows.start : rows.stop, None] - passed[:, None]
             weights = weights * between.clamp_(max=0.0).exp_()
         weights = weights.tril(rows.start) if self.causal else weights
-        if self.normalised:
+        if self.normalized:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
         return weights
 
@@ -178,16 +178,16 @@ class DeltaWeights(HeadWeights):
 
 
 def watch_pattern(
-    look: Look | None,
+    context: WatchContext | None,
     weights: Callable[[], HeadWeights],
     value: Float[Tensor, "n h e"],
     mixed: Float[Tensor, "n h e"],
 ) -> Float[Tensor, "n h e"]:
     """The outputs of the heads after a watcher has seen the pattern, and perhaps replaced it."""
-    if look is None or not look.wants(Tap.PATTERN):
+    if context is None or not context.wants(Tap.PATTERN):
         return mixed
     own = weights()
-    given: Patterns = look.at(Tap.PATTERN, own)
+    given: Patterns = context.at(Tap.PATTERN, own)
     if given is own:
         return mixed
     parts = zip(given.each, own.lengths.slices(), strict=True)

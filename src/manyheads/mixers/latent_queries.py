@@ -14,7 +14,7 @@ from manyheads.kernels.contract import Request
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.sparse.key_lists import FULL, OUTPUT_ALONE
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 
 @check_fields
@@ -64,16 +64,16 @@ class LatentQueriesLayer(Mixer):
         self.output = nn.Linear(width, width, bias=config.bias)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         refuse_cache(cache)
         config, count = self.config, x.lengths.count
         query, key, value = (
             by_head(part, config.heads) for part in self.project(x.values).chunk(3, dim=-1)
         )
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         latents = Lengths.of([config.latents] * count, x.values.device)
         asked = by_head(self.ask(self.latents), config.heads).repeat(count, 1, 1)
         found = attend(asked, key, value, _request(latents, x.lengths, config)).output
@@ -82,7 +82,7 @@ class LatentQueriesLayer(Mixer):
         states = F.layer_norm(states, (config.width,))
         keys, values = (by_head(part, config.heads) for part in self.tell(states).chunk(2, dim=-1))
         mixed = attend(query, keys, values, _request(x.lengths, latents, config)).output
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
 

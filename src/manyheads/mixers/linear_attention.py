@@ -18,7 +18,7 @@ from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Of the norm after retention.
 EPS = 1e-6
@@ -71,7 +71,7 @@ class LinearAttentionLayer(Mixer):
         self.output = nn.Linear(inner, config.width, bias=config.bias)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         query, key, value = (
             by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
@@ -81,9 +81,9 @@ class LinearAttentionLayer(Mixer):
             query, key = F.elu(query) + 1, F.elu(key) + 1
         else:
             query = query * self.config.size**-0.5
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         fresh = cache is None or cache.state is None
         if decay is None:
             # The sum of the weights is one more channel.
@@ -92,12 +92,12 @@ class LinearAttentionLayer(Mixer):
             mixed = mixed[..., :-1] / mixed[..., -1:].clamp(min=1e-6)
         else:
             mixed = self._mix(query, key, value, decay, x.lengths, cache)
-        options = {"causal": self.config.causal, "normalised": decay is None}
+        options = {"causal": self.config.causal, "normalized": decay is None}
         weights = partial(DecayWeights, query, key, decay, x.lengths, **options)
-        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
+        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
         if decay is not None:
             mixed = F.rms_norm(mixed.float(), (self.config.size,), eps=EPS).to(mixed.dtype)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
     def _mix(

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
+from manyheads.mixers.growing_cache import continue_texts, padded_texts
 from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.kept_tokens import continue_texts, padded_texts
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.sparse.key_lists import ListedWeights
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # A token attends to itself only where it sees no other.
 ITSELF = -1e5
@@ -116,13 +116,13 @@ class LshAttentionLayer(Mixer):
         self.output = nn.Linear(inner, config.width, bias=False)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         query, value = (
             by_head(part, self.config.heads) for part in self.project(x.values).chunk(2, dim=-1)
         )
-        query = seen(look, Tap.QUERY, query, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        value = observe(context, Tap.VALUE, value, x)
         if cache is not None and not self.config.causal:
             refuse_cache(cache)
         before = () if cache is None else cache.state or ()
@@ -137,8 +137,8 @@ class LshAttentionLayer(Mixer):
             weights = partial(
                 ListedWeights, lengths, self.config.heads, rows, causal=self.config.causal
             )
-            mixed = watch_pattern(None if before else look, weights, value, mixed)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+            mixed = watch_pattern(None if before else context, weights, value, mixed)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
     def _seed(self) -> int:
@@ -211,7 +211,7 @@ class _SlotLayout(NamedTuple):
     # Which of the sorted tokens of all texts and rounds is in a slot, their number in empty ones.
     rank_of_slot: Int[Tensor, " m"]
     slot_of_rank: Int[Tensor, " n"]
-    neighbours: Int[Tensor, "c k"]
+    neighbors: Int[Tensor, "c k"]
     short: Bool[Tensor, " b"]
 
 
@@ -226,17 +226,17 @@ def _slot_layout(each: tuple[int, ...], device: torch.device, config: LshAttenti
         rank = (lengths.cumsum(0) - lengths)[slots.sequence_of_token] + slots.positions
         filled = slots.positions < lengths[slots.sequence_of_token]
         counts = Lengths.of([rounds * one // config.chunk for one in padded])
-        # A single chunk has no neighbours but an empty one behind all others.
+        # A single chunk has no neighbors but an empty one behind all others.
         alone = torch.tensor([one <= config.chunk for one in padded])
         alone = alone[counts.sequence_of_token].unsqueeze(1)
         ring = torch.tensor(counts.each)[counts.sequence_of_token].unsqueeze(1)
         first = counts.offsets[:-1].long()[counts.sequence_of_token].unsqueeze(1)
         shift = torch.arange(-config.before, config.after + 1)
-        neighbours = first + (counts.positions.unsqueeze(1) + shift) % ring
+        neighbors = first + (counts.positions.unsqueeze(1) + shift) % ring
         layout = _SlotLayout(
             rank_of_slot=torch.where(filled, rank, rounds * sum(each)),
             slot_of_rank=filled.nonzero().squeeze(1),
-            neighbours=neighbours.masked_fill(alone & (shift != 0), counts.total),
+            neighbors=neighbors.masked_fill(alone & (shift != 0), counts.total),
             short=torch.tensor([one <= config.chunk for one in each]),
         )
         return _SlotLayout(*(part.to(device) for part in layout))
@@ -249,7 +249,7 @@ class SortedChunks:
     # The token in every slot of the chunks, n where it is empty; all are in the last chunk.
     tokens: Int[Tensor, "h m s"]
     # The chunks that each chunk sees; those of a text are a ring, round after round.
-    neighbours: Int[Tensor, "c k"]
+    neighbors: Int[Tensor, "c k"]
     # The slot of every token in every round.
     slot_of: Int[Tensor, "h r n"]
     # The texts of one chunk, for which one round is enough.
@@ -273,14 +273,14 @@ class SortedChunks:
         slot_of = torch.empty_like(order).scatter_(1, order, layout.slot_of_rank.expand_as(order))
         return cls(
             tokens=tokens.unflatten(1, (-1, config.chunk)),
-            neighbours=layout.neighbours,
+            neighbors=layout.neighbors,
             slot_of=slot_of.unflatten(1, (rounds, total)),
             short=layout.short,
         )
 
     def listed(self) -> tuple[Int[Tensor, "h c t"], Int[Tensor, "h c s"]]:
         """The queries of every chunk, and the keys that they may see."""
-        return self.tokens[:, :-1], self.tokens[:, self.neighbours].flatten(2)
+        return self.tokens[:, :-1], self.tokens[:, self.neighbors].flatten(2)
 
     def listed_for(
         self, queries: Int[Tensor, " x"]
@@ -288,7 +288,7 @@ class SortedChunks:
         """The same for some queries alone, in every round."""
         chunk = self.slot_of[:, :, queries].flatten(1) // self.tokens.shape[2]
         heads = torch.arange(chunk.shape[0], device=chunk.device)[:, None, None]
-        keys = self.tokens[heads, self.neighbours[chunk]].flatten(2)
+        keys = self.tokens[heads, self.neighbors[chunk]].flatten(2)
         return queries.repeat(self.slot_of.shape[1]).expand(*chunk.shape).unsqueeze(2), keys
 
 

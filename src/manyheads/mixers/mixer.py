@@ -10,7 +10,7 @@ from manyheads.cache import StateSlot
 from manyheads.errors import InputError
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
-from manyheads.taps import Look
+from manyheads.taps import WatchContext
 
 
 class Mixer(nn.Module, ABC):
@@ -32,7 +32,7 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged: ...
 
     def added_losses(self, x: Ragged) -> RouterLosses | None:  # noqa: ARG002

@@ -12,8 +12,8 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
+from manyheads.mixers.growing_cache import continue_texts, padded_texts
 from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.kept_tokens import continue_texts, padded_texts
 from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
 from manyheads.mixers.sparse.key_lists import (
     OUTPUT_ALONE,
@@ -24,7 +24,7 @@ from manyheads.mixers.sparse.key_lists import (
 from manyheads.parts.experts import RouterLosses, router_losses
 from manyheads.parts.masks import Causal, Full
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Named, because torch.compile cannot trace a dataclass that is made inside the graph.
 CAUSAL, FULL = Causal(), Full()
@@ -83,15 +83,15 @@ class MixtureOfHeadsLayer(Mixer):
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         config = self.config
         query, key, value = (
             by_head(part, config.heads) for part in self.project(x.values).chunk(3, dim=-1)
         )
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         fresh, keys, values, lengths = True, key, value, x.lengths
         if cache is not None:
             if not config.causal:
@@ -110,9 +110,9 @@ class MixtureOfHeadsLayer(Mixer):
         mixed = attend(query, keys, values, request).output
         rows = partial(_rows, query, key, x.lengths, causal=config.causal)
         weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=config.causal)
-        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
+        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
         mixed = mixed * self.head_weights(x.values).to(mixed.dtype).unsqueeze(-1)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
     def head_weights(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n h"]:

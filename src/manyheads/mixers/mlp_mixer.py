@@ -10,7 +10,7 @@ from manyheads.errors import InputError, check_int
 from manyheads.mixers.mixer import Mixer, refuse_cache
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.ragged import Ragged
-from manyheads.taps import Look
+from manyheads.taps import WatchContext
 
 
 @check_fields
@@ -52,7 +52,7 @@ class MlpMixerLayer(Mixer):
         x: Ragged,
         *,
         cache: StateSlot | None = None,
-        look: Look | None = None,  # noqa: ARG002, it has no heads to look at
+        context: WatchContext | None = None,  # noqa: ARG002, it has no heads to look at
     ) -> Ragged:
         refuse_cache(cache)
         length = self.config.length

@@ -22,7 +22,7 @@ from manyheads.mixers.recurrent.decay_recurrence import (
     suits_kernels,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Added to every feature, whose largest is one, so that no sum of weights is zero.
 EPS = 1e-6
@@ -85,14 +85,14 @@ class PerformerLayer(Mixer):
         self.features.copy_(drawn)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         query, key, value = (
             by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
         )
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         state = None if cache is None else cache.state
         before = None if state is None else state[1]
         f_query, f_key, decay, largest = featurised(
@@ -111,10 +111,10 @@ class PerformerLayer(Mixer):
         if cache is not None:
             cache.keep(after, largest)
         mixed = (mixed[..., :-1] / mixed[..., -1:]).to(value.dtype)
-        options = {"causal": self.config.causal, "normalised": True}
+        options = {"causal": self.config.causal, "normalized": True}
         weights = partial(DecayWeights, f_query, f_key, decay, x.lengths, **options)
-        mixed = watch_pattern(look if state is None else None, weights, value, mixed)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = watch_pattern(context if state is None else None, weights, value, mixed)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
 
@@ -240,7 +240,7 @@ def softmax_error(
     """
     lengths = Lengths.of([query.shape[0]], query.device)
     f_query, f_key, decay, _ = featurised(query, key, features, lengths, causal=causal)
-    estimate = DecayWeights(f_query, f_key, decay, lengths, causal=causal, normalised=True).of(0)
+    estimate = DecayWeights(f_query, f_key, decay, lengths, causal=causal, normalized=True).of(0)
     scores = torch.einsum("nhd,mhd->hnm", query.float(), key.float()) * query.shape[-1] ** -0.5
     if causal:
         later = torch.ones_like(scores[0], dtype=torch.bool).triu(1)

@@ -3,7 +3,7 @@
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import Encoder, EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.padding import Output
 from manyheads.models.provenance import DenseProjection, LateInteractionConfig, QueryExpansion
@@ -28,7 +28,7 @@ __all__ = [
     "Embedding",
     "Encoder",
     "EncoderConfig",
-    "Initialisation",
+    "Initialization",
     "LanguageHead",
     "LateInteractionConfig",
     "LayerConfig",

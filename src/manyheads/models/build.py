@@ -83,7 +83,7 @@ def build(
     dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> Model:
-    """A model with freshly initialised weights, in eval mode.
+    """A model with freshly initialized weights, in eval mode.
 
     With a `seed` the weights are reproducible, and the global random state is not changed. On
     `device="meta"` the weights have shapes but no memory.

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.embedding import Embedding, TokenEmbedding
-from manyheads.models.initialisation import Initialisation, initialise
+from manyheads.models.initialization import Initialization, initialize
 from manyheads.models.padding import Output, to_ragged
 from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, NoReadout, Readout, make_readout
-from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.models.stack import KernelChoices, Stack, StackConfig
 from manyheads.parts.halting import AddedLoss
 from manyheads.parts.positions import Learned
 from manyheads.ragged import Lengths, Ragged
@@ -25,7 +25,7 @@ class TextConfig:
     embedding: Embedding
     stack: StackConfig
     readout: Readout = NoReadout()
-    init: Initialisation = Initialisation()
+    init: Initialization = Initialization()
 
     def __post_init__(self) -> None:
         check_embedding(self.embedding, self.stack)
@@ -98,7 +98,7 @@ class TextModel(nn.Module, Provenance):
         self.readout = make_readout(
             config.readout, config.stack.output_width, config.embedding.vocabulary
         )
-        initialise(self, config.init)
+        initialize(self, config.init)
 
     def forward(
         self,
@@ -125,7 +125,7 @@ class TextModel(nn.Module, Provenance):
         """The token embedding, which a tied readout scores with."""
         return self.embedding.tokens.weight
 
-    def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> Explained:
+    def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> KernelChoices:
         """Which kernel each layer would use for this batch, and why."""
         return self.stack.explain_kernels(to_ragged(batch, mask)[0].lengths)
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from manyheads.attention import Attention, AttentionConfig, PositionEncoding
 from manyheads.cache import CacheSlot, KeyValues, StateSlot
 from manyheads.errors import ConfigError
+from manyheads.mixers.batch_segments import mix
 from manyheads.mixers.build import MixerConfig, make_mixer
 from manyheads.mixers.mixer import Mixer
-from manyheads.mixers.segments import mix
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
 from manyheads.parts.norms import (
@@ -27,7 +27,7 @@ from manyheads.parts.norms import (
     make_norm,
 )
 from manyheads.ragged import Ragged
-from manyheads.taps import Look, Sublayer, Tap, seen
+from manyheads.taps import Sublayer, Tap, WatchContext, observe
 
 FeedForwardConfig = MLP | GeGLU | SwiGLU | Experts
 Inner = TypeVar("Inner", bound=AttentionConfig | Constant | FeedForwardConfig | MixerConfig)
@@ -132,15 +132,15 @@ class Residual(nn.Module):
         return x if isinstance(self.placement, PostNorm) else self.norm(x)
 
     def write(
-        self, x: Ragged, written: Float[Tensor, "n c"], look: Look | None
+        self, x: Ragged, written: Float[Tensor, "n c"], context: WatchContext | None
     ) -> Float[Tensor, "n c"]:
         """The residual stream after the sublayer."""
         if self.second_norm is not None:
             written = self.second_norm(written)
-        written = seen(look, Tap.OUTPUT, written, x)
+        written = observe(context, Tap.OUTPUT, written, x)
         summed = x.values + self.dropout(written)
         summed = self.norm(summed) if isinstance(self.placement, PostNorm) else summed
-        return seen(look, Tap.AFTER, summed, x)
+        return observe(context, Tap.AFTER, summed, x)
 
 
 class Layer(nn.Module):
@@ -188,7 +188,7 @@ class Layer(nn.Module):
         encoding: PositionEncoding = None,
         memory: Ragged | KeyValues | None = None,
         cache: CacheSlot | StateSlot | None = None,
-        look: Look | None = None,
+        context: WatchContext | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
         first = None
         if self.reversible:
@@ -196,29 +196,29 @@ class Layer(nn.Module):
         entered, added = x, None
         if self.mixer is not None:
             assert not isinstance(cache, CacheSlot)
-            here = _within(look, Sublayer.ATTENTION)
+            here = _within(context, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
             onto = entered if first is None else first
-            written = mix(self.mixer, normed, cache=cache, look=here)
+            written = mix(self.mixer, normed, cache=cache, context=here)
             if torch.is_grad_enabled():
                 added = self.mixer.added_losses(normed)
             x = x.with_values(self.attention_residual.write(onto, written.values, here))
         elif self.attention is not None:
             assert not isinstance(cache, StateSlot)
-            here = _within(look, Sublayer.ATTENTION)
+            here = _within(context, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
             onto = entered if first is None else first
-            written = self.attention(normed, encoding=encoding, cache=cache, look=here)
+            written = self.attention(normed, encoding=encoding, cache=cache, context=here)
             x = x.with_values(self.attention_residual.write(onto, written.values, here))
         elif self.attention_rest is not None:
-            here = _within(look, Sublayer.ATTENTION)
+            here = _within(context, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, here)
             onto = entered if first is None else first
             constant = self.attention_rest(normed.values)
             x = x.with_values(self.attention_residual.write(onto, constant, here))
         elif first is not None:
             x = first
-        x, losses = self.finish(entered, x, memory, look)
+        x, losses = self.finish(entered, x, memory, context)
         return x, losses if added is None else added.plus(losses)
 
     def finish(
@@ -226,25 +226,25 @@ class Layer(nn.Module):
         entered: Ragged,
         x: Ragged,
         memory: Ragged | KeyValues | None = None,
-        look: Look | None = None,
+        context: WatchContext | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
         """The rest of `forward`, from the residual stream before and after self-attention.
 
         In a reversible layer these are the second stream and the first.
         """
         if self.cross is not None:
-            here = _within(look, Sublayer.CROSS)
+            here = _within(context, Sublayer.CROSS)
             x, normed = _read(self.cross_residual, x, here)
-            written = self.cross(normed, memory=memory, look=here)
+            written = self.cross(normed, memory=memory, context=here)
             x = x.with_values(self.cross_residual.write(x, written.values, here))
         elif self.cross_rest is not None:
-            here = _within(look, Sublayer.CROSS)
+            here = _within(context, Sublayer.CROSS)
             x, normed = _read(self.cross_residual, x, here)
             constant = self.cross_rest(normed.values)
             x = x.with_values(self.cross_residual.write(x, constant, here))
         losses = None
         if self.feedforward is not None:
-            here = _within(look, Sublayer.FEEDFORWARD)
+            here = _within(context, Sublayer.FEEDFORWARD)
             read, normed = _read(self.feedforward_residual, entered if self.parallel else x, here)
             x = x if self.parallel else read
             output = self.feedforward(normed.values, x, here)
@@ -257,10 +257,10 @@ class Layer(nn.Module):
         return x, losses
 
 
-def _within(look: Look | None, sublayer: Sublayer) -> Look | None:
-    return None if look is None else look.within(layer=look.layer, sublayer=sublayer)
+def _within(context: WatchContext | None, sublayer: Sublayer) -> WatchContext | None:
+    return None if context is None else context.within(layer=context.layer, sublayer=sublayer)
 
 
-def _read(residual: Residual, x: Ragged, look: Look | None) -> tuple[Ragged, Ragged]:
-    x = x.with_values(seen(look, Tap.BEFORE, x.values, x))
+def _read(residual: Residual, x: Ragged, context: WatchContext | None) -> tuple[Ragged, Ragged]:
+    x = x.with_values(observe(context, Tap.BEFORE, x.values, x))
     return x, x.with_values(residual.read(x.values))

@@ -45,14 +45,14 @@ class DenseProjection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceConfig:
-    """How a model was trained to embed sentences: tokens are pooled, projected and normalised.
+    """How a model was trained to embed sentences: tokens are pooled, projected and normalized.
 
     Texts are truncated to `longest` tokens, special tokens included.
     """
 
     pooling: Pooling = "mean"
     dense: tuple[DenseProjection, ...] = ()
-    normalise: bool = False
+    normalize: bool = False
     longest: int | None = None
 
     def project(self, pooled: Float[Tensor, "b c"]) -> Float[Tensor, "b o"]:
@@ -91,12 +91,12 @@ class LateInteractionConfig:
     """How a model gives one vector per token, for late interaction (ColBERT, arXiv 2004.12832).
 
     The text is read behind the prompt of its role, such as "[unused0] ", and truncated to the
-    length of its role, or to `longest`. Hidden states are projected and normalised. Tokens in
+    length of its role, or to `longest`. Hidden states are projected and normalized. Tokens in
     `skipped`, such as punctuation, get no vector in the roles `skipped_in`.
     """
 
     projection: tuple[DenseProjection, ...] = ()
-    normalise: bool = True
+    normalize: bool = True
     query_prompt: str = ""
     document_prompt: str = ""
     query_length: int | None = None
@@ -131,7 +131,7 @@ class LateInteractionConfig:
         """The vectors of tokens from their hidden states."""
         for dense in self.projection:
             states = dense(states)
-        return F.normalize(states, dim=-1) if self.normalise else states
+        return F.normalize(states, dim=-1) if self.normalize else states
 
     def width(self, states: int) -> int:
         """The size of a vector, given that of a hidden state."""

@@ -7,7 +7,7 @@ from manyheads.attention import AttentionConfig
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -44,7 +44,7 @@ def tiny_encoder(
             vocabulary=vocabulary, width=width, position=Sinusoidal(), scale=width**0.5
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers),
-        init=Initialisation(draw="xavier"),
+        init=Initialization(draw="xavier"),
     )
 
 
@@ -84,7 +84,7 @@ def transformer(
         encoder=StackConfig(width=width, layers=(layer(decodes=False),) * layers),
         decoder=StackConfig(width=width, layers=(layer(decodes=True),) * layers),
         readout=LanguageHead(tied=True),
-        init=Initialisation(draw="xavier"),
+        init=Initialization(draw="xavier"),
     )
 
 
@@ -159,7 +159,7 @@ def modernbert(
             width=width, layers=tuple(layer(index) for index in range(layers)), final_norm=norm
         ),
         readout=head if readout is None else readout,
-        init=Initialisation(draw="truncated", scaled_outputs=True),
+        init=Initialization(draw="truncated", scaled_outputs=True),
     )
 
 
@@ -197,7 +197,7 @@ def gpt2(
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=LanguageHead(tied=True),
-        init=Initialisation(scaled_outputs=True),
+        init=Initialization(scaled_outputs=True),
     )
 
 

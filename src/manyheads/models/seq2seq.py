@@ -10,11 +10,11 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.decoder import check_decodes
 from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.encoder import check_embedding, last_tokens
-from manyheads.models.initialisation import Initialisation, initialise
+from manyheads.models.initialization import Initialization, initialize
 from manyheads.models.padding import Output, to_ragged
 from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, Readout, make_readout
-from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.models.stack import KernelChoices, Stack, StackConfig
 from manyheads.parts.halting import AddedLoss
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
@@ -29,7 +29,7 @@ class Seq2SeqConfig:
     decoder: StackConfig
     shared: bool = True
     readout: Readout = LanguageHead()
-    init: Initialisation = Initialisation()
+    init: Initialization = Initialization()
 
     def __post_init__(self) -> None:
         for stack in (self.encoder, self.decoder):
@@ -61,7 +61,7 @@ class Seq2Seq(nn.Module, Provenance):
         self.readout = make_readout(
             config.readout, config.decoder.width, config.embedding.vocabulary
         )
-        initialise(self, config.init)
+        initialize(self, config.init)
 
     def forward(
         self,
@@ -135,12 +135,12 @@ class Seq2Seq(nn.Module, Provenance):
         *,
         source_mask: Tensor | None = None,
         target_mask: Tensor | None = None,
-    ) -> Explained:
+    ) -> KernelChoices:
         """Which kernel each layer would use for this batch, and why."""
         reads = to_ragged(source, source_mask)[0].lengths
         writes = to_ragged(target, target_mask)[0].lengths
         encoder = self.encoder.explain_kernels(reads)
-        return Explained(encoder.choices + self.decoder.explain_kernels(writes, reads).choices)
+        return KernelChoices(encoder.choices + self.decoder.explain_kernels(writes, reads).choices)
 
     def _encode(
         self, source: Ragged, watch: Watcher | None

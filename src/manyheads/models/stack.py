@@ -31,7 +31,7 @@ from manyheads.parts.positions import Disentangled, Rotary
 from manyheads.parts.positions.relative import Bias, ShawBias
 from manyheads.parts.positions.rotary import LongRopeScaling
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Sublayer, Tap, Watcher, seen
+from manyheads.taps import Sublayer, Tap, WatchContext, Watcher, observe
 
 
 @check_fields
@@ -116,7 +116,7 @@ class StackConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class KernelChoices:
     """Which kernel each attention of a stack uses, and why."""
 
     choices: tuple[tuple[str, Choice], ...]
@@ -183,11 +183,11 @@ class Stack(nn.Module):
         if cache is not None and isinstance(plan, CachePlan):
             self._check_cache(cache)
             self._check_rotations(cache, plan)
-        look = None if watch is None else Look(watch, stack=self.name)
-        x = x.with_values(seen(look, Tap.EMBEDDINGS, x.values, x))
+        context = None if watch is None else WatchContext(watch, stack=self.name)
+        x = x.with_values(observe(context, Tap.EMBEDDINGS, x.values, x))
         if self.config.reversible:
             x = x.with_values(x.values.repeat(1, 2))
-        return self._run(x, 0, positions, memory, cache, plan, look)
+        return self._run(x, 0, positions, memory, cache, plan, context)
 
     def resume(
         self,
@@ -217,8 +217,8 @@ class Stack(nn.Module):
                 f"together, got {x.values.shape[1]}",
                 "run the model from its tokens: one stream alone does not determine the rest",
             )
-        look = None if watch is None else Look(watch, stack=self.name)
-        return self._run(x, layer, None, memory, None, None, look)
+        context = None if watch is None else WatchContext(watch, stack=self.name)
+        return self._run(x, layer, None, memory, None, None, context)
 
     def _run(
         self,
@@ -228,7 +228,7 @@ class Stack(nn.Module):
         memory: Ragged | None,
         cache: Cache | None,
         plan: CachePlan | StaticCachePlan | None,
-        look: Look | None,
+        context: WatchContext | None,
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         places = x.lengths.positions if positions is None else positions
         encodings = self.encode_positions(places, x.lengths)
@@ -236,27 +236,31 @@ class Stack(nn.Module):
         halting = self._halting(x)
         for index in range(start, len(self.layers)):
             weights = None if halting is None else self._stop(halting, x, index)
-            here = None if look is None else look.within(layer=index, sublayer=Sublayer.ATTENTION)
+            here = (
+                None
+                if context is None
+                else context.within(layer=index, sublayer=Sublayer.ATTENTION)
+            )
             x, routed = self.layers[index](
                 x,
                 encoding=encodings[self.position_owner[index]],
                 memory=self._memory(index, memory, cache, here),
                 cache=self._slot(cache, plan, index),
-                look=here,
+                context=here,
             )
             if routed is not None:
                 losses.append(routed)
             if halting is not None and weights is not None:
                 halting.add(x.values, weights)
                 # A later token may need this one's keys at every depth, and a watcher its states.
-                kept = cache is not None or look is not None
+                kept = cache is not None or context is not None
                 if not kept and self._all_stopped(halting):
                     break
         if halting is not None:
             losses.append(halting.loss())
             x = x.with_values(halting.output)
         final = x.with_values(self.final_norm(x.values))
-        return final.with_values(seen(look, Tap.FINAL, final.values, final)), tuple(losses)
+        return final.with_values(observe(context, Tap.FINAL, final.values, final)), tuple(losses)
 
     def _halting(self, x: Ragged) -> HaltingSteps | None:
         config = self.config.halting
@@ -304,7 +308,7 @@ class Stack(nn.Module):
         mixers = [index for index, layer in enumerate(self.config.layers) if layer.mixer]
         return Cache(masks, config, mixers)
 
-    def explain_kernels(self, queries: Lengths, memory: Lengths | None = None) -> Explained:
+    def explain_kernels(self, queries: Lengths, memory: Lengths | None = None) -> KernelChoices:
         encodings = self.encode_positions(queries.positions)
         choices = []
         for index, layer in enumerate(self._typed_layers()):
@@ -315,7 +319,7 @@ class Stack(nn.Module):
             if layer.cross is not None and memory is not None:
                 choice = layer.cross.explain(queries, memory, None)
                 choices.append((f"{self.name} layer {index} cross", choice))
-        return Explained(tuple(choices))
+        return KernelChoices(tuple(choices))
 
     def _typed_layers(self) -> list[Layer]:
         return [cast(Layer, layer) for layer in self.layers]
@@ -375,7 +379,7 @@ class Stack(nn.Module):
         return None if store is None else CacheSlot(store, plan)
 
     def _memory(
-        self, index: int, memory: Ragged | None, cache: Cache | None, look: Look | None
+        self, index: int, memory: Ragged | None, cache: Cache | None, context: WatchContext | None
     ) -> Ragged | KeyValues | None:
         """With a cache, the keys and values of the memory are computed once."""
         cross = self._typed_layers()[index].cross
@@ -383,7 +387,7 @@ class Stack(nn.Module):
             return memory
         key_values = cache.memory[index]
         if key_values is None and memory is not None:
-            here = None if look is None else look.within(layer=index, sublayer=Sublayer.CROSS)
+            here = None if context is None else context.within(layer=index, sublayer=Sublayer.CROSS)
             key_values = cross.remember(memory, here)
             cache.memory[index] = key_values
         return key_values

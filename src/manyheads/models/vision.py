@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError, ShapeError
-from manyheads.models.initialisation import Initialisation, initialise
+from manyheads.models.initialization import Initialization, initialize
 from manyheads.models.padding import BatchLayout, Output
 from manyheads.models.provenance import Provenance
 from manyheads.models.readout import NoReadout, Readout, make_readout
-from manyheads.models.stack import Explained, Stack, StackConfig
+from manyheads.models.stack import KernelChoices, Stack, StackConfig
 from manyheads.parts.positions.absolute import GridTable, LearnedGrid
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
@@ -60,7 +60,7 @@ class VisionConfig:
     patches: Patches
     stack: StackConfig
     readout: Readout = NoReadout()
-    init: Initialisation = Initialisation()
+    init: Initialization = Initialization()
 
     def __post_init__(self) -> None:
         if self.patches.width != self.stack.width:
@@ -123,7 +123,7 @@ class Vision(nn.Module, Provenance):
         self.embedding = PatchEmbedding(config.patches)
         self.stack = Stack(config.stack)
         self.readout = make_readout(config.readout, config.stack.width)
-        initialise(self, config.init)
+        initialize(self, config.init)
 
     def forward(self, images: Images, *, watch: Watcher | None = None) -> Output:
         batch, layout = self._to_ragged(images)
@@ -131,7 +131,7 @@ class Vision(nn.Module, Provenance):
         logits = None if self.readout is None else self.readout(hidden, None)
         return layout.output(hidden, logits, router)
 
-    def explain_kernels(self, images: Images) -> Explained:
+    def explain_kernels(self, images: Images) -> KernelChoices:
         """Which kernel each layer would use for these images, and why."""
         with torch.no_grad():
             lengths = self._to_ragged(images)[0].lengths

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import FeedForward, SwiGLU
 from manyheads.ragged import Ragged
-from manyheads.taps import Look
+from manyheads.taps import WatchContext
 
 
 def grouped_matmul(
@@ -96,7 +96,7 @@ class ClampedSwiGLU:
 class Experts:
     """`count` SwiGLU experts of which each token visits the `top_k` most likely.
 
-    The outputs are weighted by the softmax probabilities, made to sum to one if `renormalise`.
+    The outputs are weighted by the softmax probabilities, made to sum to one if `renormalize`.
     `shared` is the hidden width of an additional expert for every token; 0 means none. Its gate, if
     any, is one number per token that scales its output. If `bias`, the router and the experts have
     biases.
@@ -108,7 +108,7 @@ class Experts:
     top_k: int
     shared: int = 0
     shared_gate: Literal["none", "sigmoid"] = "none"
-    renormalise: bool = True
+    renormalize: bool = True
     bias: bool = False
     gating: Literal["swiglu"] | ClampedSwiGLU = "swiglu"
 
@@ -179,22 +179,22 @@ class MixtureOfExperts(nn.Module):
         self.shared_gate = nn.Linear(config.width, 1, bias=False) if gated else None
 
     def forward(
-        self, x: Float[Tensor, "n c"], like: Ragged, look: Look | None = None
+        self, x: Float[Tensor, "n c"], like: Ragged, context: WatchContext | None = None
     ) -> tuple[Float[Tensor, "n c"], RouterLosses]:
         logits = self.router(x).float()
         probabilities = logits.softmax(-1)
         weights, experts = probabilities.topk(self.config.top_k, dim=-1)
-        if self.config.renormalise:
+        if self.config.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         visits = torch.zeros_like(logits, dtype=torch.int).scatter(1, experts, 1).sum(0)
         output = self._visit(x, weights, experts, visits)
         if self.shared is not None:
-            output = output + self._share(x, like, look)
+            output = output + self._share(x, like, context)
         return output, router_losses(logits, visits, self.config.top_k)
 
-    def _share(self, x: Float[Tensor, "n c"], like: Ragged, look: Look | None) -> Tensor:
+    def _share(self, x: Float[Tensor, "n c"], like: Ragged, context: WatchContext | None) -> Tensor:
         assert self.shared is not None
-        written: Tensor = self.shared(x, like, look)
+        written: Tensor = self.shared(x, like, context)
         return written if self.shared_gate is None else self.shared_gate(x).sigmoid() * written
 
     def _visit(

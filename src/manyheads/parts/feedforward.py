@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.devices import trains_compiled
 from manyheads.ragged import Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -78,14 +78,14 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Float[Tensor, "n c"], like: Ragged, look: Look | None = None
+        self, x: Float[Tensor, "n c"], like: Ragged, context: WatchContext | None = None
     ) -> Float[Tensor, "n c"]:
         expanded = self.expand(x)
         if self.gated:
             inside = _gated(expanded, self.config.activation)
         else:
             inside = ACTIVATIONS[self.config.activation](expanded)
-        inside = seen(look, Tap.INSIDE, inside, like)
+        inside = observe(context, Tap.INSIDE, inside, like)
         return self.contract(self.dropout(inside))
 
 

@@ -9,12 +9,12 @@ from manyheads.errors import ConfigError
 KeyHeads = int | tuple[int, ...] | Literal["each"]
 
 
-def normalise_kv_heads(heads: int, kv_heads: KeyHeads) -> KeyHeads:
+def normalize_kv_heads(heads: int, kv_heads: KeyHeads) -> KeyHeads:
     """Check `kv_heads`, and replace groups of one size by their number.
 
-    >>> normalise_kv_heads(6, (3, 3)), normalise_kv_heads(7, (4, 3))
+    >>> normalize_kv_heads(6, (3, 3)), normalize_kv_heads(7, (4, 3))
     (2, (4, 3))
-    >>> normalise_kv_heads(7, (4, 4))
+    >>> normalize_kv_heads(7, (4, 4))
     Traceback (most recent call last):
     manyheads.errors.ConfigError: kv_heads must sum to heads=7, got (4, 4).
     """

@@ -181,7 +181,7 @@ class GlobalTokens(Mask):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Mask):
-    """Each block of `size` queries sees itself and its neighbour blocks (arXiv 2007.14062)."""
+    """Each block of `size` queries sees itself and its neighbor blocks (arXiv 2007.14062)."""
 
     size: int
     before: int = 1

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 class LayerNorm:
     """Subtract the mean, divide by the standard deviation, scale (arXiv 1607.06450).
 
-    If `centred`, the output is scaled by 1 + weight.
+    If `centered`, the output is scaled by 1 + weight.
     """
 
     eps: float = 1e-5
     bias: bool = True
-    centred: bool = False
+    centered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RMSNorm:
-    """Divide by the root mean square, scale (arXiv 1910.07467); `centred` as in LayerNorm."""
+    """Divide by the root mean square, scale (arXiv 1910.07467); `centered` as in LayerNorm."""
 
     eps: float = 1e-6
     bias: bool = False
-    centred: bool = False
+    centered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,17 @@ class ScaledPreNorm:
 Placement = PreNorm | PostNorm | SandwichNorm | OutputNorm | ScaledPreNorm
 
 
-class Normalise(nn.Module):
+class Normalize(nn.Module):
     """LayerNorm or RMSNorm over the last axis, computed in float32."""
 
     def __init__(self, config: LayerNorm | RMSNorm, width: int) -> None:
         super().__init__()
         self.config = config
-        self.weight = nn.Parameter(torch.zeros(width) if config.centred else torch.ones(width))
+        self.weight = nn.Parameter(torch.zeros(width) if config.centered else torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if config.bias else None
 
     def forward(self, x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
-        if not self.config.centred:
+        if not self.config.centered:
             return self._normed(x, self.weight, self.bias)
         # Half precision is too coarse for one plus a small weight.
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -120,4 +120,4 @@ class ChannelScale(nn.Module):
 def make_norm(config: Norm, width: int) -> nn.Module:
     if isinstance(config, NoNorm):
         return nn.Identity()
-    return Normalise(config, width)
+    return Normalize(config, width)

@@ -19,7 +19,7 @@ from manyheads.pictures.canvas import (
     DPI,
     MUTED,
     STYLE,
-    TEXT_COLOUR,
+    TEXT_COLOR,
     Palette,
     Theme,
     ink_on,
@@ -32,7 +32,7 @@ from manyheads.pictures.canvas import (
 )
 
 MAX_LABELS = 48
-# Inches per labelled token.
+# Inches per labeled token.
 STEP = 0.21
 
 
@@ -48,7 +48,7 @@ def draw_head_map(
 ) -> None:
     """Draw the attention map of one head, queries down and keys across.
 
-    Colours show the square root of a weight, so that small ones can be seen. `keys` are the tokens
+    Colors show the square root of a weight, so that small ones can be seen. `keys` are the tokens
     attended to, where they differ from the queries.
     """
     keys = queries if keys is None else keys
@@ -77,7 +77,7 @@ def draw_head_map(
 
 
 def paint(axes: Axes, pattern: Float[np.ndarray, "t s"], palette: Palette) -> AxesImage:
-    """Draw the weights of one head with colours from 0 to 1."""
+    """Draw the weights of one head with colors from 0 to 1."""
     image = axes.imshow(
         np.sqrt(np.clip(pattern, 0, 1)),
         cmap=palette.sequential,
@@ -200,7 +200,7 @@ def draw_heads(
     entropies: Sequence[float],
     labels: HeadMapLabels,
 ) -> None:
-    """Draw a map per head, queries down and keys across, all on one colour scale."""
+    """Draw a map per head, queries down and keys across, all on one color scale."""
     _check(patterns, tokens, names, entropies)
     heads, length, _ = patterns.shape
     rows = math.ceil(heads / COLUMNS)
@@ -218,12 +218,12 @@ def draw_heads(
                 continue
             image = _draw_one(axes, patterns[head], brightest=float(patterns.max()))
             label = labels.entropy.format(entropy=entropies[head], max_entropy=math.log2(length))
-            axes.set_title(names[head], loc="left", size=15, weight="bold", color=TEXT_COLOUR)
+            axes.set_title(names[head], loc="left", size=15, weight="bold", color=TEXT_COLOR)
             axes.set_title(label, loc="right", size=11, color=MUTED)
             _label(axes, tokens, left=head % COLUMNS == 0, below=head + COLUMNS >= heads)
         bar = figure.colorbar(image, ax=grid, aspect=45, pad=0.015)
         bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=11, labelcolor=TEXT_COLOUR)
+        bar.ax.tick_params(length=0, labelsize=11, labelcolor=TEXT_COLOR)
         bar.set_label(labels.weight, size=13, color=MUTED)
         _add_titles(figure, labels)
         save_png(figure, path)
@@ -232,7 +232,7 @@ def draw_heads(
 def _add_titles(figure: Figure, labels: HeadMapLabels) -> None:
     """Write the titles and axis labels that all maps share."""
     title, subtitle = (1 - inches / figure.get_figheight() for inches in (0.3, 0.68))
-    figure.text(0.012, title, labels.title, size=21, weight="bold", color=TEXT_COLOUR, va="center")
+    figure.text(0.012, title, labels.title, size=21, weight="bold", color=TEXT_COLOR, va="center")
     figure.text(0.012, subtitle, labels.subtitle, size=14, color=MUTED, va="center")
     figure.supylabel(labels.queries, y=0.52, size=13, color=MUTED)
     figure.supxlabel(labels.keys, size=13, color=MUTED)
@@ -262,7 +262,7 @@ def _draw_one(axes: Axes, pattern: Float[np.ndarray, "t t"], brightest: float) -
         axes.set_xticks(edges, minor=True)
         axes.set_yticks(edges, minor=True)
         axes.grid(which="minor", color="white", linewidth=1.2 if length <= 12 else 0.5)
-    axes.tick_params(which="both", length=0, labelcolor=TEXT_COLOUR)
+    axes.tick_params(which="both", length=0, labelcolor=TEXT_COLOR)
     return image
 
 
@@ -298,9 +298,9 @@ def draw_over_text(
     subtitle: str = "",
     theme: Theme = "light",
 ) -> None:
-    """Draw the text once per method, as in {"rollout": ..., "flow": ...}, coloured by its scores.
+    """Draw the text once per method, as in {"rollout": ..., "flow": ...}, colored by its scores.
 
-    The token `at` gets a frame. Colours go from 0 to the largest score of each method, which is
+    The token `at` gets a frame. Colors go from 0 to the largest score of each method, which is
     given in its heading.
     """
     for name, values in scores.items():
@@ -329,9 +329,9 @@ def draw_over_text(
             for index, (line, x, width) in enumerate(lines):
                 y = top + 0.48 + line * LINE
                 fraction = float(values[index]) / largest if largest > 0 else 0.0
-                colour = palette.sequential(0.85 * fraction if fraction > 0 else 0.0)
+                color = palette.sequential(0.85 * fraction if fraction > 0 else 0.0)
                 edge = palette.series[1] if index == at else "none"
-                axes.add_patch(_box(x, y, width, colour, edge))
+                axes.add_patch(_box(x, y, width, color, edge))
                 axes.text(
                     x + width / 2,
                     y,
@@ -339,7 +339,7 @@ def draw_over_text(
                     size=10,
                     ha="center",
                     va="center",
-                    color=ink_on(colour),
+                    color=ink_on(color),
                 )
             top += block
         save_picture(figure, path)
@@ -360,14 +360,14 @@ def _token_boxes(tokens: Sequence[str]) -> list[tuple[int, float, float]]:
 
 
 def _box(
-    x: float, y: float, width: float, colour: tuple[float, float, float, float], edge: str
+    x: float, y: float, width: float, color: tuple[float, float, float, float], edge: str
 ) -> FancyBboxPatch:
     return FancyBboxPatch(
         (x, y - 0.13),
         width,
         0.26,
         boxstyle="round,pad=0,rounding_size=0.05",
-        facecolor=colour,
+        facecolor=color,
         edgecolor=edge,
         linewidth=2,
     )

@@ -18,7 +18,7 @@ from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError
 
 DPI = 100
-TEXT_COLOUR, MUTED = "#1a1a1a", "#5c5c5c"
+TEXT_COLOR, MUTED = "#1a1a1a", "#5c5c5c"
 
 # The type of these keys is not in every version of matplotlib.
 STYLE: dict[Any, Any] = {
@@ -86,7 +86,7 @@ FONTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """The colours of a theme: Okabe and Ito's for series, colour maps that vary in lightness."""
+    """The colors of a theme: Okabe and Ito's for series, color maps that vary in lightness."""
 
     background: str
     text: str
@@ -211,9 +211,9 @@ def tick_positions(count: int, max_ticks: int) -> range:
     return range(0, count, max(1, -(-count // max_ticks)))
 
 
-def ink_on(colour: Sequence[float]) -> str:
-    """A text colour that can be read on this background."""
-    red, green, blue = colour[:3]
+def ink_on(color: Sequence[float]) -> str:
+    """A text color that can be read on this background."""
+    red, green, blue = color[:3]
     return "#1c2433" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.53 else "#f6f7fa"
 
 

@@ -30,7 +30,7 @@ def draw_confusion(
 ) -> None:
     """Draw a confusion matrix: expected classes down, predicted ones across.
 
-    Cells show counts; their colour is the fraction of the expected class, so that rare classes are
+    Cells show counts; their color is the fraction of the expected class, so that rare classes are
     seen as well as frequent ones.
     """
     table = np.asarray(counts, dtype=float)

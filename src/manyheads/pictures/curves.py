@@ -18,7 +18,7 @@ from manyheads.pictures.canvas import (
     DPI,
     MUTED,
     STYLE,
-    TEXT_COLOUR,
+    TEXT_COLOR,
     Palette,
     Theme,
     new_figure,
@@ -28,8 +28,8 @@ from manyheads.pictures.canvas import (
     title_height,
 )
 
-# Okabe and Ito's colours, which everybody can tell apart.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Okabe and Ito's colors, which everybody can tell apart.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,34 +75,34 @@ def draw_curve(
         figure = Figure(figsize=(12, 7.5), dpi=DPI)
         figure.set_layout_engine("constrained", rect=(0.01, 0.01, 0.98, 0.86))
         axes = figure.subplots()
-        for curve, colour in zip(curves, COLOURS * len(curves), strict=False):
-            _draw(axes, curve, baseline, colour)
+        for curve, color in zip(curves, COLORS * len(curves), strict=False):
+            _draw(axes, curve, baseline, color)
         axes.axhline(baseline, color=MUTED, linewidth=1.2, linestyle="--", label=labels.baseline)
         axes.set_xlabel(labels.xlabel, size=14, color=MUTED)
         axes.set_ylabel(labels.ylabel, size=14, color=MUTED)
         axes.xaxis.set_major_formatter(lambda fraction, _: percent(fraction))
-        axes.tick_params(labelsize=12, labelcolor=TEXT_COLOUR, color=MUTED)
+        axes.tick_params(labelsize=12, labelcolor=TEXT_COLOR, color=MUTED)
         axes.grid(axis="y", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=13)
         figure.text(
-            0.015, 0.95, labels.title, size=20, weight="bold", color=TEXT_COLOUR, va="center"
+            0.015, 0.95, labels.title, size=20, weight="bold", color=TEXT_COLOR, va="center"
         )
         figure.text(0.015, 0.90, labels.subtitle, size=13, color=MUTED, va="center")
         save_png(figure, path)
 
 
-def _draw(axes: Axes, curve: Curve, baseline: float, colour: str) -> None:
+def _draw(axes: Axes, curve: Curve, baseline: float, color: str) -> None:
     fractions, values = [0.0, *curve.fractions], [baseline, *curve.values]
-    axes.plot(fractions, values, "-", color=colour, label=curve.name, linewidth=2.4)
+    axes.plot(fractions, values, "-", color=color, label=curve.name, linewidth=2.4)
     if curve.errors:
         errors = [0.0, *(error if error == error else 0.0 for error in curve.errors)]
         low = [value - error for value, error in zip(values, errors, strict=True)]
         high = [value + error for value, error in zip(values, errors, strict=True)]
-        axes.fill_between(fractions, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(fractions, low, high, color=color, alpha=0.18, linewidth=0)
     if curve.chosen is not None and curve.chosen in fractions:
         index = fractions.index(curve.chosen)
-        axes.plot(fractions[index], values[index], "o", color=colour, markersize=10)
+        axes.plot(fractions[index], values[index], "o", color=color, markersize=10)
         # Above a rising curve, below a falling one.
         rises = (
             index > 0
@@ -116,7 +116,7 @@ def _draw(axes: Axes, curve: Curve, baseline: float, colour: str) -> None:
             xytext=(-10, 10) if rises else (10, -20),
             ha="right" if rises else "left",
             size=13,
-            color=colour,
+            color=color,
         )
 
 
@@ -134,7 +134,7 @@ def draw_training(
     subtitle: str = "",
     theme: Theme = "light",
 ) -> None:
-    """Draw a panel per measure; the `top_k` heads that end highest are coloured."""
+    """Draw a panel per measure; the `top_k` heads that end highest are colored."""
     if not panels or not steps:
         raise ShapeError("there is nothing to draw", "pass at least one measure and one step")
     for measure, curves in panels.items():
@@ -204,8 +204,8 @@ def _panel(axes: Axes, steps: Sequence[int], curves: Curves, top_k: int, palette
         if head not in best:
             axes.plot(steps, values, color=palette.muted, alpha=0.28, linewidth=0.9)
     for index, head in enumerate(best):
-        colour = palette.series[index % len(palette.series)]
-        axes.plot(steps, curves[head], color=colour, linewidth=2, label=head)
+        color = palette.series[index % len(palette.series)]
+        axes.plot(steps, curves[head], color=color, linewidth=2, label=head)
     style_axes(axes, palette)
     axes.legend(frameon=False, fontsize=9, labelcolor=palette.text, loc="best")
 
@@ -255,7 +255,7 @@ def draw_scaling(
         ):
             _draw_panel(axes, sizes, curves, labels)
         figure.text(
-            0.012, 0.935, labels.title, size=21, weight="bold", color=TEXT_COLOUR, va="center"
+            0.012, 0.935, labels.title, size=21, weight="bold", color=TEXT_COLOR, va="center"
         )
         save_png(figure, path)
 
@@ -264,8 +264,8 @@ def _draw_panel(
     axes: Axes, sizes: Sequence[int], curves: ScalingCurves, labels: ScalingLabels
 ) -> None:
     lines = ((curves.plain, PLAIN, labels.plain), (curves.scaled, SCALED, labels.scaled))
-    for values, colour, name in lines:
-        axes.plot(sizes, values, "o-", color=colour, label=name, linewidth=2.5, markersize=7)
+    for values, color, name in lines:
+        axes.plot(sizes, values, "o-", color=color, label=name, linewidth=2.5, markersize=7)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     if curves.logarithmic:
@@ -274,9 +274,9 @@ def _draw_panel(
         axes.minorticks_off()
     else:
         axes.set_ylim(bottom=0)
-    axes.set_title(curves.title, loc="left", size=15, weight="bold", color=TEXT_COLOUR, pad=10)
+    axes.set_title(curves.title, loc="left", size=15, weight="bold", color=TEXT_COLOR, pad=10)
     axes.set_xlabel(labels.size, size=13, color=MUTED)
-    axes.tick_params(labelsize=12, labelcolor=TEXT_COLOUR, color=MUTED)
+    axes.tick_params(labelsize=12, labelcolor=TEXT_COLOR, color=MUTED)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(frameon=False, fontsize=13)

@@ -35,7 +35,7 @@ def draw_atlas(
 ) -> None:
     """Draw one cell per head, layers down and heads across, with its value and its label.
 
-    Values of both signs get a diverging scale of their square root; NaN has no colour. Layers may
+    Values of both signs get a diverging scale of their square root; NaN has no color. Layers may
     differ in their number of heads.
     """
     if not values or not all(len(row) for row in values):
@@ -50,10 +50,10 @@ def draw_atlas(
     size = (heads * wide + 1.9, len(values) * 0.66 + 0.6 + title_height(title, subtitle))
     with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
-        norm, colours = _normalisation(table), palette.sequential
+        norm, colors = _normalization(table), palette.sequential
         if isinstance(norm, FuncNorm):
-            colours = palette.diverging
-        image = axes.imshow(table, cmap=colours, norm=norm, aspect="auto")
+            colors = palette.diverging
+        image = axes.imshow(table, cmap=colors, norm=norm, aspect="auto")
         axes.set_xticks(range(heads), [f"H{head}" for head in range(heads)], size=10)
         axes.set_yticks(range(len(values)), [f"L{layer}" for layer in range(len(values))], size=10)
         axes.xaxis.tick_top()
@@ -64,7 +64,7 @@ def draw_atlas(
         axes.tick_params(which="both", length=0, labelcolor=palette.muted)
         for layer, row in enumerate(values):
             for head, value in enumerate(row):
-                ink = ink_on(colours(norm(value)))
+                ink = ink_on(colors(norm(value)))
                 label = "" if labels is None else _short(labels[layer][head], wide)
                 lift = 0.14 if label else 0.0
                 text = "–" if np.isnan(value) else f"{value:.2g}".replace("-", "−")
@@ -78,7 +78,7 @@ def draw_atlas(
         save_picture(figure, path)
 
 
-def _normalisation(table: np.ndarray) -> Normalize:
+def _normalization(table: np.ndarray) -> Normalize:
     known = table[~np.isnan(table)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     if low < 0 < high:
@@ -113,7 +113,7 @@ def draw_bars(
     subtitle: str = "",
     theme: Theme = "light",
 ) -> None:
-    """Draw the `top_k` largest absolute values as bars, negative ones in another colour."""
+    """Draw the `top_k` largest absolute values as bars, negative ones in another color."""
     if not len(names) == len(values) or not names or len(errors) not in (0, len(values)):
         raise ShapeError(
             f"there are {len(names)} names, {len(values)} values and {len(errors)} errors",
@@ -125,10 +125,8 @@ def draw_bars(
     with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
         positions = np.arange(len(kept))
-        colours = [
-            palette.series[0] if numbers[index] >= 0 else palette.series[1] for index in kept
-        ]
-        axes.barh(positions, numbers[kept], color=colours, height=0.72)
+        colors = [palette.series[0] if numbers[index] >= 0 else palette.series[1] for index in kept]
+        axes.barh(positions, numbers[kept], color=colors, height=0.72)
         if len(errors):
             spread = np.nan_to_num(np.asarray(errors, dtype=float))[kept]
             axes.errorbar(
@@ -224,8 +222,8 @@ def draw_similarity(
         start = 0
         for index, group in enumerate(clusters):
             corner = (start - 0.5, start - 0.5)
-            colour = palette.series[1 + index % (len(palette.series) - 1)]
-            frame = Rectangle(corner, len(group), len(group), fill=False, ec=colour, lw=2.2)
+            color = palette.series[1 + index % (len(palette.series) - 1)]
+            frame = Rectangle(corner, len(group), len(group), fill=False, ec=color, lw=2.2)
             axes.add_patch(frame)
             start += len(group)
         ticks = tick_positions(heads, MAX_LABELS)

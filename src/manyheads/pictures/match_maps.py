@@ -45,7 +45,7 @@ def draw_match(
     subtitle: str = "",
     theme: Theme = "light",
 ) -> None:
-    """Draw the words of a passage coloured by what they add, and what is known besides.
+    """Draw the words of a passage colored by what they add, and what is known besides.
 
     `matrix` has a row per token of the `query` and a column per token of the `document`; of a long
     document the columns with the largest values are drawn, in the order of the text. `heads` has
@@ -122,14 +122,14 @@ def _draw_passage(
     axes.set_xlim(0, PAGE - 0.4)
     axes.set_ylim(LINE * (boxes[-1][0] + 1) - 0.12, -0.2)
     for word, value, (line, x, width) in zip(words, values, boxes, strict=True):
-        colour = palette.diverging(0.5 + 0.5 * float(value) / largest)
+        color = palette.diverging(0.5 + 0.5 * float(value) / largest)
         axes.add_patch(
             FancyBboxPatch(
                 (x, line * LINE - 0.12),
                 width,
                 0.25,
                 boxstyle="round,pad=0,rounding_size=0.05",
-                facecolor=colour,
+                facecolor=color,
                 edgecolor="none",
             )
         )
@@ -140,7 +140,7 @@ def _draw_passage(
             size=9.5,
             ha="center",
             va="center",
-            color=ink_on(colour),
+            color=ink_on(color),
         )
     more = f"; {cut:,} more words are not drawn" if cut > 0 else ""
     heading = f"Words of the document by what each {measure}, up to {largest:.2g}{more}"
@@ -187,7 +187,7 @@ def _draw_matrix(
     some = f"; the {len(columns)} strongest of {len(document)} tokens" if left_out else ""
     heading = f"Tokens of the query (down) and of the document (across){some}; a dot marks the best"
     axes.set_title(heading, loc="left", size=11, weight="bold", color=palette.text, pad=6)
-    _colour_bar(figure, image, axes)
+    _color_bar(figure, image, axes)
 
 
 def _draw_heads(
@@ -197,7 +197,7 @@ def _draw_heads(
     layers: Sequence[int],
     palette: Palette,
 ) -> None:
-    """One map per side, layers down and heads across, in the same colours."""
+    """One map per side, layers down and heads across, in the same colors."""
     tables = {name: _table(each) for name, each in heads.items()}
     largest = max(max(float(np.nanmax(np.abs(each))) for each in tables.values()), 1e-12)
     inner = place.subgridspec(1, len(tables))
@@ -217,7 +217,7 @@ def _draw_heads(
         axes.set_title(heading, loc="left", size=11, weight="bold", color=palette.text, pad=6)
         drawn.append(axes)
     if image is not None:
-        _colour_bar(figure, image, drawn)
+        _color_bar(figure, image, drawn)
 
 
 def _table(layers: Sequence[Float[np.ndarray, " _"]]) -> Float[np.ndarray, "l h"]:
@@ -228,7 +228,7 @@ def _table(layers: Sequence[Float[np.ndarray, " _"]]) -> Float[np.ndarray, "l h"
     return table
 
 
-def _colour_bar(figure: Figure, image: AxesImage, axes: Axes | list[Axes]) -> None:
+def _color_bar(figure: Figure, image: AxesImage, axes: Axes | list[Axes]) -> None:
     bar = figure.colorbar(image, ax=axes, aspect=18, pad=0.012)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=8)

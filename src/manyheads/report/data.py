@@ -39,7 +39,7 @@ KIND_SEQUENCES = 16
 # Stored weights of all heads together, and keys per query.
 MAX_WEIGHTS = 900_000
 MIN_KEYS, MAX_KEYS = 4, 32
-# The columns of the table of heads; other measures only colour the atlas.
+# The columns of the table of heads; other measures only color the atlas.
 TABLE_COLUMNS = (
     "loss_change",
     "similarity_drop",

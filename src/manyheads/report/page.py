@@ -21,7 +21,7 @@ from manyheads.report import sections
 from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
 
 # Scripts shared with the studio, and the report's own.
-SHARED_SCRIPTS = ("colour.js", "format.js")
+SHARED_SCRIPTS = ("color.js", "format.js")
 SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
 # The largest weights of a query are kept up to this sum.
 KEPT_WEIGHT = 0.98
@@ -79,10 +79,10 @@ def write_report(page: str, path: Path) -> int:
     return len(content)
 
 
-def quantise(weights: Float[np.ndarray, "t k"]) -> Integer[np.ndarray, "t k"]:
+def quantize(weights: Float[np.ndarray, "t k"]) -> Integer[np.ndarray, "t k"]:
     """255 times the square root of a weight, so that small weights keep more precision.
 
-    >>> quantise(np.array([[1.0, 0.25, 0.0001, 0.0]])).tolist()
+    >>> quantize(np.array([[1.0, 0.25, 0.0001, 0.0]])).tolist()
     [[255, 128, 3, 0]]
     """
     return np.rint(np.sqrt(np.clip(weights, 0, 1)) * 255).astype(np.uint8)
@@ -95,7 +95,7 @@ def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) ->
     come with the largest weight first and are stored in the order of keys, so that differences are
     small.
     """
-    small = quantise(weights)
+    small = quantize(weights)
     before = np.cumsum(weights, axis=1) - weights
     kept = (small > 0) & (before < KEPT_WEIGHT)
     order = np.argsort(np.where(kept, keys, np.iinfo(np.int64).max), axis=1, kind="stable")

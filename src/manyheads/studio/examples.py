@@ -66,7 +66,7 @@ BUNDLED = {
             name="Repeated name",
             text="Trondheim lies on a fjord. The harbour of Trond[MASK]im is old.",
             about="The model fills in [MASK]. “Trondheim” came before: L3H1 attends to its “he”, "
-            "L2H4 and L2H1 to the neighbours. Tokens of this model begin with their space: type "
+            "L2H4 and L2H1 to the neighbors. Tokens of this model begin with their space: type "
             "none before [MASK].",
             heads=("L3H1", "L2H4", "L2H1"),
         ),
@@ -79,7 +79,7 @@ BUNDLED = {
         Example(
             name="Known phrase",
             text="It is one of the[MASK] cities in Europe.",
-            about="The neighbours on both sides decide: L2H4 attends to the previous token, "
+            about="The neighbors on both sides decide: L2H4 attends to the previous token, "
             "L2H1 to the next.",
             heads=("L2H4", "L2H1"),
         ),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from manyheads.data.images import image_normalisation, image_size, to_greyscale
+from manyheads.data.images import image_normalization, image_size, to_grayscale
 from manyheads.data.masking import MASK_NAMES
 from manyheads.decoding.request import check_generates
 from manyheads.encoding.text_reader import open_reader, require_text_model, resolve_max_length
@@ -135,11 +135,11 @@ class LoadedModel:
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text, at most `max_tokens`."""
-        return len(self._tokenise(text)[0])
+        return len(self._tokenize(text)[0])
 
     def read_text(self, text: str) -> StudioInput:
         """Tokenize a text, truncated to `max_tokens`."""
-        numbers, truncated = self._tokenise(text)
+        numbers, truncated = self._tokenize(text)
         if not numbers:
             raise InputError("the text is empty", "type at least one character")
         inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(numbers)]).to(self._device))
@@ -171,8 +171,8 @@ class LoadedModel:
         raw = np.frombuffer(image.data, dtype=np.uint8).astype(np.float32) / 255
         pixels = torch.from_numpy(raw.reshape(image.height, image.width, 3).transpose(2, 0, 1))
         if channels == 1:
-            pixels = to_greyscale(pixels)
-        mean, std = image_normalisation(self.model, channels)
+            pixels = to_grayscale(pixels)
+        mean, std = image_normalization(self.model, channels)
         scaled = ((pixels - mean) / std).contiguous().to(self._device)
         registers = [
             f"[register {index + 1}]" for index in range(self.model.config.patches.registers)
@@ -195,7 +195,7 @@ class LoadedModel:
             return str(names.get(str(number), names.get(number, f"class {number}")))
         return token_text(self.model.tokenizer, number)
 
-    def _tokenise(self, text: str) -> tuple[list[int], bool]:
+    def _tokenize(self, text: str) -> tuple[list[int], bool]:
         """The ids of a text up to `max_tokens`, and whether there are more."""
         if isinstance(self.model, Vision):
             raise InputError(f"{self.name} reads images, not text", "choose an image")

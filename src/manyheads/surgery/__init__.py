@@ -22,7 +22,7 @@ from manyheads.surgery.lora.adapters import (
 )
 from manyheads.surgery.lora.low_rank import LoraConfig
 from manyheads.surgery.lora.peft_files import load_adapter, save_adapter
-from manyheads.surgery.lora.quantisation import dequantise, quantise
+from manyheads.surgery.lora.quantization import dequantize, quantize
 from manyheads.surgery.pipeline import PruningConfig, PruningResult, run_pruning
 from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
 from manyheads.surgery.selection.heads import HeadSelection, select_heads
@@ -45,7 +45,7 @@ __all__ = [
     "adapt",
     "add_gates",
     "delete_adapter",
-    "dequantise",
+    "dequantize",
     "freeze",
     "freeze_except",
     "freeze_except_gates",
@@ -56,7 +56,7 @@ __all__ = [
     "prune",
     "prune_layers",
     "prune_neurons",
-    "quantise",
+    "quantize",
     "recover",
     "run_pruning",
     "save_adapter",

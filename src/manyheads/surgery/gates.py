@@ -31,7 +31,7 @@ from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.finetune.trainable import freeze_except_gates, unfreeze_all
 from manyheads.taps import Site, Sublayer, Tap
 from manyheads.tokenizers import surrogates_refused
-from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.optimizers import AdamW
 from manyheads.train.optim.schedules import Cosine
 
 AnyModel = TypeVar("AnyModel", bound=Model)
@@ -88,7 +88,7 @@ def add_gates(
     if odd := sorted(state.keys() ^ fresh.state_dict().keys()):
         raise ConfigError(
             f"{odd[0]} does not belong to the model's own weights",
-            "merge and delete adapters, and dequantise, before gates are added",
+            "merge and delete adapters, and dequantize, before gates are added",
         )
     fresh.load_state_dict(state, assign=True)
     fresh.copy_provenance(model)
@@ -308,7 +308,7 @@ def train_gates(
         gated,
         model_inputs,
         objective_for(gated, model_inputs, None),
-        optimiser=AdamW(rate=rate, decay=0.0),
+        optimizer=AdamW(rate=rate, decay=0.0),
         schedule=Cosine(),
         steps=steps,
         batch_tokens=batch_tokens,

@@ -1,7 +1,7 @@
 """Train a model from a run file: `train(read_run("run.toml"))`, or `manyheads train run.toml`.
 
 Names are imported when they are first used: the training loop loads torch.distributed.checkpoint,
-which takes more than a second, and surgery needs only the optimisers and objectives.
+which takes more than a second, and surgery needs only the optimizers and objectives.
 """
 
 from importlib import import_module
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         SequenceClassification,
         TokenClassification,
     )
-    from manyheads.train.optim.optimisers import AdamW, Muon, StableAdamW
+    from manyheads.train.optim.optimizers import AdamW, Muon, StableAdamW
     from manyheads.train.optim.param_groups import RateFactor
     from manyheads.train.optim.schedules import (
         BatchGrowth,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Stable,
         WarmupStableDecay,
     )
-    from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales
+    from manyheads.train.regularizers import HeadDiversity, L0Gates, L1Scales
     from manyheads.train.run_file.run_config import Run, parse_run, read_run
     from manyheads.train.tiling import tile
 
@@ -87,7 +87,7 @@ _HOMES = {
         "SequenceClassification",
         "TokenClassification",
     ),
-    "optim.optimisers": ("AdamW", "Muon", "StableAdamW"),
+    "optim.optimizers": ("AdamW", "Muon", "StableAdamW"),
     "optim.param_groups": ("RateFactor",),
     "optim.schedules": (
         "BatchGrowth",
@@ -97,7 +97,7 @@ _HOMES = {
         "Stable",
         "WarmupStableDecay",
     ),
-    "regularisers": ("HeadDiversity", "L0Gates", "L1Scales"),
+    "regularizers": ("HeadDiversity", "L0Gates", "L1Scales"),
     "run_file.run_config": ("Run", "read_run", "parse_run"),
     "tiling": ("tile",),
 }

@@ -91,7 +91,7 @@ def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGro
         torch.cuda.set_device(here)
     joined = dist.is_initialized()
     if not joined:
-        # The first process tokenises while the others wait.
+        # The first process tokenizes while the others wait.
         backend = "cuda:nccl,cpu:gloo" if here.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=2))
     try:
@@ -103,7 +103,7 @@ def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGro
             checkpoint_group=checkpoint_group,
         )
     finally:
-        # A group that was initialised elsewhere is not ours to destroy.
+        # A group that was initialized elsewhere is not ours to destroy.
         if not joined:
             dist.destroy_process_group()
 

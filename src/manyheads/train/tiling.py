@@ -1,7 +1,7 @@
-"""A larger model initialised from a smaller one, and another base for rotary positions.
+"""A larger model initialized from a smaller one, and another base for rotary positions.
 
 Tiling as for ModernBERT-large (arXiv 2412.13663): each tensor of the small model is placed in the
-centre of the large one, and the rest is filled by wrapping around.
+center of the large one, and the rest is filled by wrapping around.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 def tile_tensor(x: Shaped[Tensor, "..."], shape: Sequence[int]) -> Shaped[Tensor, "..."]:
-    """The tensor in the centre of a larger one, repeated around itself.
+    """The tensor in the center of a larger one, repeated around itself.
 
     >>> tile_tensor(torch.tensor([1, 2, 3]), [7]).tolist()
     [2, 3, 1, 2, 3, 1, 2]
@@ -77,9 +77,9 @@ def _kind(layer: LayerConfig) -> tuple[object, ...]:
 
 @torch.no_grad()
 def tile(small: Model, config: ModelConfig, *, seed: int | None = None) -> Any:
-    """A model with the larger `config`, initialised from the weights of a small one.
+    """A model with the larger `config`, initialized from the weights of a small one.
 
-    Parameters that the small model does not have are initialised from `seed`.
+    Parameters that the small model does not have are initialized from `seed`.
     """
     if type(small.config) is not type(config) or not isinstance(small, TextModel | Seq2Seq):
         raise ConfigError(
@@ -247,7 +247,7 @@ def _check_heads(small: AttentionConfig, large: AttentionConfig) -> None:
 
 
 def _check_tables(small: TokenEmbedding, large: TokenEmbedding) -> None:
-    """Rows of an embedding table have an identity and cannot move to the centre."""
+    """Rows of an embedding table have an identity and cannot move to the center."""
     for name in ("tokens", "positions", "types"):
         one, other = getattr(small, name), getattr(large, name)
         if one is not None and other is not None and len(one.weight) != len(other.weight):
@@ -294,7 +294,7 @@ def _with_base(stack: StackConfig, theta: float) -> StackConfig:
 def set_rotary_base(model: Model, theta: float) -> None:
     """Change the rotary base of a model in place, as `with_rotary_base` does for a config.
 
-    Its parameters stay the same objects, so optimisers and wrappers are not affected.
+    Its parameters stay the same objects, so optimizers and wrappers are not affected.
     """
     fresh = build(with_rotary_base(cast(Any, model.config), theta), device="meta")
     # Modules that were added to the model have no counterpart.

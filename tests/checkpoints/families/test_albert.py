@@ -20,7 +20,7 @@ from manyheads import Ragged, lens, load, save, surgery
 from manyheads.checkpoints.families.encoders.albert import ALBERT
 from manyheads.errors import ConfigError, InputError
 from manyheads.taps import Head
-from tests.checkpoints.theirs import check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL: dict[str, Any] = {
@@ -54,19 +54,19 @@ HEADS = {"words": AutoModelForMaskedLM, "classes": AutoModelForSequenceClassific
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
-    theirs = randomised(HEADS[head].from_config(CONFIGS[name], attn_implementation="eager"))
-    check_decoder(theirs, HEADS[head].from_pretrained, tmp_path)
+    peer = randomized(HEADS[head].from_config(CONFIGS[name], attn_implementation="eager"))
+    check_decoder(peer, HEADS[head].from_pretrained, tmp_path)
     ours: Any = load(tmp_path / "ours")
     assert ours.config.stack.owners == OWNERS[name]
 
 
 def test_other_heads(tmp_path: Path) -> None:
     config = CONFIGS["one layer for all"]
-    tokens = randomised(AutoModelForTokenClassification.from_config(config))
+    tokens = randomized(AutoModelForTokenClassification.from_config(config))
     check_decoder(tokens, AutoModelForTokenClassification.from_pretrained, tmp_path / "tokens")
-    bare, span = randomised(AlbertModel(config)), AutoModelForQuestionAnswering.from_config(config)
-    pretrained = randomised(AlbertForPreTraining(config))
-    for name, model in {"bare": bare, "span": randomised(span), "words": pretrained}.items():
+    bare, span = randomized(AlbertModel(config)), AutoModelForQuestionAnswering.from_config(config)
+    pretrained = randomized(AlbertForPreTraining(config))
+    for name, model in {"bare": bare, "span": randomized(span), "words": pretrained}.items():
         model.save_pretrained(tmp_path / name)
     batch = Ragged.from_list(texts())
     with torch.no_grad():
@@ -74,8 +74,8 @@ def test_other_heads(tmp_path: Path) -> None:
         assert_same(ours(batch).hidden, [bare(text[None])[0][0] for text in texts()])
         answers: Any = load(tmp_path / "span")
         starts = [span(text[None]).start_logits[0] for text in texts()]
-        found = answers(batch).logits.values[:, 0]
-        torch.testing.assert_close(found, torch.cat(starts), atol=1e-4, rtol=0)
+        result = answers(batch).logits.values[:, 0]
+        torch.testing.assert_close(result, torch.cat(starts), atol=1e-4, rtol=0)
         words: Any = load(tmp_path / "words")
         expected = [pretrained(text[None]).prediction_logits[0] for text in texts()]
         assert_same(words(batch).logits, expected)
@@ -84,13 +84,13 @@ def test_other_heads(tmp_path: Path) -> None:
 
 
 def test_the_lens_sees_every_depth(tmp_path: Path) -> None:
-    theirs = randomised(AutoModelForMaskedLM.from_config(CONFIGS["one layer for all"]))
-    theirs.save_pretrained(tmp_path)
+    peer = randomized(AutoModelForMaskedLM.from_config(CONFIGS["one layer for all"]))
+    peer.save_pretrained(tmp_path)
     ours: Any = load(tmp_path)
     ids = [text.tolist() for text in texts((9, 4))]
-    found = lens.statistics(ours, ids, progress=False)
-    assert len(found.addresses) == 3 * 4
-    entropy = found["entropy"]
+    result = lens.statistics(ours, ids, progress=False)
+    assert len(result.addresses) == 3 * 4
+    entropy = result["entropy"]
     assert entropy.of(Head(0, 0)) != entropy.of(Head(2, 0))
     scores = lens.score_circuits(ours, progress=False)
     assert len(scores.addresses) == 3 * 4

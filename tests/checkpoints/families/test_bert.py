@@ -24,7 +24,7 @@ from transformers import (
 from manyheads import Ragged, build, load, save
 from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.errors import ConfigError, InputError
-from tests.checkpoints.theirs import check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL = {
@@ -58,7 +58,7 @@ BARE = {"bert": BertModel, "roberta": RobertaModel}
 
 
 def made(auto: Any, config: Any) -> Any:
-    return randomised(auto.from_config(config, attn_implementation="eager"))
+    return randomized(auto.from_config(config, attn_implementation="eager"))
 
 
 def states(model: Any) -> list[Tensor]:
@@ -72,9 +72,9 @@ def rewrite(place: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]
 
 
 def assert_loads_the_same(place: Path, expected: dict[str, Tensor]) -> None:
-    found = load(place).state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    result = load(place).state_dict()
+    assert result.keys() == expected.keys()
+    assert all(torch.equal(result[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -86,15 +86,15 @@ def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_states_of_a_bare_model_here_and_back(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]
-    theirs = randomised(BARE[config.model_type](config, add_pooling_layer=False))
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(BARE[config.model_type](config, add_pooling_layer=False))
+    peer.save_pretrained(tmp_path / "theirs")
     model: Any = load(tmp_path / "theirs")
     with torch.no_grad():
-        assert_same(model(Ragged.from_list(texts())).hidden, states(theirs))
+        assert_same(model(Ragged.from_list(texts())).hidden, states(peer))
     model.source_config = None  # our own words must do
     assert save(model, tmp_path / "ours").family == config.model_type
     again = AutoModel.from_pretrained(tmp_path / "ours", add_pooling_layer=False).eval()
-    assert_same(Ragged.from_list(states(again)), states(theirs))
+    assert_same(Ragged.from_list(states(again)), states(peer))
     same_files(tmp_path / "theirs", tmp_path / "ours")
     assert_loads_the_same(tmp_path / "ours", model.state_dict())
 
@@ -102,41 +102,41 @@ def test_same_states_of_a_bare_model_here_and_back(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_an_untied_head_has_a_table_of_its_own(name: str, tmp_path: Path) -> None:
     config = type(CONFIGS[name])(**CONFIGS[name].to_dict() | {"tie_word_embeddings": False})
-    theirs = made(AutoModelForMaskedLM, config)
-    head = theirs.cls.predictions if name == "bert" else theirs.lm_head
+    peer = made(AutoModelForMaskedLM, config)
+    head = peer.cls.predictions if name == "bert" else peer.lm_head
     with torch.no_grad():
         head.bias.copy_(head.decoder.bias)
-    check_decoder(theirs, AutoModelForMaskedLM.from_pretrained, tmp_path)
+    check_decoder(peer, AutoModelForMaskedLM.from_pretrained, tmp_path)
 
 
 def test_types_of_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    theirs = made(AutoModelForSequenceClassification, CONFIGS["bert, one head, relu"])
-    theirs.save_pretrained(tmp_path)
+    peer = made(AutoModelForSequenceClassification, CONFIGS["bert, one head, relu"])
+    peer.save_pretrained(tmp_path)
     kinds = [(torch.arange(len(text)) > len(text) // 2).long() for text in texts()]
     model: Any = load(tmp_path)
     with torch.no_grad():
-        found = model(Ragged.from_list(texts()), types=Ragged.from_list(kinds)).logits
+        result = model(Ragged.from_list(texts()), types=Ragged.from_list(kinds)).logits
         expected = [
-            theirs(text[None], token_type_ids=kind[None]).logits[0]
+            peer(text[None], token_type_ids=kind[None]).logits[0]
             for text, kind in zip(texts(), kinds, strict=True)
         ]
-    assert_same(found, expected)
+    assert_same(result, expected)
 
 
 @pytest.mark.parametrize("family", BARE)
 def test_nothing_reads_the_pooler_of_a_bare_model(family: str, tmp_path: Path) -> None:
-    theirs = randomised(BARE[family](CONFIGS[family]))
-    theirs.save_pretrained(tmp_path)
+    peer = randomized(BARE[family](CONFIGS[family]))
+    peer.save_pretrained(tmp_path)
     assert "pooler.dense.weight" in load_file(tmp_path / "model.safetensors")
     model: Any = load(tmp_path)
     assert not any("transform" in name for name in model.state_dict())
     with torch.no_grad():
-        assert_same(model(Ragged.from_list(texts())).hidden, states(theirs))
+        assert_same(model(Ragged.from_list(texts())).hidden, states(peer))
 
 
 @pytest.mark.parametrize("family", BARE)
 def test_a_bare_model_loads_with_the_prefix_too(family: str, tmp_path: Path) -> None:
-    randomised(BARE[family](CONFIGS[family])).save_pretrained(tmp_path)
+    randomized(BARE[family](CONFIGS[family])).save_pretrained(tmp_path)
     expected = load(tmp_path).state_dict()
     rewrite(tmp_path, lambda old: {f"{family}.{name}": old[name] for name in old})
     assert_loads_the_same(tmp_path, expected)
@@ -198,11 +198,11 @@ def test_buffers_and_tied_copies_are_skipped(family: str, head: str, tmp_path: P
 
 
 def test_words_of_a_pretrained_model_load_without_its_next_sentence_task(tmp_path: Path) -> None:
-    theirs = randomised(BertForPreTraining(CONFIGS["bert"]))
-    theirs.save_pretrained(tmp_path)
+    peer = randomized(BertForPreTraining(CONFIGS["bert"]))
+    peer.save_pretrained(tmp_path)
     model: Any = load(tmp_path)
     with torch.no_grad():
-        expected = [theirs(text[None]).prediction_logits[0] for text in texts()]
+        expected = [peer(text[None]).prediction_logits[0] for text in texts()]
         assert_same(model(Ragged.from_list(texts())).logits, expected)
 
 

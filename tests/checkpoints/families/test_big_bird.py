@@ -16,7 +16,7 @@ from transformers import (
 from manyheads import Ragged, load
 from manyheads.checkpoints.families.encoders.big_bird import BIG_BIRD
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import check_decoder, randomised
+from tests.checkpoints.peer_models import check_decoder, randomized
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL = {
@@ -65,8 +65,8 @@ def as_configured(model: Any) -> Any:
 )
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
     auto = HEADS[head]
-    theirs = as_configured(randomised(auto.from_config(CONFIGS[name])))
-    check_decoder(theirs, lambda place: as_configured(auto.from_pretrained(place)), tmp_path)
+    peer = as_configured(randomized(auto.from_config(CONFIGS[name])))
+    check_decoder(peer, lambda place: as_configured(auto.from_pretrained(place)), tmp_path)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -75,12 +75,12 @@ def test_same_states_with_the_same_random_blocks(
     random_blocks: int, training: bool, tmp_path: Path
 ) -> None:
     config = BigBirdConfig(**SMALL | {"num_random_blocks": random_blocks, "block_size": 4})
-    theirs = as_configured(randomised(BigBirdModel(config))).train(training)
-    theirs.save_pretrained(tmp_path)
+    peer = as_configured(randomized(BigBirdModel(config))).train(training)
+    peer.save_pretrained(tmp_path)
     model: Any = load(tmp_path).train(training)
     sequences = texts((101, 36, 37, 120, 5))
     with torch.no_grad():
-        expected = [theirs(text[None]).last_hidden_state[0] for text in sequences]
+        expected = [peer(text[None]).last_hidden_state[0] for text in sequences]
         assert_same(model(Ragged.from_list(sequences)).hidden, expected)
 
 
@@ -90,12 +90,12 @@ def test_texts_of_the_paper_draw_as_in_the_paper(tmp_path: Path) -> None:
         | {"block_size": 64, "num_random_blocks": 3, "max_position_embeddings": 1500}
         | {"num_hidden_layers": 1, "num_attention_heads": 2}
     )
-    theirs = randomised(BigBirdModel(config)).train()
-    theirs.save_pretrained(tmp_path)
+    peer = randomized(BigBirdModel(config)).train()
+    peer.save_pretrained(tmp_path)
     model: Any = load(tmp_path).train()
     [text] = texts((1000,))
     with torch.no_grad():
-        expected = theirs(text[None]).last_hidden_state[0]
+        expected = peer(text[None]).last_hidden_state[0]
         assert_same(model(Ragged.from_list([text])).hidden, [expected])
 
 

@@ -17,7 +17,7 @@ from transformers import (
 from manyheads import Ragged, lens, load, save
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import assert_equal, check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
 
 SMALL: dict[str, Any] = {
@@ -51,23 +51,23 @@ HEADS = {
 }
 
 
-def theirs(head: str, name: str = "v3", **changes: Any) -> Any:
-    return randomised(HEADS[head].from_config(DebertaV2Config(**SMALL | CONFIGS[name] | changes)))
+def peer_model(head: str, name: str = "v3", **changes: Any) -> Any:
+    return randomized(HEADS[head].from_config(DebertaV2Config(**SMALL | CONFIGS[name] | changes)))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_words_here_and_back(name: str, tmp_path: Path) -> None:
-    check_decoder(theirs("words", name), AutoModelForMaskedLM.from_pretrained, tmp_path)
+    check_decoder(peer_model("words", name), AutoModelForMaskedLM.from_pretrained, tmp_path)
 
 
 @pytest.mark.parametrize("head", ["classes", "tokens"])
 def test_same_classes_here_and_back(head: str, tmp_path: Path) -> None:
-    check_decoder(theirs(head), HEADS[head].from_pretrained, tmp_path)
+    check_decoder(peer_model(head), HEADS[head].from_pretrained, tmp_path)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_older_language_head_is_read_and_an_untied_one_kept(tied: bool, tmp_path: Path) -> None:
-    model = theirs("words", legacy=True, tie_word_embeddings=tied)
+    model = peer_model("words", legacy=True, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path / "theirs")
     ours: Any = load(tmp_path / "theirs")
     expected = each_alone(model, texts())
@@ -81,7 +81,7 @@ def test_the_older_language_head_is_read_and_an_untied_one_kept(tied: bool, tmp_
 
 
 def test_a_bare_model_with_what_the_hub_stores_besides(tmp_path: Path) -> None:
-    model = randomised(DebertaV2Model(DebertaV2Config(**SMALL | V3)))
+    model = randomized(DebertaV2Model(DebertaV2Config(**SMALL | V3)))
     model.save_pretrained(tmp_path)
     ours: Any = load(tmp_path)
     with torch.no_grad():
@@ -102,15 +102,15 @@ def test_a_bare_model_with_what_the_hub_stores_besides(tmp_path: Path) -> None:
 
 
 def test_padded_texts_and_their_gradients_are_those_of_transformers(tmp_path: Path) -> None:
-    model = theirs("words", "own projections, linear, positions added")
+    model = peer_model("words", "own projections, linear, positions added")
     model.save_pretrained(tmp_path)
     batch = Ragged.from_list(texts())
     ids, mask = batch.to_padded(), batch.with_values(batch.values >= 0).to_padded()
     ours: Any = load(tmp_path)
-    found = ours(ids, mask).logits[mask]
+    result = ours(ids, mask).logits[mask]
     expected = model(ids, attention_mask=mask.long()).logits[mask]
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    found.sin().sum().backward()
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
+    result.sin().sum().backward()
     expected.sin().sum().backward()
     layer, theirs_layer = ours.stack.layers[0].attention, model.deberta.encoder.layer[0]
     for mine, their in (
@@ -125,11 +125,11 @@ def test_padded_texts_and_their_gradients_are_those_of_transformers(tmp_path: Pa
 
 
 def test_statistics_are_those_of_their_attention_weights(tmp_path: Path) -> None:
-    model = theirs("words")
+    model = peer_model("words")
     model.save_pretrained(tmp_path)
     ours, sequences = load(tmp_path), [text for text in texts() if len(text) > 1]
-    found = lens.statistics(ours, sequences, progress=False)["entropy"].ranked()
-    entropy = {(address.head.layer, address.head.head): value for address, value in found}
+    result = lens.statistics(ours, sequences, progress=False)["entropy"].ranked()
+    entropy = {(address.head.layer, address.head.head): value for address, value in result}
     rows: list[list[torch.Tensor]] = [[], []]
     with torch.no_grad():
         for text in sequences:

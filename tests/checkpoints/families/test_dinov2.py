@@ -19,10 +19,10 @@ from transformers import (
 from manyheads import Record, Site, Tap, build, lens, load, save
 from manyheads.checkpoints.families.dinov2 import DINOV2
 from manyheads.errors import ConfigError, InputError
-from manyheads.lens.head_kinds.patch_attention import measure_patch_attention
+from manyheads.lens.head_kinds.image_attention import measure_image_attention
 from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.models.readout import ClassHead
-from tests.checkpoints.theirs import assert_equal, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, randomized, same_files
 from tests.parity.comparing import assert_same
 
 SMALL: dict[str, Any] = {
@@ -42,8 +42,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 SIDES = ((28, 28), (48, 48), (8, 16), (4, 4), (28, 28))
 
 
-def theirs(auto: Any, name: str) -> Any:
-    return randomised(auto.from_config(CONFIGS[name](), attn_implementation="eager"))
+def peer_model(auto: Any, name: str) -> Any:
+    return randomized(auto.from_config(CONFIGS[name](), attn_implementation="eager"))
 
 
 def images() -> list[Tensor]:
@@ -62,13 +62,13 @@ def outputs(model: Any, what: str) -> list[Tensor]:
     [(AutoModelForImageClassification, "logits"), (AutoModel, "last_hidden_state")],
 )
 def test_same_outputs_here_and_back(name: str, auto: Any, what: str, tmp_path: Path) -> None:
-    model = theirs(auto, name)
+    model = peer_model(auto, name)
     model.save_pretrained(tmp_path / "theirs")
     expected = outputs(model, what)
     ours: Any = load(tmp_path / "theirs")
     with torch.no_grad():
-        found = ours(images())
-    assert_same(found.logits if what == "logits" else found.hidden, expected)
+        result = ours(images())
+    assert_same(result.logits if what == "logits" else result.hidden, expected)
     ours.source_config = None
     assert save(ours, tmp_path / "ours").family == model.config.model_type
     same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -80,7 +80,7 @@ def test_same_outputs_here_and_back(name: str, auto: Any, what: str, tmp_path: P
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_names_of_modules_load_the_same(name: str, tmp_path: Path) -> None:
-    model = theirs(AutoModelForImageClassification, name)
+    model = peer_model(AutoModelForImageClassification, name)
     model.save_pretrained(tmp_path)
     expected = load(tmp_path)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
@@ -89,7 +89,7 @@ def test_the_names_of_modules_load_the_same(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "registers"])
 def test_heads_write_what_the_scales_of_their_layer_leave(name: str, tmp_path: Path) -> None:
-    theirs(AutoModelForImageClassification, name).save_pretrained(tmp_path)
+    peer_model(AutoModelForImageClassification, name).save_pretrained(tmp_path)
     ours: Any = load(tmp_path)
     picture = images()[:1]
     with pytest.raises(InputError, match="ablation"):
@@ -108,24 +108,26 @@ def test_heads_write_what_the_scales_of_their_layer_leave(name: str, tmp_path: P
     columns = layer.attention.output.weight.detach().unflatten(1, (3, 8))
     written = torch.einsum("nhd,chd->nhc", outputs, columns)
     written = written * layer.attention_residual.second_norm.weight.detach()
-    found = lens.statistics(ours, picture, progress=False)["output_norm"].ranked()
-    norms = {(each.head.layer, each.head.head): value for each, value in found}
+    result = lens.statistics(ours, picture, progress=False)["output_norm"].ranked()
+    norms = {(each.head.layer, each.head.head): value for each, value in result}
     for head, expected in enumerate(written.norm(dim=-1).mean(0).tolist()):
         assert norms[0, head] == pytest.approx(expected, rel=1e-4)
 
 
 def test_patches_are_counted_behind_the_registers(tmp_path: Path) -> None:
-    theirs(AutoModel, "registers").save_pretrained(tmp_path)
+    peer_model(AutoModel, "registers").save_pretrained(tmp_path)
     ours: Any = load(tmp_path)
     picture = images()[:1]
-    found = measure_patch_attention(ours, ModelInputs(images=tuple(picture)), progress=False)
+    result = measure_image_attention(ours, ModelInputs(images=tuple(picture)), progress=False)
     sites = [Site(layer, Tap.PATTERN) for layer in range(2)]
     record = Record(sites)
     with torch.no_grad():
         ours(picture, watch=record)
     patterns = torch.cat([record[site].of(0) for site in sites])
     itself = patterns[:, 4:, 4:].diagonal(dim1=1, dim2=2).mean(1)
-    torch.testing.assert_close(torch.tensor(found.means["self"]).float(), itself, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(result.means["self"]).float(), itself, atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from manyheads import Ragged, load, save
 from manyheads.checkpoints.classification_head import with_classes
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import assert_equal, check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL: dict[str, Any] = {
@@ -43,31 +43,31 @@ HEADS = {
 }
 
 
-def theirs(head: str, name: str = "plain") -> Any:
-    return randomised(HEADS[head].from_config(DistilBertConfig(**SMALL | CONFIGS[name])))
+def peer_model(head: str, name: str = "plain") -> Any:
+    return randomized(HEADS[head].from_config(DistilBertConfig(**SMALL | CONFIGS[name])))
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
-    check_decoder(theirs(head, name), HEADS[head].from_pretrained, tmp_path)
+    check_decoder(peer_model(head, name), HEADS[head].from_pretrained, tmp_path)
 
 
 def test_padded_texts_give_the_logits_of_transformers(tmp_path: Path) -> None:
-    model = theirs("words")
+    model = peer_model("words")
     model.save_pretrained(tmp_path)
     batch = Ragged.from_list(texts())
     ids, mask = batch.to_padded(), batch.with_values(batch.values >= 0).to_padded()
     with torch.no_grad():
         ours: Any = load(tmp_path)
-        found = ours(ids, mask).logits
+        result = ours(ids, mask).logits
         expected = model(ids, attention_mask=mask.long()).logits
-    torch.testing.assert_close(found[mask], expected[mask], atol=1e-4, rtol=0)
+    torch.testing.assert_close(result[mask], expected[mask], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("prefix", ["", "distilbert."])
 def test_a_bare_model_loads_with_and_without_the_prefix(prefix: str, tmp_path: Path) -> None:
-    model = randomised(DistilBertModel(DistilBertConfig(**SMALL)))
+    model = randomized(DistilBertModel(DistilBertConfig(**SMALL)))
     model.save_pretrained(tmp_path / "theirs")
     file = tmp_path / "theirs" / "model.safetensors"
     save_file({prefix + name: tensor for name, tensor in load_file(file).items()}, file)
@@ -84,15 +84,15 @@ def test_a_bare_model_loads_with_and_without_the_prefix(prefix: str, tmp_path: P
 
 
 def test_new_classes_have_the_head_of_the_family(tmp_path: Path) -> None:
-    theirs("words").save_pretrained(tmp_path / "words")
+    peer_model("words").save_pretrained(tmp_path / "words")
     model = with_classes(load(tmp_path / "words"), ("glad", "sad"))
     assert save(model, tmp_path / "classes").family == "distilbert"
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "classes").eval()
     assert again.config.id2label == {0: "glad", 1: "sad"}
     with torch.no_grad():
         expected = torch.stack([again(text[None]).logits[0] for text in texts()])
-        found = model(Ragged.from_list(texts())).logits
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        result = model(Ragged.from_list(texts())).logits
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

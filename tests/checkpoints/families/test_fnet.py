@@ -20,7 +20,7 @@ from manyheads.checkpoints.families.encoders.fnet import FNET
 from manyheads.checkpoints.onnx_file import save_onnx
 from manyheads.errors import ConfigError, InputError
 from manyheads.mixers import Fourier
-from tests.checkpoints.theirs import check_decoder, randomised
+from tests.checkpoints.peer_models import check_decoder, randomized
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL = {
@@ -48,14 +48,14 @@ HEADS = {
     [("fnet", head) for head in HEADS] + [("relu, other eps", "words")],
 )
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
-    theirs = randomised(HEADS[head].from_config(CONFIGS[name]))
-    check_decoder(theirs, HEADS[head].from_pretrained, tmp_path)
+    peer = randomized(HEADS[head].from_config(CONFIGS[name]))
+    check_decoder(peer, HEADS[head].from_pretrained, tmp_path)
 
 
 def test_same_states_and_answers(tmp_path: Path) -> None:
-    bare = randomised(FNetModel(CONFIGS["fnet"]))
+    bare = randomized(FNetModel(CONFIGS["fnet"]))
     bare.save_pretrained(tmp_path / "bare")
-    span = randomised(AutoModelForQuestionAnswering.from_config(CONFIGS["fnet"]))
+    span = randomized(AutoModelForQuestionAnswering.from_config(CONFIGS["fnet"]))
     span.save_pretrained(tmp_path / "span")
     ours: Any = load(tmp_path / "bare")
     answers: Any = load(tmp_path / "span")
@@ -64,16 +64,16 @@ def test_same_states_and_answers(tmp_path: Path) -> None:
         expected = [bare(text[None]).last_hidden_state[0] for text in texts()]
         assert_same(ours(batch).hidden, expected)
         starts = [span(text[None]).start_logits[0] for text in texts()]
-        found = answers(batch).logits.values[:, 0]
-    torch.testing.assert_close(found, torch.cat(starts), atol=1e-4, rtol=0)
+        result = answers(batch).logits.values[:, 0]
+    torch.testing.assert_close(result, torch.cat(starts), atol=1e-4, rtol=0)
 
 
 def test_a_pretrained_model_loads_without_its_next_sentence_task(tmp_path: Path) -> None:
-    theirs = randomised(FNetForPreTraining(CONFIGS["fnet"]))
-    theirs.save_pretrained(tmp_path)
+    peer = randomized(FNetForPreTraining(CONFIGS["fnet"]))
+    peer.save_pretrained(tmp_path)
     model: Any = load(tmp_path)
     with torch.no_grad():
-        expected = [theirs(text[None]).prediction_logits[0] for text in texts()]
+        expected = [peer(text[None]).prediction_logits[0] for text in texts()]
         assert_same(model(Ragged.from_list(texts())).logits, expected)
     assert model.config.stack.layers[0].mixer.inner == Fourier(width=24)
     with pytest.raises(InputError, match="a projected embedding"):

@@ -77,15 +77,15 @@ def test_keys_of_the_hub_are_read() -> None:
 
 
 def test_the_scale_of_the_embedding_is_rounded_as_theirs(tmp_path: Path) -> None:
-    theirs = their_decoder(CONFIGS["gemma 2"]).bfloat16()
-    theirs.save_pretrained(tmp_path)
+    peer = their_decoder(CONFIGS["gemma 2"]).bfloat16()
+    peer.save_pretrained(tmp_path)
     ours: Any = load(tmp_path, dtype=torch.bfloat16)
     text = texts((7,))[0]
-    found = ours.embedding(Ragged.from_list([text]), torch.arange(7)).values
-    assert torch.equal(found, theirs.model.embed_tokens(text))
+    result = ours.embedding(Ragged.from_list([text]), torch.arange(7)).values
+    assert torch.equal(result, peer.model.embed_tokens(text))
     with torch.no_grad():
         logits = ours(Ragged.from_list([text])).logits.values
-    torch.testing.assert_close(logits, each_alone(theirs, [text])[0], atol=0.1, rtol=0)
+    torch.testing.assert_close(logits, each_alone(peer, [text])[0], atol=0.1, rtol=0)
 
 
 def test_a_bidirectional_gemma_is_refused() -> None:

@@ -10,13 +10,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from manyheads import build, load, save
 from manyheads.errors import InputError
-from tests.checkpoints.theirs import check_decoder, randomised
+from tests.checkpoints.peer_models import check_decoder, randomized
 from tests.parity.comparing import VOCABULARY
 
 
-def theirs(**changes: object) -> GPT2LMHeadModel:
+def peer_model(**changes: object) -> GPT2LMHeadModel:
     small = {"vocab_size": VOCABULARY, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40}
-    return randomised(GPT2LMHeadModel(GPT2Config(**(small | changes))))
+    return randomized(GPT2LMHeadModel(GPT2Config(**(small | changes))))
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def theirs(**changes: object) -> GPT2LMHeadModel:
     ],
 )
 def test_same_logits_here_and_back(changes: dict[str, object], tmp_path: Path) -> None:
-    check_decoder(theirs(**changes), GPT2LMHeadModel.from_pretrained, tmp_path)
+    check_decoder(peer_model(**changes), GPT2LMHeadModel.from_pretrained, tmp_path)
 
 
 def test_older_files_without_prefix_and_with_masks_load_the_same(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path)
+    peer_model().save_pretrained(tmp_path)
     expected = load(tmp_path).state_dict()
     old = {
         name.removeprefix("transformer."): tensor
@@ -44,8 +44,8 @@ def test_older_files_without_prefix_and_with_masks_load_the_same(tmp_path: Path)
     old["h.0.attn.bias"] = torch.ones(1, 1, 40, 40)
     old["lm_head.weight"] = old["wte.weight"].clone()
     save_file(old, tmp_path / "model.safetensors")
-    found = load(tmp_path).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    result = load(tmp_path).state_dict()
+    assert all(torch.equal(result[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_older_files_without_prefix_and_with_masks_load_the_same(tmp_path: Path)
 def test_what_would_load_and_be_wrong_is_refused(
     changes: dict[str, object], tmp_path: Path
 ) -> None:
-    theirs(**changes).save_pretrained(tmp_path)
+    peer_model(**changes).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=f"{next(iter(changes))}=.* is not supported"):
         load(tmp_path)
 
 
 def test_a_misshapen_tensor_is_named_with_what_the_config_asks_for(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path)
+    peer_model().save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["transformer.h.1.attn.c_attn.weight"] = torch.zeros(24, 70)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -81,8 +81,8 @@ def test_each_dropout_is_read_and_written_apart(tmp_path: Path) -> None:
     file.write_text(json.dumps(said))
     model = load(tmp_path / "one")
     attention = model.config.stack.layers[0].attention
-    found = (attention.inner.dropout, attention.dropout, model.config.embedding.dropout)
-    assert found == (0.0, 0.1, 0.2)
+    result = (attention.inner.dropout, attention.dropout, model.config.embedding.dropout)
+    assert result == (0.0, 0.1, 0.2)
     assert save(model, tmp_path / "other").family == "gpt2"
     again = json.loads((tmp_path / "other/config.json").read_text())
     assert [again[f"{name}_pdrop"] for name in ("attn", "resid", "embd")] == [0.0, 0.1, 0.2]

@@ -11,7 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForSequenceClassification
 from manyheads import Ragged, load
 from manyheads.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 from tests.parity.comparing import VOCABULARY, texts
 from tests.parity.families import check_family, their_decoder
 
@@ -52,8 +52,8 @@ def test_same_numbers_here_and_back(name: str, tmp_path: Path) -> None:
 
 def test_other_names_and_keys_of_pythia_are_read(tmp_path: Path) -> None:
     config = GPTNeoXConfig(**SMALL, rotary_pct=0.5, rotary_emb_base=500)
-    theirs = their_decoder(config)
-    theirs.save_pretrained(tmp_path)
+    peer = their_decoder(config)
+    peer.save_pretrained(tmp_path)
     expected = load(tmp_path).config
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -67,16 +67,16 @@ def test_other_names_and_keys_of_pythia_are_read(tmp_path: Path) -> None:
 
 
 def test_a_classifier_reads_the_last_token(tmp_path: Path) -> None:
-    theirs = randomised(
+    peer = randomized(
         GPTNeoXForSequenceClassification(
             GPTNeoXConfig(**SMALL | {"pad_token_id": VOCABULARY - 1}, num_labels=3)
         )
     )
-    theirs.save_pretrained(tmp_path)
+    peer.save_pretrained(tmp_path)
     text = texts((9,))[0].clamp(max=VOCABULARY - 2)
     with torch.no_grad():
-        found = load(tmp_path)(Ragged.from_list([text])).logits
-        torch.testing.assert_close(found, theirs(text[None]).logits, atol=1e-4, rtol=0)
+        result = load(tmp_path)(Ragged.from_list([text])).logits
+        torch.testing.assert_close(result, peer(text[None]).logits, atol=1e-4, rtol=0)
 
 
 def test_an_unknown_activation_is_refused() -> None:

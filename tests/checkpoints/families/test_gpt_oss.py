@@ -49,7 +49,7 @@ def test_same_numbers_here_and_back(name: str, tmp_path: Path) -> None:
     check_family(CONFIGS[name], tmp_path)
 
 
-def test_quantised_weights_are_refused_by_name() -> None:
-    quantised = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+def test_quantized_weights_are_refused_by_name() -> None:
+    quantized = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
     with pytest.raises(ConfigError, match=r"mxfp4.*dequantize=True"):
-        GPT_OSS.read_config(SMALL | quantised)
+        GPT_OSS.read_config(SMALL | quantized)

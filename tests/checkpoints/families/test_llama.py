@@ -22,7 +22,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions.rotary import Llama3Scaling
-from tests.checkpoints.theirs import assert_equal, check_decoder, randomised
+from tests.checkpoints.peer_models import assert_equal, check_decoder, randomized
 from tests.parity.comparing import VOCABULARY
 from tests.parity.families import check_generation
 
@@ -83,8 +83,8 @@ CONFIGS = {
 }
 
 
-def theirs(config: Any) -> Any:
-    return randomised(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+def peer(config: Any) -> Any:
+    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -92,7 +92,7 @@ def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
     def opener(place: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager")
 
-    check_decoder(theirs(CONFIGS[name]), opener, tmp_path)
+    check_decoder(peer(CONFIGS[name]), opener, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -135,12 +135,12 @@ def test_older_spelling_of_rotary_scaling_is_read() -> None:
 
 
 def test_mistral_without_a_window_sees_all_that_came_before() -> None:
-    theirs = {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": None, **SMALL}
-    masks = {layer.attention.inner.mask for layer in LLAMA.read_config(theirs).stack.layers}
+    peer = {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": None, **SMALL}
+    masks = {layer.attention.inner.mask for layer in LLAMA.read_config(peer).stack.layers}
     assert masks == {Causal()}
     masks = {
         layer.attention.inner.mask
-        for layer in LLAMA.read_config({**theirs, "sliding_window": 8}).stack.layers
+        for layer in LLAMA.read_config({**peer, "sliding_window": 8}).stack.layers
     }
     assert masks == {Window(7)}
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) ->
 
 
 def test_a_config_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    theirs(CONFIGS["llama"]).save_pretrained(tmp_path)
+    peer(CONFIGS["llama"]).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["num_key_value_heads"] = 4
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -168,28 +168,28 @@ def test_a_config_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
 def test_biases_that_only_llamas_class_reads_are_not_read_elsewhere(family: str) -> None:
-    theirs = {"model_type": family, "rms_norm_eps": 1e-5, **SMALL}
-    said = LLAMA.read_config({**theirs, "mlp_bias": True})
-    assert said == LLAMA.read_config(theirs)
-    assert LLAMA.read_config({**theirs, "model_type": "llama", "mlp_bias": True}) != said
+    peer = {"model_type": family, "rms_norm_eps": 1e-5, **SMALL}
+    said = LLAMA.read_config({**peer, "mlp_bias": True})
+    assert said == LLAMA.read_config(peer)
+    assert LLAMA.read_config({**peer, "model_type": "llama", "mlp_bias": True}) != said
 
 
 def test_a_decoder_of_windows_with_biases_is_no_mistral(tmp_path: Path) -> None:
-    theirs = {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": 8, **SMALL}
+    peer = {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": 8, **SMALL}
     layers = tuple(
         replace(
             layer,
             attention=Branch(replace(layer.attention.inner, bias="all"), layer.attention.norm),
         )
-        for layer in LLAMA.read_config(theirs).stack.layers
+        for layer in LLAMA.read_config(peer).stack.layers
     )
-    plain = LLAMA.read_config(theirs)
+    plain = LLAMA.read_config(peer)
     model = build(replace(plain, stack=replace(plain.stack, layers=layers)), seed=0)
     assert save(model, tmp_path).family == "manyheads"
     assert_equal(load(tmp_path), model)
 
 
 def test_a_rotation_that_grows_with_the_text_generates_as_theirs(tmp_path: Path) -> None:
-    model = theirs(CONFIGS["dynamic"])
+    model = peer(CONFIGS["dynamic"])
     model.save_pretrained(tmp_path)
     check_generation(model, load(tmp_path))

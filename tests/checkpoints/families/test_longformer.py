@@ -19,7 +19,7 @@ from manyheads import Ragged, load, save
 from manyheads.checkpoints.families.encoders.longformer import LONGFORMER
 from manyheads.errors import ConfigError, InputError
 from manyheads.mixers import global_tokens
-from tests.checkpoints.theirs import check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 # As in RoBERTa, padding has no position, and a text has none.
@@ -56,27 +56,27 @@ def marked(text: Tensor, positions: list[int]) -> Tensor:
     [("two windows", head) for head in HEADS] + [("one window, relu", "words")],
 )
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
-    theirs = randomised(HEADS[head].from_config(CONFIGS[name]))
-    check_decoder(theirs, HEADS[head].from_pretrained, tmp_path)
+    peer = randomized(HEADS[head].from_config(CONFIGS[name]))
+    check_decoder(peer, HEADS[head].from_pretrained, tmp_path)
 
 
 def test_global_tokens_of_each_text_are_those_of_transformers(tmp_path: Path) -> None:
-    theirs = randomised(LongformerModel(CONFIGS["two windows"]))
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(LongformerModel(CONFIGS["two windows"]))
+    peer.save_pretrained(tmp_path / "theirs")
     model: Any = load(tmp_path / "theirs")
     lengths = (23, 100, 2, 40)
     places = [[0, 5, 22], [99, 1, 50, 51], [1], []]
     sequences = [text.masked_fill(text == UNUSED, 0) for text in texts(lengths)]
     with torch.no_grad(), global_tokens(model, places):
-        found = model(Ragged.from_list(sequences)).hidden
+        result = model(Ragged.from_list(sequences)).hidden
     with torch.no_grad():
         expected = [
-            theirs(text[None], global_attention_mask=marked(text, some)).last_hidden_state[0]
+            peer(text[None], global_attention_mask=marked(text, some)).last_hidden_state[0]
             for text, some in zip(sequences, places, strict=True)
         ]
-        alone = [theirs(text[None]).last_hidden_state[0] for text in sequences]
+        alone = [peer(text[None]).last_hidden_state[0] for text in sequences]
         assert_same(model(Ragged.from_list(sequences)).hidden, alone)
-    assert_same(found, expected)
+    assert_same(result, expected)
     model.source_config = None
     assert save(model, tmp_path / "ours").family == "longformer"
     same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -84,8 +84,8 @@ def test_global_tokens_of_each_text_are_those_of_transformers(tmp_path: Path) ->
 
 def test_answers_need_to_know_the_question(tmp_path: Path) -> None:
     config = LongformerConfig(**SMALL, sep_token_id=5)
-    theirs = randomised(AutoModelForQuestionAnswering.from_config(config))
-    theirs.save_pretrained(tmp_path)
+    peer = randomized(AutoModelForQuestionAnswering.from_config(config))
+    peer.save_pretrained(tmp_path)
     model: Any = load(tmp_path)
     text = torch.tensor([0, 7, 8, 9, 5, 5, 11, 12, 13, 14, 15, 16, 5])
     batch = Ragged.from_list([text])
@@ -95,9 +95,9 @@ def test_answers_need_to_know_the_question(tmp_path: Path) -> None:
         with global_tokens(model, [[0], [1]]):
             model(batch)
     with torch.no_grad(), global_tokens(model, [range(4)]):
-        found = model(batch).logits.values[:, 0]
-    expected = theirs(text[None]).start_logits[0]
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        result = model(batch).logits.values[:, 0]
+    expected = peer(text[None]).start_logits[0]
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers import MarianConfig, MarianMTModel
 from manyheads import build, load, save
 from manyheads.checkpoints.families.marian import MARIAN
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import assert_equal, check_seq2seq, randomised
+from tests.checkpoints.peer_models import assert_equal, check_seq2seq, randomized
 from tests.parity.comparing import VOCABULARY, texts
 
 SMALL = {
@@ -53,8 +53,8 @@ SOURCES, TARGETS = (7, 1, 23, 12), (3, 9, 1, 14)
 WEIGHTS = "model.safetensors"
 
 
-def theirs(**changes: Any) -> Any:
-    model = randomised(
+def peer_model(**changes: Any) -> Any:
+    model = randomized(
         MarianMTModel(MarianConfig(**(SMALL | changes), attn_implementation="eager"))
     )
     # The sinusoids are parameters there, and made anew by whoever opens a file.
@@ -70,11 +70,11 @@ def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
         return MarianMTModel.from_pretrained(place, attn_implementation="eager")
 
     both = texts(SOURCES), texts(TARGETS, seed=1)
-    check_seq2seq(theirs(**CONFIGS[name]), opener, both, tmp_path)
+    check_seq2seq(peer_model(**CONFIGS[name]), opener, both, tmp_path)
 
 
 def test_older_files_with_sinusoids_and_copies_load_the_same(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path)
+    peer_model().save_pretrained(tmp_path)
     expected = load(tmp_path)
     old = load_file(tmp_path / WEIGHTS)
     shared = old["model.shared.weight"]
@@ -87,7 +87,7 @@ def test_older_files_with_sinusoids_and_copies_load_the_same(tmp_path: Path) -> 
 
 
 def test_the_ids_are_those_of_the_published_translators(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path / "theirs")
+    peer_model().save_pretrained(tmp_path / "theirs")
     save(load(tmp_path / "theirs"), tmp_path / "ours")
     config = MarianConfig.from_pretrained(tmp_path / "ours")
     ids = (config.pad_token_id, config.decoder_start_token_id, config.eos_token_id)

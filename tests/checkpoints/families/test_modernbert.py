@@ -20,7 +20,7 @@ from manyheads import Ragged, build, load, save
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
 from manyheads.errors import ConfigError
 from manyheads.parts.masks import Full, Window
-from tests.checkpoints.theirs import check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL = {
@@ -69,7 +69,7 @@ HEADS = {
 
 
 def made(auto: Any, config: Any) -> Any:
-    return randomised(auto.from_config(config, attn_implementation="eager"))
+    return randomized(auto.from_config(config, attn_implementation="eager"))
 
 
 def opened(auto: Any, place: Path) -> Any:
@@ -90,16 +90,14 @@ def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_states_of_a_bare_model_here_and_back(name: str, tmp_path: Path) -> None:
-    theirs = made(AutoModel, CONFIGS[name])
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = made(AutoModel, CONFIGS[name])
+    peer.save_pretrained(tmp_path / "theirs")
     model: Any = load(tmp_path / "theirs")
     with torch.no_grad():
-        assert_same(model(Ragged.from_list(texts())).hidden, states(theirs))
+        assert_same(model(Ragged.from_list(texts())).hidden, states(peer))
     model.source_config = None  # our own words must do
     assert save(model, tmp_path / "ours").family == "modernbert"
-    assert_same(
-        Ragged.from_list(states(opened(AutoModel, tmp_path / "ours").eval())), states(theirs)
-    )
+    assert_same(Ragged.from_list(states(opened(AutoModel, tmp_path / "ours").eval())), states(peer))
     same_files(tmp_path / "theirs", tmp_path / "ours")
     again = load(tmp_path / "ours").state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
@@ -118,8 +116,8 @@ def test_names_load_with_and_without_the_prefix(head: str, tmp_path: Path) -> No
         changed["decoder.weight"] = expected["embedding.tokens.weight"].clone()
     assert changed.keys() != old.keys()
     save_file(changed, tmp_path / "model.safetensors")
-    found = load(tmp_path).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    result = load(tmp_path).state_dict()
+    assert all(torch.equal(result[name], tensor) for name, tensor in expected.items())
 
 
 def test_the_older_config_says_the_same(tmp_path: Path) -> None:

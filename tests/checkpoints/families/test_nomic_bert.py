@@ -18,7 +18,7 @@ from transformers import (
 from manyheads import Ragged, load, save
 from manyheads.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import assert_equal, check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL: dict[str, Any] = {
@@ -62,32 +62,32 @@ OLDER: dict[str, Any] = {
 }
 
 
-def theirs(head: str, name: str = "plain") -> Any:
+def peer_model(head: str, name: str = "plain") -> Any:
     config = NomicBertConfig(**SMALL | CONFIGS[name])
-    return randomised(HEADS[head].from_config(config))
+    return randomized(HEADS[head].from_config(config))
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_logits_here_and_back(name: str, head: str, tmp_path: Path) -> None:
-    check_decoder(theirs(head, name), HEADS[head].from_pretrained, tmp_path)
+    check_decoder(peer_model(head, name), HEADS[head].from_pretrained, tmp_path)
 
 
 def test_padded_and_typed_texts_give_the_logits_of_transformers(tmp_path: Path) -> None:
-    model = theirs("words")
+    model = peer_model("words")
     model.save_pretrained(tmp_path)
     batch = Ragged.from_list(texts())
     ids, mask = batch.to_padded(), batch.with_values(batch.values >= 0).to_padded()
     kinds = (ids > 20).long()
     ours: Any = load(tmp_path)
     with torch.no_grad():
-        found = ours(ids, mask, types=kinds).logits
+        result = ours(ids, mask, types=kinds).logits
         expected = model(ids, attention_mask=mask.long(), token_type_ids=kinds).logits
-    torch.testing.assert_close(found[mask], expected[mask], atol=1e-4, rtol=0)
+    torch.testing.assert_close(result[mask], expected[mask], atol=1e-4, rtol=0)
 
 
 def test_a_bare_model_loads_by_either_names_and_config(tmp_path: Path) -> None:
-    model = randomised(NomicBertModel(NomicBertConfig(**SMALL)))
+    model = randomized(NomicBertModel(NomicBertConfig(**SMALL)))
     model.save_pretrained(tmp_path)
     stored, ours = load_file(tmp_path / "model.safetensors"), load(tmp_path)
     assert "encoder.layers.0.attn.Wqkv.weight" in stored

@@ -51,17 +51,17 @@ def test_olmo_hybrid(name: str, tmp_path: Path) -> None:
 def test_any_cut_of_the_convolution_is_read(tmp_path: Path) -> None:
     # Their files cut 80 channels into 27, 27 and 26, ours into queries, keys and values.
     sizes = {"linear_num_key_heads": 2, "linear_value_head_dim": 14}
-    theirs = their_decoder(OlmoHybridConfig(**SMALL | sizes))
-    theirs.save_pretrained(tmp_path / "theirs")
-    expected = each_alone(theirs, texts())
+    peer = their_decoder(OlmoHybridConfig(**SMALL | sizes))
+    peer.save_pretrained(tmp_path / "theirs")
+    expected = each_alone(peer, texts())
     save(load(tmp_path / "theirs"), tmp_path / "ours")
     for place, rows in (("theirs", 27), ("ours", 12)):
         tensors = load_file(tmp_path / place / "model.safetensors")
         assert len(tensors["model.layers.0.linear_attn.q_conv1d.weight"]) == rows
         with torch.no_grad():
-            found: Any = load(tmp_path / place)
-            assert_same(found(Ragged.from_list(texts())).logits, expected)
-    again = type(theirs).from_pretrained(tmp_path / "ours").eval()
+            result: Any = load(tmp_path / place)
+            assert_same(result(Ragged.from_list(texts())).logits, expected)
+    again = type(peer).from_pretrained(tmp_path / "ours").eval()
     assert_same(Ragged.from_list(each_alone(again, texts())), expected)
 
 

@@ -19,7 +19,7 @@ from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.errors import ConfigError
 from manyheads.models.readout import SpanHead
 from tests.checkpoints.families.test_bert import ROBERTA, SMALL
-from tests.checkpoints.theirs import assert_equal, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 DISTIL = {
@@ -42,14 +42,14 @@ CONFIGS = {
 
 def logits(model: Any) -> list[torch.Tensor]:
     with torch.no_grad():
-        found = [model(text[None]) for text in texts()]
-    return [torch.stack((each.start_logits[0], each.end_logits[0]), dim=1) for each in found]
+        result = [model(text[None]) for text in texts()]
+    return [torch.stack((each.start_logits[0], each.end_logits[0]), dim=1) for each in result]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_starts_and_ends_here_and_back(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]
-    model = randomised(
+    model = randomized(
         AutoModelForQuestionAnswering.from_config(config, attn_implementation="eager")
     )
     model.save_pretrained(tmp_path / "theirs")

@@ -20,7 +20,7 @@ from manyheads.parts.norms import NoNorm
 from manyheads.parts.positions import Rotary
 from manyheads.parts.positions.rotary import LinearScaling, YarnScaling
 from tests.checkpoints.families.gated_study import SMALL, logits, random_tensors, write
-from tests.checkpoints.theirs import assert_equal, check_decoder, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, check_decoder, randomized, same_files
 from tests.parity.comparing import assert_same, texts
 
 HEADWISE = {"headwise_attn_output_gate": True}
@@ -60,9 +60,9 @@ def test_logits_are_those_of_the_formula_and_files_come_back(name: str, tmp_path
     sequences = texts()
     expected = [logits(config, tensors, sequence) for sequence in sequences]
     with torch.no_grad():
-        found = model(Ragged.from_list(sequences)).logits
-    assert_same(found, expected)
-    for one, other in zip(found.to_list(), expected, strict=True):
+        result = model(Ragged.from_list(sequences)).logits
+    assert_same(result, expected)
+    for one, other in zip(result.to_list(), expected, strict=True):
         assert torch.equal(one.argmax(-1), other.argmax(-1))
     assert save(model, tmp_path / "ours").family == "qwen3"
     same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -87,13 +87,13 @@ def test_our_own_words_describe_it_as_well(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("biased", [True, False])
 def test_without_a_gate_it_is_the_qwen3_of_transformers(biased: bool, tmp_path: Path) -> None:
     config = SMALL | {"qkv_bias": biased, "attention_bias": biased}
-    theirs = randomised(
+    peer = randomized(
         AutoModelForCausalLM.from_config(
             Qwen3Config(**{key: config[key] for key in config if key != "model_type"}),
             attn_implementation="eager",
         )
     )
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer.save_pretrained(tmp_path / "theirs")
     described = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert described["headwise_attn_output_gate"] is False
     plain = {key: each for key, each in described.items() if key not in SMALL or "gate" not in key}
@@ -102,7 +102,7 @@ def test_without_a_gate_it_is_the_qwen3_of_transformers(biased: bool, tmp_path: 
     def opener(place: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager")
 
-    check_decoder(theirs, opener, tmp_path)
+    check_decoder(peer, opener, tmp_path)
 
 
 def test_half_precision_comes_back_bit_by_bit(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import (
 
 from manyheads import Ragged, load, save
 from manyheads.errors import InputError
-from tests.checkpoints.theirs import assert_equal, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
 from tests.parity.families import check_generation, check_padding, their_decoder
 
@@ -64,21 +64,21 @@ CONFIGS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_qwen3_5(name: str, tmp_path: Path) -> None:
-    theirs = their_decoder(CONFIGS[name])
-    theirs.save_pretrained(tmp_path / "theirs")
-    expected = each_alone(theirs, texts())
+    peer = their_decoder(CONFIGS[name])
+    peer.save_pretrained(tmp_path / "theirs")
+    expected = each_alone(peer, texts())
     ours: Any = load(tmp_path / "theirs")
     with torch.no_grad():
         assert_same(ours(Ragged.from_list(texts())).logits, expected)
-    check_padding(theirs, ours)
-    check_generation(theirs, ours)
+    check_padding(peer, ours)
+    check_generation(peer, ours)
     # Our own words must do: those of the file describe another model.
     ours.source_config = {**ours.source_config, "vocab_size": 7}
     saved = save(ours, tmp_path / "ours")
-    assert saved.family == theirs.config.model_type
+    assert saved.family == peer.config.model_type
     same_files(tmp_path / "theirs", tmp_path / "ours")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert type(again) is type(theirs)
+    assert type(again) is type(peer)
     assert_same(Ragged.from_list(each_alone(again, texts())), expected)
     assert_equal(load(tmp_path / "ours"), ours)
 
@@ -87,12 +87,10 @@ def test_the_text_model_is_read_out_of_one_that_sees_images(tmp_path: Path) -> N
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
     vision |= {"out_hidden_size": 16, "num_position_embeddings": 16}
     config = Qwen3_5Config(text_config=SMALL, vision_config=vision, tie_word_embeddings=True)
-    theirs = randomised(
-        AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
-    )
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(AutoModelForImageTextToText.from_config(config, attn_implementation="eager"))
+    peer.save_pretrained(tmp_path / "theirs")
     ours: Any = load(tmp_path / "theirs")
-    expected = each_alone(theirs, texts())
+    expected = each_alone(peer, texts())
     with torch.no_grad():
         assert_same(ours(Ragged.from_list(texts())).logits, expected)
     assert save(ours, tmp_path / "ours").family == "qwen3_5_text"
@@ -105,16 +103,16 @@ def test_the_text_model_is_read_out_of_one_that_sees_images(tmp_path: Path) -> N
 
 def test_a_classifier_keeps_its_head(tmp_path: Path) -> None:
     config = Qwen3_5TextConfig(**SMALL, num_labels=3, pad_token_id=0)
-    theirs = randomised(
+    peer = randomized(
         AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
     )
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer.save_pretrained(tmp_path / "theirs")
     ours: Any = load(tmp_path / "theirs")
     sequences = [text.clamp(min=1) for text in texts()]
-    expected = each_alone(theirs, sequences)
+    expected = each_alone(peer, sequences)
     with torch.no_grad():
-        found = ours(Ragged.from_list(sequences)).logits
-    torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=0)
+        result = ours(Ragged.from_list(sequences)).logits
+    torch.testing.assert_close(result, torch.stack(expected), atol=1e-4, rtol=0)
     ours.source_config = None
     assert save(ours, tmp_path / "ours").family == "qwen3_5_text"
     same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -145,8 +143,8 @@ def test_a_config_that_cannot_be_is_refused(
     ids=["qwen3_next", "qwen3_5"],
 )
 def test_packed_texts_leak_there_and_not_here(config: Any, tmp_path: Path) -> None:
-    theirs = their_decoder(config)
-    theirs.save_pretrained(tmp_path)
+    peer = their_decoder(config)
+    peer.save_pretrained(tmp_path)
     ours: Any = load(tmp_path)
     first, second = texts((9, 7))
     other = (first + 1) % VOCABULARY
@@ -155,11 +153,11 @@ def test_packed_texts_leak_there_and_not_here(config: Any, tmp_path: Path) -> No
     def packed(text: torch.Tensor) -> torch.Tensor:
         """Their logits of the second text, packed as their data collators do."""
         with torch.no_grad():
-            logits: torch.Tensor = theirs(torch.cat([text, second])[None], position_ids=places)[0]
+            logits: torch.Tensor = peer(torch.cat([text, second])[None], position_ids=places)[0]
         return logits[0, 9:]
 
     with torch.no_grad():
         mine = [ours(Ragged.from_list([text, second])).logits.of(1) for text in (first, other)]
     assert (packed(first) - packed(other)).abs().max() > 0.01
     assert torch.equal(*mine)
-    assert_same(Ragged.from_list(mine[:1]), each_alone(theirs, [second]))
+    assert_same(Ragged.from_list(mine[:1]), each_alone(peer, [second]))

@@ -18,7 +18,7 @@ from manyheads.parts.experts import Experts
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Window
 from manyheads.parts.norms import RMSNorm
-from tests.checkpoints.theirs import assert_equal, check_decoder, same_files
+from tests.checkpoints.peer_models import assert_equal, check_decoder, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
 from tests.parity.copying import scramble
 
@@ -65,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "an eighth turned, far": turning(0.125, rope_theta=1e7),
     "yarn on a half": turning(0.5, **YARN),
     "experts": MIXED,
-    "experts, not renormalised": MIXED | {"norm_topk_prob": False},
+    "experts, not renormalized": MIXED | {"norm_topk_prob": False},
     "experts above a dense layer": MIXED | {"mlp_only_layers": [0]},
     "experts at every second layer": MIXED | {"decoder_sparse_step": 2},
     "one expert of many, biases": MIXED | {"num_experts_per_tok": 1, "attention_bias": True},
@@ -73,7 +73,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def theirs(name: str) -> Any:
+def peer_model(name: str) -> Any:
     config = Qwen3NextConfig(**SMALL | CONFIGS[name])
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     scramble(model, std=0.2)
@@ -86,21 +86,21 @@ def opener(place: Path) -> Any:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
-    check_decoder(theirs(name), opener, tmp_path)
+    check_decoder(peer_model(name), opener, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["7 to 1", "experts"])
 def test_the_same_words_are_most_likely(name: str, tmp_path: Path) -> None:
-    model = theirs(name)
+    model = peer_model(name)
     model.save_pretrained(tmp_path)
     with torch.no_grad():
-        found = load(tmp_path)(Ragged.from_list(texts())).logits
-    for one, other in zip(found.to_list(), each_alone(model, texts()), strict=True):
+        result = load(tmp_path)(Ragged.from_list(texts())).logits
+    for one, other in zip(result.to_list(), each_alone(model, texts()), strict=True):
         assert torch.equal(one.argmax(-1), other.argmax(-1))
 
 
 def test_a_loaded_model_keeps_its_description(tmp_path: Path) -> None:
-    theirs("experts above a dense layer").save_pretrained(tmp_path / "theirs")
+    peer_model("experts above a dense layer").save_pretrained(tmp_path / "theirs")
     save(load(tmp_path / "theirs"), tmp_path / "ours")
     one, other = (
         json.loads((tmp_path / who / "config.json").read_text()) for who in ("theirs", "ours")
@@ -111,7 +111,7 @@ def test_a_loaded_model_keeps_its_description(tmp_path: Path) -> None:
 
 
 def test_experts_in_one_tensor_are_read_too(tmp_path: Path) -> None:
-    model = theirs("experts above a dense layer")
+    model = peer_model("experts above a dense layer")
     model.save_pretrained(tmp_path / "each")
     model.save_pretrained(tmp_path / "joined", save_original_format=False)
     names = load_file(tmp_path / "joined" / "model.safetensors").keys()
@@ -122,7 +122,7 @@ def test_experts_in_one_tensor_are_read_too(tmp_path: Path) -> None:
 
 
 def test_half_precision_comes_back_bit_by_bit(tmp_path: Path) -> None:
-    model = theirs("experts").bfloat16()
+    model = peer_model("experts").bfloat16()
     model.save_pretrained(tmp_path / "theirs")
     ours: Any = load(tmp_path / "theirs")
     save(ours, tmp_path / "ours")
@@ -131,15 +131,15 @@ def test_half_precision_comes_back_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_norm_weights_are_kept_as_they_are_in_the_file(tmp_path: Path) -> None:
-    model = theirs("dense")
+    model = peer_model("dense")
     model.save_pretrained(tmp_path)
     ours: Any = load(tmp_path)
     assert torch.equal(ours.stack.final_norm.weight, model.model.norm.weight)
-    assert ours.config.stack.final_norm == RMSNorm(eps=1e-6, centred=True)
+    assert ours.config.stack.final_norm == RMSNorm(eps=1e-6, centered=True)
 
 
 def test_files_that_foretell_more_words_lose_only_that(tmp_path: Path) -> None:
-    theirs("dense").save_pretrained(tmp_path)
+    peer_model("dense").save_pretrained(tmp_path)
     plain = load(tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), "mtp.norm.weight": torch.ones(48)}, file, {"format": "pt"})
@@ -187,12 +187,12 @@ def test_what_a_config_leaves_out_is_what_their_class_assumes() -> None:
         top_k=assumed.num_experts_per_tok,
         shared=assumed.shared_expert_intermediate_size,
         shared_gate="sigmoid",
-        renormalise=assumed.norm_topk_prob,
+        renormalize=assumed.norm_topk_prob,
     )
 
 
 def test_all_that_does_not_fit_is_listed_with_the_shape_it_should_have(tmp_path: Path) -> None:
-    theirs("experts").save_pretrained(tmp_path)
+    peer_model("experts").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     attention, mlp = "model.layers.0.self_attn", "model.layers.1.mlp"
@@ -246,7 +246,7 @@ def test_what_they_cannot_say_is_saved_as_our_own(name: str, tmp_path: Path) -> 
 
 
 def test_what_they_can_say_is_described() -> None:
-    for config in (NEXT, with_experts(renormalise=False), with_attention(NEXT, bias="all")):
+    for config in (NEXT, with_experts(renormalize=False), with_attention(NEXT, bias="all")):
         described = QWEN_NEXT.write_config(config)
         assert described is not None
         assert QWEN_NEXT.read_config(described) == config
@@ -264,5 +264,5 @@ def test_a_model_trained_here_opens_there(tmp_path: Path) -> None:
         for parameter in model.parameters():
             parameter.sub_(1e-3 * parameter.grad)
         assert save(model.eval(), tmp_path).family == "qwen3_next"
-        found = model(Ragged.from_list(texts())).logits
-    assert_same(found, each_alone(opener(tmp_path).eval(), texts()))
+        result = model(Ragged.from_list(texts())).logits
+    assert_same(result, each_alone(opener(tmp_path).eval(), texts()))

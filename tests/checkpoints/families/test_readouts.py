@@ -23,7 +23,7 @@ from transformers import (
 from manyheads import Ragged, build, load, save, with_classes
 from manyheads.checkpoints.families.family import causal_readout
 from manyheads.models import ClassHead, LanguageHead, NoReadout, TokenHead
-from tests.checkpoints.theirs import check_decoder, randomised
+from tests.checkpoints.peer_models import check_decoder, randomized
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL: dict[str, Any] = {
@@ -57,8 +57,8 @@ CONFIGS: dict[str, Any] = {
 def test_classes_come_with_a_decoder_and_go_back(
     family: str, opener: Any, head: type, tmp_path: Path
 ) -> None:
-    theirs = randomised(opener.from_config(CONFIGS[family]))
-    check_decoder(theirs, opener.from_pretrained, tmp_path)
+    peer = randomized(opener.from_config(CONFIGS[family]))
+    check_decoder(peer, opener.from_pretrained, tmp_path)
     assert isinstance(load(tmp_path / "ours").config.readout, head)
 
 
@@ -68,17 +68,17 @@ def three_words(third: str = "[PAD]") -> Tokenizer:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_batch_of_two_is_classified_there_where_a_token_pads(family: str, tmp_path: Path) -> None:
-    theirs = randomised(AutoModelForSequenceClassification.from_config(CONFIGS[family]))
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(AutoModelForSequenceClassification.from_config(CONFIGS[family]))
+    peer.save_pretrained(tmp_path / "theirs")
     model: Any = load(tmp_path / "theirs")
     model.tokenizer = three_words()
     assert save(model, tmp_path / "ours").family == family
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").eval()
     batch, seen = torch.tensor([[0, 1, 1], [1, 0, 5]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
     with torch.no_grad():
-        found = again(batch, attention_mask=seen).logits
+        result = again(batch, attention_mask=seen).logits
         expected = model(Ragged.from_list([batch[0], batch[1, :2]])).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
     # Read once more it is still known.
     save(load(tmp_path / "ours"), tmp_path / "more")
     assert json.loads((tmp_path / "more" / "config.json").read_text())["pad_token_id"] == 5
@@ -110,19 +110,19 @@ def test_a_token_that_pads_is_told_of_only_where_it_cannot_hide_a_text(tmp_path:
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_a_bare_decoder_gives_its_hidden_states(family: str, tmp_path: Path) -> None:
-    theirs = randomised(AutoModel.from_config(CONFIGS[family]))
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer = randomized(AutoModel.from_config(CONFIGS[family]))
+    peer.save_pretrained(tmp_path / "theirs")
     sequences = texts()
     with torch.no_grad():
-        expected = [theirs(text[None]).last_hidden_state[0] for text in sequences]
+        expected = [peer(text[None]).last_hidden_state[0] for text in sequences]
         model: Any = load(tmp_path / "theirs")
         assert_same(model(Ragged.from_list(sequences)).hidden, expected)
     model.source_config = None  # our own words must do
     assert save(model, tmp_path / "ours").family == family
     again = AutoModel.from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
-        found = [again(text[None]).last_hidden_state[0] for text in sequences]
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        result = [again(text[None]).last_hidden_state[0] for text in sequences]
+    assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
 
 def test_words_are_named_unless_another_head_is_asked_for() -> None:

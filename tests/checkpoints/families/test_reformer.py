@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from manyheads import generate, load
 from manyheads.errors import InputError
-from tests.checkpoints.theirs import check_decoder, randomised
+from tests.checkpoints.peer_models import check_decoder, randomized
 from tests.parity.comparing import VOCABULARY, texts
 
 SMALL: dict[str, Any] = {
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 def their_reformer(**changes: Any) -> Any:
     logging.set_verbosity_error()
-    return randomised(ReformerModelWithLMHead(ReformerConfig(**SMALL | changes)))
+    return randomized(ReformerModelWithLMHead(ReformerConfig(**SMALL | changes)))
 
 
 @pytest.mark.parametrize(
@@ -52,21 +52,21 @@ def test_it_equals_theirs(changes: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_buckets_by_length_equal_those_that_they_choose(tmp_path: Path) -> None:
-    theirs = their_reformer(num_buckets=None, num_hashes=2)
-    theirs.save_pretrained(tmp_path)
+    peer = their_reformer(num_buckets=None, num_hashes=2)
+    peer.save_pretrained(tmp_path)
     ours: Any = load(tmp_path)
     [text] = texts((23,))
     with torch.no_grad():
-        expected = theirs(text[None]).logits
+        expected = peer(text[None]).logits
         torch.testing.assert_close(ours(text[None]).logits, expected, atol=1e-4, rtol=0)
 
 
 def test_generation_equals_theirs_while_one_chunk_holds_the_text(tmp_path: Path) -> None:
-    theirs = their_reformer(lsh_attn_chunk_length=32, local_attn_chunk_length=32)
-    theirs.save_pretrained(tmp_path)
+    peer = their_reformer(lsh_attn_chunk_length=32, local_attn_chunk_length=32)
+    peer.save_pretrained(tmp_path)
     prompts = texts((6, 3))
     expected = [
-        theirs.generate(prompt[None], max_new_tokens=8, do_sample=False)[0, len(prompt) :].tolist()
+        peer.generate(prompt[None], max_new_tokens=8, do_sample=False)[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
     made = generate(load(tmp_path), prompts, max_new_tokens=8, eos_token_ids=(), progress=False)

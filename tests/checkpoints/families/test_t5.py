@@ -14,7 +14,7 @@ from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 from manyheads import Encoder, Ragged, lens, load, save
 from manyheads.checkpoints.families.t5 import T5
 from manyheads.errors import ConfigError
-from tests.checkpoints.theirs import assert_equal, check_seq2seq, randomised, same_files
+from tests.checkpoints.peer_models import assert_equal, check_seq2seq, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 
 SMALL = {
@@ -40,12 +40,12 @@ SOURCES, TARGETS = (7, 1, 50, 12), (3, 9, 1, 45)
 WEIGHTS = "model.safetensors"
 
 
-def theirs(**changes: Any) -> Any:
+def peer_model(**changes: Any) -> Any:
     model = T5ForConditionalGeneration(T5Config(**(SMALL | changes)))
     if changes.get("tie_word_embeddings") is False:
         # Fresh weights are tied even so; checkpoints of 1.1 bring a head of their own.
         model.lm_head.weight = nn.Parameter(torch.empty(VOCABULARY, model.config.d_model))
-    return randomised(model)
+    return randomized(model)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -54,12 +54,12 @@ def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
         return T5ForConditionalGeneration.from_pretrained(place)
 
     both = texts(SOURCES), texts(TARGETS, seed=1)
-    check_seq2seq(theirs(**CONFIGS[name]), opener, both, tmp_path)
+    check_seq2seq(peer_model(**CONFIGS[name]), opener, both, tmp_path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_encoder_alone_reads_the_same_here_and_back(name: str, tmp_path: Path) -> None:
-    model = randomised(T5EncoderModel(T5Config(**(SMALL | CONFIGS[name]))))
+    model = randomized(T5EncoderModel(T5Config(**(SMALL | CONFIGS[name]))))
     model.save_pretrained(tmp_path / "theirs")
     ours: Any = load(tmp_path / "theirs")
     assert isinstance(ours, Encoder)
@@ -81,7 +81,7 @@ def test_an_encoder_alone_reads_the_same_here_and_back(name: str, tmp_path: Path
 def test_copies_of_the_shared_table_and_unread_biases_are_left(
     version: str, tmp_path: Path
 ) -> None:
-    theirs(**CONFIGS[version]).save_pretrained(tmp_path)
+    peer_model(**CONFIGS[version]).save_pretrained(tmp_path)
     expected = load(tmp_path)
     old = load_file(tmp_path / WEIGHTS)
     copies = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
@@ -94,7 +94,7 @@ def test_copies_of_the_shared_table_and_unread_biases_are_left(
 
 
 def test_the_older_config_that_only_says_untied_is_read_as_1_1(tmp_path: Path) -> None:
-    theirs(**CONFIGS["1.1"]).save_pretrained(tmp_path)
+    peer_model(**CONFIGS["1.1"]).save_pretrained(tmp_path)
     expected = load(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["tie_word_embeddings"] is True
@@ -105,7 +105,7 @@ def test_the_older_config_that_only_says_untied_is_read_as_1_1(tmp_path: Path) -
 
 
 def test_one_table_of_distances_a_side_is_stored(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path / "theirs")
+    peer_model().save_pretrained(tmp_path / "theirs")
     save(load(tmp_path / "theirs"), tmp_path / "ours")
     tables = [name for name in load_file(tmp_path / "ours" / WEIGHTS) if "relative" in name]
     assert sorted(tables) == [

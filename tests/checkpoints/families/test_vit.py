@@ -14,7 +14,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTModel
 from manyheads import build, load, save
 from manyheads.checkpoints.families.vit import VIT
 from manyheads.errors import ConfigError, InputError
-from tests.checkpoints.theirs import randomised, same_files
+from tests.checkpoints.peer_models import randomized, same_files
 from tests.parity.comparing import assert_same
 
 SMALL = {
@@ -37,8 +37,8 @@ SIDES = ((28, 28), (48, 48), (8, 16), (4, 4), (28, 28))
 WEIGHTS = "model.safetensors"
 
 
-def theirs(kind: Callable[..., Any] = ViTForImageClassification, **changes: Any) -> Any:
-    return randomised(kind(ViTConfig(**(SMALL | changes), attn_implementation="eager")))
+def peer_model(kind: Callable[..., Any] = ViTForImageClassification, **changes: Any) -> Any:
+    return randomized(kind(ViTConfig(**(SMALL | changes), attn_implementation="eager")))
 
 
 def images(channels: int) -> list[Tensor]:
@@ -60,9 +60,9 @@ def hidden(model: Any, pictures: list[Tensor]) -> list[Tensor]:
 
 def assert_equal(one: Any, other: Any) -> None:
     assert one.config == other.config
-    found, expected = one.state_dict(), other.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    result, expected = one.state_dict(), other.state_dict()
+    assert result.keys() == expected.keys()
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def of_modules(name: str) -> str:
@@ -82,7 +82,7 @@ def of_modules(name: str) -> str:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_same_classes_here_and_back(name: str, tmp_path: Path) -> None:
-    model = theirs(**CONFIGS[name])
+    model = peer_model(**CONFIGS[name])
     model.save_pretrained(tmp_path / "theirs")
     pictures = images(model.config.num_channels)
     expected = classes(model, pictures)
@@ -104,7 +104,7 @@ def test_same_classes_here_and_back(name: str, tmp_path: Path) -> None:
 def test_the_bare_model_gives_hidden_states_and_keeps_its_pooler(
     pooled: bool, tmp_path: Path
 ) -> None:
-    model = theirs(lambda config: ViTModel(config, add_pooling_layer=pooled))
+    model = peer_model(lambda config: ViTModel(config, add_pooling_layer=pooled))
     model.save_pretrained(tmp_path / "theirs")
     pictures = images(3)
     ours: Any = load(tmp_path / "theirs")
@@ -127,7 +127,7 @@ def test_the_bare_model_gives_hidden_states_and_keeps_its_pooler(
 def test_every_layout_of_names_loads_the_same(
     prefix: str, rename: Callable[[str], str], tmp_path: Path
 ) -> None:
-    model = theirs()
+    model = peer_model()
     model.save_pretrained(tmp_path)
     expected = load(tmp_path)
     stored = load_file(tmp_path / WEIGHTS)
@@ -170,7 +170,7 @@ def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) ->
 
 
 def test_a_grid_of_another_size_is_named_with_its_shape(tmp_path: Path) -> None:
-    theirs().save_pretrained(tmp_path)
+    peer_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"image_size": 32}))
     reason = r"position_embeddings has shape \(1, 50, 24\), expected \(1, 65, 24\)"

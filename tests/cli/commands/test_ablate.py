@@ -20,8 +20,8 @@ def test_every_head_is_told_as_the_lens_finds_it(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "all.json", place / "texts.txt"
-    asked = ["ablate", str(place / "decoder"), "--file", str(file), "--json", str(out)]
-    assert main([*asked, "--greedy", "2", "--replace-with", "mean"]) == 0
+    arguments = ["ablate", str(place / "decoder"), "--file", str(file), "--json", str(out)]
+    assert main([*arguments, "--greedy", "2", "--replace-with", "mean"]) == 0
     said = capsys.readouterr().out
     for words in (
         "The loss of the full model",
@@ -34,8 +34,8 @@ def test_every_head_is_told_as_the_lens_finds_it(
     texts = file.read_text().strip().split("\n\n")
     model = load(place / "decoder")
     exact = lens.ablate(model, texts, replace_with="mean", progress=False)
-    found = lens.load(out)
-    np.testing.assert_allclose(found.means["change"], exact.means["change"], atol=1e-6)
+    result = lens.load(out)
+    np.testing.assert_allclose(result.means["change"], exact.means["change"], atol=1e-6)
     metadata = json.loads(out.read_text())["fields"]["metadata"]
     estimate = lens.importance(model, texts, progress=False)
     assert metadata["rank_correlation"] == pytest.approx(estimate.agreement(exact))
@@ -46,8 +46,8 @@ def test_every_head_is_told_as_the_lens_finds_it(
 
 
 def test_some_heads_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["ablate", str(place / "decoder"), "--text", TEXT, "--heads", "L0H1,L1H2"]
-    assert main(asked) == 0
+    arguments = ["ablate", str(place / "decoder"), "--text", TEXT, "--heads", "L0H1,L1H2"]
+    assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "L0H1" in said
     assert "L0H0" not in said

@@ -33,7 +33,7 @@ batch = 64
 [objective]
 kind = "CausalLM"
 
-[optimiser]
+[optimizer]
 rate = 0.02
 
 [run]
@@ -50,7 +50,7 @@ classes = 2
 merged = true
 
 [data]
-kind = "labelled"
+kind = "labeled"
 train = "moods.jsonl"
 validation = "moods.jsonl"
 length = 16
@@ -59,7 +59,7 @@ batch = 64
 [objective]
 kind = "SequenceClassification"
 
-[optimiser]
+[optimizer]
 rate = 0.05
 
 [run]
@@ -98,8 +98,8 @@ def test_an_adapter_is_trained_and_opens_in_peft(
         plain = model(ids).logits
         load_adapter(model, folder / "out" / "adapter")
         adapted = model(ids).logits
-        theirs = GPT2LMHeadModel.from_pretrained(folder / "base")
-        expected = PeftModel.from_pretrained(theirs, folder / "out" / "adapter")(ids).logits
+        peer = GPT2LMHeadModel.from_pretrained(folder / "base")
+        expected = PeftModel.from_pretrained(peer, folder / "out" / "adapter")(ids).logits
     assert (adapted - plain).abs().max() > 1e-3
     torch.testing.assert_close(adapted, expected, atol=1e-5, rtol=0)
 
@@ -146,7 +146,7 @@ def test_merged_the_model_opens_by_itself(folder: Path, capsys: pytest.CaptureFi
 
 
 GATES = """
-[[regulariser]]
+[[regularizer]]
 kind = "L0Gates"
 weight = 5.0
 start = 0.5
@@ -157,7 +157,7 @@ def test_gates_stay_in_the_merged_model_and_no_adapter_is_left_without_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "run.toml").write_text(FILE + GATES)
-    wanted = ["--set", "adapter.merged=true", "--set", "optimiser.rate=0.3"]
+    wanted = ["--set", "adapter.merged=true", "--set", "optimizer.rate=0.3"]
     assert main(["adapt", "base", "run.toml", *wanted]) == 0
     assert "saved to out/model as gpt2, which transformers can open" in capsys.readouterr().out
     before, after = load("base").state_dict(), load("out/model").state_dict()
@@ -187,7 +187,7 @@ def test_gates_stay_in_the_merged_model_and_no_adapter_is_left_without_them(
 def test_what_an_adapter_cannot_hold_is_refused_before_any_work(
     kind: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "run.toml").write_text(f'{FILE}\n[[regulariser]]\nkind = "{kind}"\nweight = 1.0\n')
+    (folder / "run.toml").write_text(f'{FILE}\n[[regularizer]]\nkind = "{kind}"\nweight = 1.0\n')
     assert main(["adapt", "base", "run.toml"]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1] == f"error: run.toml: {words}"
     assert not (folder / "out").exists()

@@ -20,28 +20,28 @@ def test_parts_sum_to_the_logit(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "why.json"
-    asked = ["attribute", str(place / "decoder"), "--text", TEXT, "--json", str(out)]
-    assert main([*asked, "--target", "mat", "--against", "log"]) == 0
+    arguments = ["attribute", str(place / "decoder"), "--text", TEXT, "--json", str(out)]
+    assert main([*arguments, "--target", "mat", "--against", "log"]) == 0
     said = capsys.readouterr().out
     for words in ("' mat'", "' log'", "feedforward 1", "embedding", "Logit lens", "layer 1"):
         assert words in said
-    found = lens.load(out)
-    assert sum(each.value for each in found.contributions) == pytest.approx(found.value, abs=1e-4)
+    result = lens.load(out)
+    assert sum(each.value for each in result.contributions) == pytest.approx(result.value, abs=1e-4)
     model = load(place / "decoder")
     ids = [model.tokenizer.encode(word).ids for word in (" mat", " log")]
     direct = lens.attribute_logits(model, [TEXT], *ids)
-    assert found.of("L1H2") == pytest.approx(float(direct.by_head[0, 6]), abs=1e-5)
-    assert found.value == pytest.approx(float(direct.logits[0]), abs=1e-5)
+    assert result.of("L1H2") == pytest.approx(float(direct.by_head[0, 6]), abs=1e-5)
+    assert result.value == pytest.approx(float(direct.logits[0]), abs=1e-5)
 
 
 @pytest.mark.parametrize("method", ["integrated", "heads", "rollout"])
 def test_other_methods_add_up(place: Path, tmp_path: Path, method: str) -> None:
     out = tmp_path / "why.json"
-    asked = ["attribute", str(place / "small"), "--text", "The cat sat", "--method", method]
-    assert main([*asked, "--json", str(out)]) == 0
-    found = lens.load(out)
-    assert sum(each.value for each in found.contributions) == pytest.approx(found.value, abs=5e-3)
-    assert len(found.contributions) == (4 if method == "heads" else len(found.tokens))
+    arguments = ["attribute", str(place / "small"), "--text", "The cat sat", "--method", method]
+    assert main([*arguments, "--json", str(out)]) == 0
+    result = lens.load(out)
+    assert sum(each.value for each in result.contributions) == pytest.approx(result.value, abs=5e-3)
+    assert len(result.contributions) == (4 if method == "heads" else len(result.tokens))
 
 
 def test_rollout_takes_an_encoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,18 +53,18 @@ def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, out = "The cat sat on the mat. " * 12 + "The log", tmp_path / "why.json"
-    asked = ["attribute", str(place / "encoder"), "--text", text, "--method", "rollout"]
-    assert main([*asked, "--json", str(out)]) == 0
-    said, found = capsys.readouterr().out, lens.load(out)
-    assert len(found.contributions) == len(found.tokens) > 50
+    arguments = ["attribute", str(place / "encoder"), "--text", text, "--method", "rollout"]
+    assert main([*arguments, "--json", str(out)]) == 0
+    said, result = capsys.readouterr().out, lens.load(out)
+    assert len(result.contributions) == len(result.tokens) > 50
     rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]
-    last = len(found.contributions) - 1
+    last = len(result.contributions) - 1
     assert len(rows) == 40
     assert rows[-10:] == [str(at) for at in range(last - 9, last + 1)]
-    assert str(max(range(last), key=lambda at: found.contributions[at].value)) in rows
+    assert str(max(range(last), key=lambda at: result.contributions[at].value)) in rows
     assert f"and {last + 1 - 40} more: --all prints them" in said
     assert "max_rows=None" not in said
-    assert main([*asked, "--all"]) == 0
+    assert main([*arguments, "--all"]) == 0
     said = capsys.readouterr().out
     rows = [line.split()[0] for line in said.splitlines() if line.strip()[:1].isdigit()]
     assert rows == [str(at) for at in range(last + 1)]
@@ -75,11 +75,11 @@ def test_so_many_steps_are_taken_and_it_says_that_they_did_not_converge(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "why.json"
-    asked = ["attribute", str(place / "small"), "--text", TEXT, "--method", "integrated"]
-    assert main([*asked, "--steps", "2", "--json", str(out)]) == 0
+    arguments = ["attribute", str(place / "small"), "--text", TEXT, "--method", "integrated"]
+    assert main([*arguments, "--steps", "2", "--json", str(out)]) == 0
     assert lens.load(out).path_steps == 2
     assert "Not converged: 2 steps leave" in capsys.readouterr().out
-    assert main([*asked, "--steps", "96"]) == 0
+    assert main([*arguments, "--steps", "96"]) == 0
     assert "Not converged" not in capsys.readouterr().out
 
 

@@ -33,9 +33,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_line_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = [word for text in TEXTS for word in ("--text", text)]
     assert main(["classify", str(folder), *said]) == 0
-    found = classify(load(folder), TEXTS)
-    best = found.probabilities.max(1).values.tolist()
-    rows = zip(found.labels, best, TEXTS, strict=True)
+    result = classify(load(folder), TEXTS)
+    best = result.probabilities.max(1).values.tolist()
+    rows = zip(result.labels, best, TEXTS, strict=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"{label}\t{share:.3f}\t{text}" for label, share, text in rows]
 
@@ -49,12 +49,12 @@ def test_all_shares_go_to_a_file(
         main(["classify", str(folder), "--file", str(tmp_path / "texts.txt"), "-o", str(out)]) == 0
     )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    found = classify(load(folder), TEXTS)
+    result = classify(load(folder), TEXTS)
     assert [row["text"] for row in rows] == TEXTS
-    assert tuple(row["label"] for row in rows) == found.labels
-    assert [list(row["shares"].values()) for row in rows] == found.probabilities.tolist()
+    assert tuple(row["label"] for row in rows) == result.labels
+    assert [list(row["shares"].values()) for row in rows] == result.probabilities.tolist()
     said = capsys.readouterr().out
-    glad = found.labels.count("glad")
+    glad = result.labels.count("glad")
     assert said == f"2 texts ({glad} glad, {2 - glad} sad) to {out}\n"
 
 
@@ -91,14 +91,14 @@ def test_words_are_told_one_a_line_or_as_training_reads_them(
     save(with_classes(small(), ("noun", "other"), "tokens"), tmp_path / "model")
     said = [word for text in TEXTS for word in ("--text", text)]
     assert main(["classify", str(tmp_path / "model"), *said]) == 0
-    found = tag(load(tmp_path / "model"), TEXTS)
-    told = ["\n".join(f"{w}\t{label}\t{share:.3f}" for w, label, share in row) for row in found]
-    assert capsys.readouterr().out == "\n\n".join(told) + "\n"
+    result = tag(load(tmp_path / "model"), TEXTS)
+    message = ["\n".join(f"{w}\t{label}\t{share:.3f}" for w, label, share in row) for row in result]
+    assert capsys.readouterr().out == "\n\n".join(message) + "\n"
     out = tmp_path / "found.jsonl"
     assert main(["classify", str(tmp_path / "model"), *said, "-o", str(out)]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["tokens"] for row in rows] == [text.split() for text in TEXTS]
-    assert [row["tags"] for row in rows] == [[each.label for each in row] for row in found]
+    assert [row["tags"] for row in rows] == [[each.label for each in row] for row in result]
     assert capsys.readouterr().out == f"6 words of 2 texts to {out}\n"
 
 
@@ -114,15 +114,15 @@ def test_images_are_told_one_a_line_or_by_rows(
     files[0].parent.mkdir()
     for place, file in enumerate(files):
         Image.new("RGB", (40, 30), (200 * place, 90, 30)).save(file)
-    found = classify_images(model, [read_image(model, file) for file in files])
-    best = [f"{share:.3f}" for share in found.probabilities.max(1).values.tolist()]
-    rows = zip(found.labels, best, map(str, files), strict=True)
+    result = classify_images(model, [read_image(model, file) for file in files])
+    best = [f"{share:.3f}" for share in result.probabilities.max(1).values.tolist()]
+    rows = zip(result.labels, best, map(str, files), strict=True)
     assert main(["classify", str(folder), "--image", str(files[0].parent)]) == 0
     assert capsys.readouterr().out.splitlines() == ["\t".join(row) for row in rows]
     out = tmp_path / "found.jsonl"
     assert main(["classify", str(folder), "--image", str(files[0]), "-o", str(out)]) == 0
     row = json.loads(out.read_text())
-    assert (row["image"], row["label"]) == (str(files[0]), found.labels[0])
+    assert (row["image"], row["label"]) == (str(files[0]), result.labels[0])
     assert capsys.readouterr().out.startswith("1 image (")
     assert main(["classify", str(folder), "--image", str(tmp_path / "no.png")]) == 2
     assert "no.png does not exist" in capsys.readouterr().err

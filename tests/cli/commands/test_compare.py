@@ -32,10 +32,10 @@ def test_a_model_is_as_itself(
     said = capsys.readouterr().out
     assert "no head" in said
     assert "changed most" not in said
-    found = lens.load(out)
-    assert found.losses is not None
-    assert found.losses.change == 0.0
-    assert float(np.nanmax(np.abs(found.change.means["entropy"]))) == 0.0
+    result = lens.load(out)
+    assert result.losses is not None
+    assert result.losses.change == 0.0
+    assert float(np.nanmax(np.abs(result.change.means["entropy"]))) == 0.0
 
 
 def test_a_pruned_model_is_told_by_where_its_heads_come_from(
@@ -55,10 +55,10 @@ def test_what_was_pruned_twice_is_compared_with_what_was_pruned_once(
     more = ["--file", str(place / "texts.txt"), "--no-kinds"]
     pair = [str(place / "pruned"), str(place / "twice")]
     assert main(["compare", *pair, *more, "--json", str(out)]) == 0
-    found = lens.load(out)
-    assert [str(each) for each in found.removed] == ["L0H0"]
+    result = lens.load(out)
+    assert [str(each) for each in result.removed] == ["L0H0"]
     # Weights are as they were, so that every head that is left met itself.
-    assert float(np.nanmax(found.weights.means["all"])) == 0.0
+    assert float(np.nanmax(result.weights.means["all"])) == 0.0
     assert main(["compare", str(place / "twice"), str(place / "pruned"), *more]) == 2
     assert "L0H0 of the second model is L0H1 of the original" in capsys.readouterr().err
 

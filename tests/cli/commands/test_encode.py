@@ -65,16 +65,16 @@ def test_every_kind_of_file_holds_the_same(folder: Path, tmp_path: Path) -> None
 
 def test_pooling_and_length_can_be_asked_for(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "vectors.npy"
-    asked = ["--pooling", "cls", "--normalise", "--batch-tokens", "5", "--device", "cpu"]
-    assert main(["encode", str(folder), *SAID, "--out", str(out), *asked]) == 0
-    expected = encode(load(folder), TEXTS, pooling="cls", normalise=True)
+    arguments = ["--pooling", "cls", "--normalize", "--batch-tokens", "5", "--device", "cpu"]
+    assert main(["encode", str(folder), *SAID, "--out", str(out), *arguments]) == 0
+    expected = encode(load(folder), TEXTS, pooling="cls", normalize=True)
     np.testing.assert_allclose(np.load(out), expected.numpy(), atol=1e-6)
 
 
 def test_weights_may_be_halved_while_encoding(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "vectors.npy"
-    told = ["--out", str(out), "--dtype", "bfloat16", "--no-normalise"]
-    assert main(["encode", str(folder), "--text", "the cat", *told]) == 0
+    message = ["--out", str(out), "--dtype", "bfloat16", "--no-normalize"]
+    assert main(["encode", str(folder), "--text", "the cat", *message]) == 0
     assert np.load(out).dtype == np.float32
 
 
@@ -109,7 +109,7 @@ def test_cut_texts_are_told_of(
             "broken.txt is not UTF-8: invalid start byte at byte 1",
         ),
         (
-            ["--text", "a", "--out", "x.npy", "--normalise", "--no-normalise"],
+            ["--text", "a", "--out", "x.npy", "--normalize", "--no-normalize"],
             "exclude each other",
         ),
         (["--text", "a", "--out", "x.npy", "--batch-tokens", "0"], "--batch-tokens"),

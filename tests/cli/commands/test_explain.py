@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from rich.cells import cell_len
 from rich.console import Console
 
-from manyheads.cli.main import COMMANDS, main
+from manyheads.cli.main import ALL_COMMANDS, main
 from manyheads.explain import load_words
 from manyheads.explain.layer_walk import Stage, Step, Walk, walk
 from manyheads.explain.scaling import ScalingPage, measure
@@ -149,7 +149,7 @@ def test_letters_that_mean_something_to_a_terminal_are_only_letters(
     assert "�[" in said
 
 
-def test_colours_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_colors_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in run(capsys, SENTENCE)
     console = Console(
         file=io.StringIO(), force_terminal=True, color_system="truecolor", highlight=False
@@ -300,7 +300,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if re.match("  [a-z]", line)] == list(COMMANDS)
+    assert [line.split()[0] for line in lines if re.match("  [a-z]", line)] == list(ALL_COMMANDS)
 
 
 def test_an_interrupted_command_says_so_in_one_line(
@@ -320,7 +320,7 @@ import sys, types
 root = types.ModuleType("manyheads")
 root.__path__ = [sys.argv[1]]
 sys.modules["manyheads"] = root
-from manyheads.cli.main import COMMANDS, main
+from manyheads.cli.main import ALL_COMMANDS, main
 main(["--help"])
 main(["inspect", "--txt", "a"])
 try:

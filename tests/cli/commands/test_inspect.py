@@ -21,8 +21,8 @@ def test_everything_is_told_and_written(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "all.json", place / "texts.txt"
-    asked = ["inspect", str(place / "small"), "--file", str(file), "--json", str(out)]
-    assert main(asked) == 0
+    arguments = ["inspect", str(place / "small"), "--file", str(file), "--json", str(out)]
+    assert main(arguments) == 0
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         "4 heads",
@@ -34,14 +34,14 @@ def test_everything_is_told_and_written(
         "Duplicate",
     ):
         assert words in said
-    told = json.loads(out.read_text())
-    assert told["kind"] == "Inspection"
-    assert told["summary"]["heads"][-1] == "L0H3"
-    found = lens.load(out)
-    assert found.complete
+    message = json.loads(out.read_text())
+    assert message["kind"] == "Inspection"
+    assert message["summary"]["heads"][-1] == "L0H3"
+    result = lens.load(out)
+    assert result.complete
     texts = file.read_text().strip().split("\n\n")
     seen = lens.statistics(load(place / "small"), texts)
-    np.testing.assert_allclose(found.statistics.means["entropy"], seen.means["entropy"], rtol=1e-4)
+    np.testing.assert_allclose(result.statistics.means["entropy"], seen.means["entropy"], rtol=1e-4)
 
 
 def test_ctrl_c_keeps_what_was_measured(
@@ -55,15 +55,15 @@ def test_ctrl_c_keeps_what_was_measured(
 
     monkeypatch.setattr("manyheads.lens.inspection.kinds", broken_off)
     out = tmp_path / "part.json"
-    asked = ["inspect", str(place / "small"), "--text", TEXT, "--text", "The cat", "--json"]
-    assert main([*asked, str(out)]) == 1
+    arguments = ["inspect", str(place / "small"), "--text", TEXT, "--text", "The cat", "--json"]
+    assert main([*arguments, str(out)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "2 texts" in said
     assert "Interrupted" in said
-    found = lens.load(out)
-    assert not found.complete
-    assert found.statistics.complete
-    assert found.kinds is None
+    result = lens.load(out)
+    assert not result.complete
+    assert result.statistics.complete
+    assert result.kinds is None
 
 
 @pytest.mark.parametrize(

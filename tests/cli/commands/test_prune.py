@@ -73,7 +73,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(
 def test_what_is_not_known_of_one_text_is_null_in_json(place: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("the cat sat on a mat")
     out = tmp_path / "one.json"
-    asked = [
+    arguments = [
         "prune",
         str(place / "model"),
         "--file",
@@ -81,7 +81,7 @@ def test_what_is_not_known_of_one_text_is_null_in_json(place: Path, tmp_path: Pa
         "--fraction",
         "0.5",
     ]
-    assert main([*asked, "--json", str(out)]) == 0
+    assert main([*arguments, "--json", str(out)]) == 0
     assert "NaN" not in out.read_text()
     assert json.loads(out.read_text())["curve"][0]["change_error"] is None
 
@@ -98,10 +98,10 @@ def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
     picture, numbers = tmp_path / "curve.png", tmp_path / "numbers.json"
     wanted = ["--fraction", "0.25", "--by", "random", "--picture", str(picture)]
     assert prune(place, *wanted, "--json", str(numbers)) == 0
-    told = json.loads(numbers.read_text("utf-8"))
-    assert len(told["removed"]) == 2
-    assert told["after"]["parameters"] < told["before"]["parameters"]
-    assert told["pruned"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+    message = json.loads(numbers.read_text("utf-8"))
+    assert len(message["removed"]) == 2
+    assert message["after"]["parameters"] < message["before"]["parameters"]
+    assert message["pruned"] == pytest.approx(message["curve"][-1]["value"], abs=1e-5)
     assert picture.exists()
 
 
@@ -116,10 +116,10 @@ def test_neurons_go_and_are_named_by_layer(
         == 0
     )
     assert "32 of 128 neurons removed by gradient" in capsys.readouterr().out
-    told = json.loads(numbers.read_text("utf-8"))
-    assert told["neurons"] == 128
-    assert sum(map(len, told["removed"].values())) == 32
-    assert told["pruned"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+    message = json.loads(numbers.read_text("utf-8"))
+    assert message["neurons"] == 128
+    assert sum(map(len, message["removed"].values())) == 32
+    assert message["pruned"] == pytest.approx(message["curve"][-1]["value"], abs=1e-5)
     assert (out / "curve.png").exists()
     hidden = [layer.feedforward.inner.hidden for layer in load(out).config.stack.layers]
     assert sum(hidden) == 96
@@ -151,17 +151,17 @@ def test_neurons_and_layers_go_by_every_measure(
     numbers = tmp_path / "numbers.json"
     wanted = ["--what", what, "--by", by, "--gate-steps", "2", "--json", str(numbers)]
     code = prune(place, *wanted, "--fraction", "0.5")
-    said, told = capsys.readouterr(), json.loads(numbers.read_text("utf-8"))
+    said, message = capsys.readouterr(), json.loads(numbers.read_text("utf-8"))
     assert f"{what} " in said.out
     assert f"by {by}" in said.out
-    assert told["by"] == by
+    assert message["by"] == by
     if (what, by) == ("neurons", "redundancy"):
         assert code == 1
         assert "are redundant" in said.err
-        assert told["removed"] == []
+        assert message["removed"] == []
     else:
         assert code == 0
-        assert told["pruned"] == pytest.approx(told["curve"][-1]["value"], abs=1e-5)
+        assert message["pruned"] == pytest.approx(message["curve"][-1]["value"], abs=1e-5)
 
 
 def test_neurons_and_layers_are_measured_anew(
@@ -252,8 +252,14 @@ def test_a_model_of_images_is_not_asked_for_a_tokenizer(
     command: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(build("vit-b16", layers=1, width=16, heads=2, hidden=16, seed=0), tmp_path / "vit")
-    asked = [str(tmp_path / "vit"), "--file", str(place / "corpus.txt"), "-o", str(tmp_path / "o")]
-    assert main([command, *asked]) == 2
+    arguments = [
+        str(tmp_path / "vit"),
+        "--file",
+        str(place / "corpus.txt"),
+        "-o",
+        str(tmp_path / "o"),
+    ]
+    assert main([command, *arguments]) == 2
     assert "a Vision does not read texts: give it images" in capsys.readouterr().err
 
 
@@ -285,9 +291,9 @@ def test_ctrl_c_says_that_it_stopped_and_what_was_kept(
     monkeypatch.setattr(evaluate.Evaluation, "collect", first_interrupted)
     out, numbers = tmp_path / "pruned", tmp_path / "numbers.json"
     assert prune(place, "--fraction", "0.5", "-o", str(out), "--json", str(numbers)) == 1
-    told = capsys.readouterr().err
-    assert "interrupted after " in told
-    assert " of 8 heads" in told
-    assert "no model was saved" in told
+    message = capsys.readouterr().err
+    assert "interrupted after " in message
+    assert " of 8 heads" in message
+    assert "no model was saved" in message
     assert not out.exists()
     assert numbers.exists()

@@ -22,8 +22,8 @@ def test_a_report_its_pictures_and_the_next_command(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, text = folder / "new" / "report.html", folder / "text.txt"
-    given = ["report", str(folder / "model"), "--file", str(text), "-o", str(out)]
-    assert main([*given, "--pattern-tokens", "40", "--pictures", str(folder / "drawn")]) == 0
+    inputs = ["report", str(folder / "model"), "--file", str(text), "-o", str(out)]
+    assert main([*inputs, "--pattern-tokens", "40", "--pictures", str(folder / "drawn")]) == 0
     page = out.read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert "<script>alert(1)" not in page
@@ -53,25 +53,25 @@ def test_pictures_show_every_weight_and_numbers_go_to_a_file_of_json(
     # The report itself keeps two weights of each query; the picture draws them all.
     np.testing.assert_allclose(pattern.sum(1), 1, atol=1e-5)
     assert (pattern[-1] > 0).sum() == 20
-    told = json.loads(numbers.read_text("utf-8"))
-    rows = told["rows"]
+    message = json.loads(numbers.read_text("utf-8"))
+    rows = message["rows"]
     assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert all(0 <= row["normalized_entropy"] <= 1 for row in rows)
-    assert told["importance"] is None
+    assert message["importance"] is None
 
 
 def test_a_name_that_is_no_page_is_refused_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["report", "nowhere", "--file", str(tmp_path / "none.txt"), "-o", "report.pdf"]
-    assert main(given) == 2
+    inputs = ["report", "nowhere", "--file", str(tmp_path / "none.txt"), "-o", "report.pdf"]
+    assert main(inputs) == 2
     assert "must end in .html" in capsys.readouterr().err
 
 
 def test_a_text_may_be_typed_or_read_but_not_both(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [
+    inputs = [
         "report",
         str(folder / "model"),
         "--text",
@@ -82,9 +82,9 @@ def test_a_text_may_be_typed_or_read_but_not_both(
         "20",
     ]
     out = tmp_path / "typed.html"
-    assert main([*given, "-o", str(out)]) == 0
+    assert main([*inputs, "-o", str(out)]) == 0
     assert "the text of --text" in out.read_text("utf-8")
-    assert main([*given, "--file", str(folder / "text.txt")]) == 2
+    assert main([*inputs, "--file", str(folder / "text.txt")]) == 2
     assert "--text and --file" in capsys.readouterr().err
 
 
@@ -108,7 +108,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, text = tmp_path / "report.html", str(folder / "text.txt")
-    given = ["report", str(folder / "model"), "--file", text, "-o", str(out)]
-    assert main([*given, "--pictures", text]) == 2
+    inputs = ["report", str(folder / "model"), "--file", text, "-o", str(out)]
+    assert main([*inputs, "--pictures", text]) == 2
     assert "text.txt is a file: name a folder." in capsys.readouterr().err
     assert not out.exists()

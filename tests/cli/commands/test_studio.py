@@ -58,8 +58,8 @@ def test_ctrl_c_is_how_it_ends(tmp_path: Path) -> None:
     with started:
         assert "studio: http://127.0.0.1:" in started.stderr.readline()
         started.send_signal(signal.SIGINT)
-        _, told = started.communicate(timeout=60)
-        assert "error" not in told
+        _, message = started.communicate(timeout=60)
+        assert "error" not in message
         assert started.returncode == 0
 
 

@@ -41,8 +41,8 @@ def test_a_tokenizer_is_learnt_and_written(
 def test_wordpiece_may_keep_capitals(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (corpus / "c.txt").write_text("The The the the")
     out = corpus / "t.json"
-    asked = [str(corpus / "c.txt"), "-o", str(out), "--kind", "wordpiece", "--cased"]
-    assert main(["tokenizer", *asked]) == 0
+    arguments = [str(corpus / "c.txt"), "-o", str(out), "--kind", "wordpiece", "--cased"]
+    assert main(["tokenizer", *arguments]) == 0
     assert "from 1 file: " in capsys.readouterr().out
     assert Tokenizer.from_file(str(out)).encode("The").tokens == ["[CLS]", "The", "[SEP]"]
 
@@ -110,8 +110,8 @@ device = "cpu"
 def test_wrong_use_is_one_line(
     arguments: list[str], message: str, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [argument.replace("{}", str(corpus)) for argument in arguments]
-    assert main(["tokenizer", *given]) == 2
+    inputs = [argument.replace("{}", str(corpus)) for argument in arguments]
+    assert main(["tokenizer", *inputs]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith(f"error: {message.replace('{}', str(corpus))}")

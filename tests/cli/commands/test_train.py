@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.data import tokenise
+from manyheads.data import tokenize
 from manyheads.train.loop.train_step import Updater
 from manyheads.train.run_file import data_config
 from tests.train.tiny import write_run_file
@@ -39,10 +39,10 @@ def test_stopped_it_says_how_to_go_on(
 ) -> None:
     update = Updater.begin
 
-    def interrupted(self: Updater, asked: Any, **more: Any) -> Any:
-        if asked.number == 1:
+    def interrupted(self: Updater, arguments: Any, **more: Any) -> Any:
+        if arguments.number == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, asked, **more)
+        return update(self, arguments, **more)
 
     monkeypatch.setattr(Updater, "begin", interrupted)
     assert main(["train", run_file.name]) == 143
@@ -58,8 +58,8 @@ def test_stopped_before_its_first_step_it_says_from_where_to_go_on(
 ) -> None:
     assert main(["train", run_file.name]) == 0
 
-    def interrupted(*given: Any, **more: Any) -> Any:
-        del given, more
+    def interrupted(*inputs: Any, **more: Any) -> Any:
+        del inputs, more
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(data_config, "write_store", interrupted)
@@ -78,20 +78,20 @@ def test_a_mistake_is_one_line_with_its_key(capsys: pytest.CaptureFixture[str]) 
     assert not Path("out").exists()
 
 
-def test_stopped_while_tokenising_it_says_so_and_goes_on(
+def test_stopped_while_tokenizing_it_says_so_and_goes_on(
     run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = tokenise._tokenise
+    original = tokenize._tokenize
 
-    def interrupted(*given: Any) -> None:
-        original(*given)
+    def interrupted(*inputs: Any) -> None:
+        original(*inputs)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(tokenise, "_tokenise", interrupted)
+        patched.setattr(tokenize, "_tokenize", interrupted)
         assert main(["train", run_file.name]) == 143
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "interrupted while tokenising (finished parts are kept); "
+        "interrupted while tokenizing (finished parts are kept); "
         "resume with: manyheads train run.toml"
     )
     assert main(["train", run_file.name]) == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.labelled import TaggedTexts, tagged_examples
+from manyheads.data.labeled import TaggedTexts, tagged_examples
 from manyheads.data.sources.conll import ConllRows, tagged_rows
 from manyheads.errors import InputError
 from tests.data.tiny import tokenizer

@@ -23,8 +23,8 @@ def lay(folder: Path, *names: str) -> None:
 
 
 def names(folder: Path, *paths: str) -> list[str]:
-    found = find_files([folder / path for path in paths], KNOWN)
-    return [file.relative_to(folder).as_posix() for file in found]
+    result = find_files([folder / path for path in paths], KNOWN)
+    return [file.relative_to(folder).as_posix() for file in result]
 
 
 def test_folders_globs_and_files_come_in_order_and_once(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ def lines(path: Path, *rows: str) -> Path:
 
 def test_json_lines_are_rows_and_blank_ones_are_not(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.jsonl", '{"text": "one"}', "", '{"text": "two", "label": 3}')
-    found = list(FileRows(file))
-    assert [(row.text("text"), row.number) for row in found] == [("one", 1), ("two", 3)]
-    assert found[1].get("label") == 3
+    result = list(FileRows(file))
+    assert [(row.text("text"), row.number) for row in result] == [("one", 1), ("two", 3)]
+    assert result[1].get("label") == 3
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_parquet_is_read_row_by_row(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     texts = [f"text {number}" for number in range(1000)]
     parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=300)
-    found = list(FileRows(tmp_path / "a.parquet"))
-    assert [row.text("text") for row in found] == texts
-    assert found[-1].location == f"{tmp_path}/a.parquet, row 1000"
+    result = list(FileRows(tmp_path / "a.parquet"))
+    assert [row.text("text") for row in result] == texts
+    assert result[-1].location == f"{tmp_path}/a.parquet, row 1000"
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and nothing more")
     with pytest.raises(InputError, match=r"b\.parquet cannot be read as Parquet"):
         list(FileRows(tmp_path / "b.parquet"))
@@ -92,17 +92,17 @@ def test_extras_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    request: dict[str, Any] = {}
 
     def load_dataset(name: str, subset: str | None, **options: Any) -> Any:
-        asked.update(options, name=name, subset=subset)
+        request.update(options, name=name, subset=subset)
         if options["split"] == "train":
             return iter([{"text": "one"}, {"text": "two"}])
         raise ValueError("Bad split\nmore")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     assert [row.text("text") for row in HubRows("org/name", subset="en")] == ["one", "two"]
-    assert (asked["streaming"], asked["subset"]) == (True, "en")
+    assert (request["streaming"], request["subset"]) == (True, "en")
     with refuses(
         InputError,
         "cannot load org/name, split 'dev', from the hub (ValueError: Bad split): "
@@ -115,5 +115,5 @@ def test_a_real_dataset_can_be_streamed(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     rows = [json.dumps({"text": f"text {number}"}) for number in range(5)]
     lines(tmp_path / "train.jsonl", *rows)
-    found = [row.text("text") for row in HubRows(str(tmp_path))]
-    assert found == [f"text {number}" for number in range(5)]
+    result = [row.text("text") for row in HubRows(str(tmp_path))]
+    assert result == [f"text {number}" for number in range(5)]

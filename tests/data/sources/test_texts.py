@@ -24,14 +24,14 @@ from tests.messages import refuses
 
 
 def documents(source: TextSource) -> list[str]:
-    found, parts = [], []
+    result, parts = [], []
     for passage in source.read():
         parts.append(passage.text)
         if passage.ends:
-            found.append("".join(parts))
+            result.append("".join(parts))
             parts = []
     assert not parts
-    return found
+    return result
 
 
 LETTERS = st.text(alphabet="ab \n;", max_size=60)
@@ -47,8 +47,8 @@ def test_documents_are_those_of_a_plain_split(chunks: list[str], separator: str 
     whole = "".join(chunks)
     expected = whole.split(separator) if separator else [whole]
     joined = "".join(text + ("\0" if ends else "") for text, ends in passages)
-    found = joined.split("\0")[:-1]
-    assert [each for each in found if each.strip()] == [each for each in expected if each.strip()]
+    result = joined.split("\0")[:-1]
+    assert [each for each in result if each.strip()] == [each for each in expected if each.strip()]
     assert all(len(text) <= 16 for text, _ in passages)
 
 
@@ -85,8 +85,8 @@ def test_rows_are_documents_wherever_they_come_from(tmp_path: Path) -> None:
 def test_reading_may_begin_at_any_file(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(name)
-    found = [(passage.text, passage.file) for passage in TextFiles(tmp_path).read(1)]
-    assert found == [("b", 1), ("c", 2)]
+    result = [(passage.text, passage.file) for passage in TextFiles(tmp_path).read(1)]
+    assert result == [("b", 1), ("c", 2)]
 
 
 def test_bytes_that_are_no_utf8_are_named_by_their_place(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_memory_does_not_grow_with_the_corpus(name: str, tmp_path: Path) -> None
         tracemalloc.start()
         for _ in source.read():
             pass
-        found = tracemalloc.get_traced_memory()[1]
+        result = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found
+        return result
 
     # 0.9 and 3.5 MB of text; some kilobytes of the rest of the process may be counted too.
     small, large = peak(2_000), peak(8_000)
@@ -136,11 +136,11 @@ def test_a_small_text_comes_in_passages_that_end_with_lines() -> None:
 
 def test_a_name_of_the_hub_is_a_dataset_and_all_else_are_files() -> None:
     assert row_source(["a.jsonl", "b.jsonl"]) == FileRows(("a.jsonl", "b.jsonl"))
-    asked = HubRows("org/name", subset="en", split="dev", revision="v1")
-    assert row_source(["hub:org/name?subset=en&split=dev&revision=v1"]) == asked
+    request = HubRows("org/name", subset="en", split="dev", revision="v1")
+    assert row_source(["hub:org/name?subset=en&split=dev&revision=v1"]) == request
     assert text_source(["hub:org/name"], field="body") == RowTexts(HubRows("org/name"), "body")
-    found = text_source(["a.txt"], separator=";", errors="replace")
-    assert found == TextFiles(("a.txt",), separator=";", errors="replace")
+    result = text_source(["a.txt"], separator=";", errors="replace")
+    assert result == TextFiles(("a.txt",), separator=";", errors="replace")
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,10 @@ def test_sequences_that_leave_the_batch_do_not_change_the_last_one() -> None:
     steps.start(Ragged.from_list(tokens))
     steps.next(torch.tensor([1, 2, 3]))
     steps.select([2])
-    found = steps.next(torch.tensor([4]))
+    result = steps.next(torch.tensor([4]))
     with torch.no_grad():
         whole = model(torch.cat([tokens[2], torch.tensor([3, 4])])[None]).logits[0, -1:]
-    torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(result, whole, atol=1e-4, rtol=1e-4)
 
 
 def test_one_sequence_may_become_several_beams_and_one_again() -> None:
@@ -77,12 +77,12 @@ def test_one_sequence_may_become_several_beams_and_one_again() -> None:
             steps.select(chosen)
             texts = [list(texts[place]) for place in chosen]
         new = [7 * number % 11 + place for place in range(len(texts))]
-        found = steps.next(torch.tensor(new))
+        result = steps.next(torch.tensor(new))
         for text, token in zip(texts, new, strict=True):
             text.append(token)
         with torch.no_grad():
             whole = model(torch.tensor(texts)).logits[:, -1]
-        torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(result, whole, atol=1e-4, rtol=1e-4)
 
 
 def test_hooks_are_called_at_every_step() -> None:

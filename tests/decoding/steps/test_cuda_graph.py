@@ -105,7 +105,7 @@ def test_a_step_is_compiled_once_for_prompts_of_any_length() -> None:
         model.next_logits(prompts, cache)
         expected = made("window").new_cache()
         model.next_logits(prompts, expected)
-        found = step(model, ids, cache, cache.static_plan())
+        result = step(model, ids, cache, cache.static_plan())
         ones = Ragged.from_list([each[None] for each in ids])
-        torch.testing.assert_close(found, model.next_logits(ones, expected), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result, model.next_logits(ones, expected), rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1

@@ -56,17 +56,17 @@ CHOSEN = (
 @cache
 def recorded(name: str) -> tuple[Any, ModelInputs, Record]:
     model = fresh(EVERY[name])
-    given = texts_for(model)
+    inputs = texts_for(model)
     sites = [Site(b.layer, Tap.PATTERN, b.sublayer, b.stack) for b in blocks_of(model)]
     record = Record(sites)
     with torch.no_grad():
         if isinstance(model, Vision):
-            model(list(given.images), watch=record)
+            model(list(inputs.images), watch=record)
         elif isinstance(model, Seq2Seq):
-            model(given.source, given.ids, watch=record)
+            model(inputs.source, inputs.ids, watch=record)
         else:
-            model(given.ids, watch=record)
-    return model, given, record
+            model(inputs.ids, watch=record)
+    return model, inputs, record
 
 
 def cosine(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -102,9 +102,9 @@ def from_patterns(
     sights = {block: sights_of(model, block, patterns[layers.index(block)]) for block in blocks}
     values = np.full((len(patterns), len(patterns)), np.nan)
     for one, mine in enumerate(patterns):
-        for other, theirs in enumerate(patterns[: one + 1]):
+        for other, peer in enumerate(patterns[: one + 1]):
             rows = []
-            for text, (p, q) in enumerate(zip(mine, theirs, strict=True)):
+            for text, (p, q) in enumerate(zip(mine, peer, strict=True)):
                 seen_by_both = sights[layers[one]][text] & sights[layers[other]][text]
                 rows.append(function(p[seen_by_both], q[seen_by_both]))
             joined = np.concatenate(rows)
@@ -125,33 +125,33 @@ def sights_of(model: Any, block: Block, patterns: list[np.ndarray]) -> list[np.n
 
 
 def groups(model: Any) -> dict[tuple[str, Sublayer], list[Block]]:
-    found: dict[tuple[str, Sublayer], list[Block]] = {}
+    result: dict[tuple[str, Sublayer], list[Block]] = {}
     for block in blocks_of(model):
-        found.setdefault((block.stack, block.sublayer), []).append(block)
-    return found
+        result.setdefault((block.stack, block.sublayer), []).append(block)
+    return result
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_overlap_is_that_of_the_patterns(name: str) -> None:
-    model, given, record = recorded(name)
+    model, inputs, record = recorded(name)
     for (stack, sublayer), blocks in groups(model).items():
         expected, same = from_patterns(model, record, blocks, "cosine")
         options = {"stack": stack, "sublayer": sublayer, "progress": False}
-        found = overlap(model, given, **options)
-        np.testing.assert_allclose(found.values, expected, atol=LIMIT)
-        within = overlap(model, given, partners="same layer", **options)
+        result = overlap(model, inputs, **options)
+        np.testing.assert_allclose(result.values, expected, atol=LIMIT)
+        within = overlap(model, inputs, partners="same layer", **options)
         np.testing.assert_allclose(within.values[same], expected[same], atol=LIMIT)
         assert np.isnan(within.values[~same]).all()
 
 
 @pytest.mark.parametrize("name", CHOSEN[::3])
 def test_divergence_is_that_of_the_patterns(name: str) -> None:
-    model, given, record = recorded(name)
+    model, inputs, record = recorded(name)
     for (stack, sublayer), blocks in groups(model).items():
         expected, _ = from_patterns(model, record, blocks, "jensen-shannon")
         options = {"stack": stack, "sublayer": sublayer, "progress": False}
-        found = overlap(model, given, "jensen-shannon", **options)
-        np.testing.assert_allclose(found.values, expected, atol=LIMIT)
+        result = overlap(model, inputs, "jensen-shannon", **options)
+        np.testing.assert_allclose(result.values, expected, atol=LIMIT)
 
 
 @pytest.mark.parametrize("measure", ["cosine", "jensen-shannon"])
@@ -159,11 +159,11 @@ def test_divergence_is_that_of_the_patterns(name: str) -> None:
 def test_pieces_of_rows_and_batches_add_up(
     name: str, measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, given, _ = recorded(f"decoder {name}")
-    whole = overlap(model, given, measure, progress=False)
+    model, inputs, _ = recorded(f"decoder {name}")
+    whole = overlap(model, inputs, measure, progress=False)
     monkeypatch.setattr(module, "ROWS", {"cpu": 4})
     monkeypatch.setattr(module, "CHUNK_WEIGHTS", {"cpu": 100})
-    pieces = overlap(model, given, measure, batch_tokens=6, progress=False)
+    pieces = overlap(model, inputs, measure, batch_tokens=6, progress=False)
     np.testing.assert_allclose(pieces.values, whole.values, atol=1e-6)
 
 
@@ -176,9 +176,9 @@ def test_the_overlap_is_the_designs_identity() -> None:
         request = Request(
             queries=lengths, keys=lengths, mask=Causal(), scale=0.5, want=Want(lse=True)
         )
-        found = attend(query, key, torch.zeros(9, 1, 1), request).lse
-        assert found is not None
-        return found
+        result = attend(query, key, torch.zeros(9, 1, 1), request).lse
+        assert result is not None
+        return result
 
     one, other = (lse(query[:, [h]], key[:, [h]]) for h in (0, 1))
     joined = lse(query.flatten(1)[:, None], key.flatten(1)[:, None])
@@ -196,19 +196,19 @@ def test_two_equal_heads_overlap_wholly() -> None:
         rows = attention.projections()
         for name in ("query", "key"):
             rows[name][8:16] = rows[name][:8]
-    found = overlap(model, [[1, 2, 3, 4, 5, 6]], progress=False)
-    assert found.of(Head(0, 0), Head(0, 1)) == pytest.approx(1, abs=1e-6)
-    assert found.of(Head(0, 0), Head(0, 2)) < 0.99
-    np.testing.assert_allclose(np.diagonal(found.values), 1, atol=1e-6)
+    result = overlap(model, [[1, 2, 3, 4, 5, 6]], progress=False)
+    assert result.of(Head(0, 0), Head(0, 1)) == pytest.approx(1, abs=1e-6)
+    assert result.of(Head(0, 0), Head(0, 2)) < 0.99
+    np.testing.assert_allclose(np.diagonal(result.values), 1, atol=1e-6)
 
 
 def test_it_can_be_saved(tmp_path: Any) -> None:
-    found = overlap(small(DECODERS["llama"]), [[1, 2, 3], [4, 5]], progress=False)
-    found.save(tmp_path / "overlap.json")
+    result = overlap(small(DECODERS["llama"]), [[1, 2, 3], [4, 5]], progress=False)
+    result.save(tmp_path / "overlap.json")
     again = lens.load(tmp_path / "overlap.json")
-    np.testing.assert_allclose(again.values, found.values)
-    assert again.metadata == found.metadata
-    assert found.metadata["tokens"] == 5
+    np.testing.assert_allclose(again.values, result.values)
+    assert again.metadata == result.metadata
+    assert result.metadata["tokens"] == 5
 
 
 def test_what_it_cannot_measure_is_refused() -> None:

@@ -22,22 +22,22 @@ EVERY: dict[str, ModelConfig] = MODELS | MORE
 @pytest.mark.parametrize("name", EVERY)
 def test_every_pattern_is_the_reference_kernels(name: str) -> None:
     model = fresh(EVERY[name])
-    given = texts_for(model)
-    found = patterns(model, given)
+    inputs = texts_for(model)
+    result = patterns(model, inputs)
     record = Record(
         Site(block.layer, Tap.PATTERN, block.sublayer, block.stack) for block in blocks_of(model)
     )
     with torch.no_grad():
-        if given.source is not None:
-            model(given.source, given.ids, watch=record)
+        if inputs.source is not None:
+            model(inputs.source, inputs.ids, watch=record)
         else:
-            model(list(given.images) if given.ids is None else given.ids, watch=record)
+            model(list(inputs.images) if inputs.ids is None else inputs.ids, watch=record)
     for block in blocks_of(model):
         expected = record[Site(block.layer, Tap.PATTERN, block.sublayer, block.stack)]
         assert isinstance(expected, Patterns)
         for address in block.addresses:
             for text, whole in enumerate(expected.each):
-                one = found.of(address, text)
+                one = result.of(address, text)
                 torch.testing.assert_close(one.weights, whole[address.head.head], atol=1e-5, rtol=0)
                 assert not one.weights[~one.visible].any()
 
@@ -72,22 +72,22 @@ def test_the_largest_weights_of_each_query(monkeypatch: pytest.MonkeyPatch) -> N
 def test_cross_attention_has_addresses_of_its_own() -> None:
     model = small(SEQ2SEQS["2017"])
     head = Address(Head(1, 0), "decoder", Sublayer.CROSS)
-    found = patterns(model, [([1, 2, 3, 4], [5, 6])], [head])
-    assert found.of(head).weights.shape == (2, 4)
-    assert str(found).startswith("decoder L1H0 cross on text 0: ")
+    result = patterns(model, [([1, 2, 3, 4], [5, 6])], [head])
+    assert result.of(head).weights.shape == (2, 4)
+    assert str(result).startswith("decoder L1H0 cross on text 0: ")
 
 
 def test_they_can_be_saved_and_loaded(tmp_path: Path) -> None:
-    found = patterns(small(DECODERS["window"]), [[1, 2, 3, 4], [5, 6]], [Head(0, 1)])
+    result = patterns(small(DECODERS["window"]), [[1, 2, 3, 4], [5, 6]], [Head(0, 1)])
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"patterns.{ending}")
+        result.save(tmp_path / f"patterns.{ending}")
         loaded = lens.load(tmp_path / f"patterns.{ending}")
         for text in (0, 1):
-            one, other = found.of(Head(0, 1), text), loaded.of(Head(0, 1), text)
+            one, other = result.of(Head(0, 1), text), loaded.of(Head(0, 1), text)
             assert torch.equal(one.weights, other.weights)
             assert torch.equal(one.visible, other.visible)
             assert one.rows == other.rows
-    assert found.table().row_count == len(found.rows()) == 2
+    assert result.table().row_count == len(result.rows()) == 2
 
 
 def test_the_model_answers_on_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,33 +40,33 @@ def judged_flow(tables: Any, output: int, place: int) -> float:
 
 
 def residual_tables(tables: list[Any]) -> list[Any]:
-    found = []
+    result = []
     for table in tables:
         mixed = np.mean(table, axis=0) + np.eye(table.shape[1])
-        found.append(mixed / mixed.sum(axis=1, keepdims=True))
-    return found
+        result.append(mixed / mixed.sum(axis=1, keepdims=True))
+    return result
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gates"])
 def test_rollout_is_the_product_of_all_layers(name: str) -> None:
     model, batch = small(DECODERS[name]), ids((5, 7))
-    for text, found in enumerate(attention_rollout(model, batch)):
-        expected = np.eye(len(found))
+    for text, result in enumerate(attention_rollout(model, batch)):
+        expected = np.eye(len(result))
         for table in residual_tables(patterns(model, batch, text)):
             expected = table @ expected
-        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
-        np.testing.assert_allclose(found.sum(1).numpy(), 1, atol=1e-6)
+        np.testing.assert_allclose(result.numpy(), expected, atol=1e-6)
+        np.testing.assert_allclose(result.sum(1).numpy(), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("model", [DECODERS["windows and whole"], ENCODERS["bert"]])
 def test_flow_is_the_max_flow_of_networkx(model: Any) -> None:
     batch = ids((4, 5))
-    for text, found in enumerate(attention_flow(small(model), batch, progress=False)):
+    for text, result in enumerate(attention_flow(small(model), batch, progress=False)):
         tables = residual_tables(patterns(small(model), batch, text))
-        for output in range(len(found)):
-            for place in range(len(found)):
+        for output in range(len(result)):
+            for place in range(len(result)):
                 expected = judged_flow(tables, output, place)
-                assert float(found[output, place]) == pytest.approx(expected, abs=1e-6)
+                assert float(result[output, place]) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -29,10 +29,10 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_an_ideal_picture_is_told_with_its_score(name: str) -> None:
     pattern, detail = PICTURES[name]
-    found = typology(pattern)
-    assert (found.name, found.detail) == (name, detail)
-    assert found.score == pytest.approx(1.0)
-    assert found.scores[name] == found.score == max(found.scores.values())
+    result = typology(pattern)
+    assert (result.name, result.detail) == (name, detail)
+    assert result.score == pytest.approx(1.0)
+    assert result.scores[name] == result.score == max(result.scores.values())
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -40,9 +40,9 @@ def test_a_fifth_of_noise_changes_no_picture(name: str) -> None:
     pattern, detail = PICTURES[name]
     noise = torch.rand(12, 12, generator=torch.Generator().manual_seed(0))
     noisy = 0.8 * pattern + 0.2 * noise / noise.sum(-1, keepdim=True)
-    found = typology(noisy)
-    assert (found.name, found.detail) == (name, detail)
-    assert 0.8 <= found.score <= 1.0
+    result = typology(noisy)
+    assert (result.name, result.detail) == (name, detail)
+    assert 0.8 <= result.score <= 1.0
 
 
 def test_a_causal_picture_is_known_by_its_empty_half() -> None:
@@ -55,10 +55,10 @@ def test_a_causal_picture_is_known_by_its_empty_half() -> None:
 
 def test_half_of_this_and_half_of_that_is_the_first_or_mixed() -> None:
     third = (torch.eye(12) + offset_head(12, -3) + column_head(12, 6)) / 3
-    found = typology(third)
-    assert found.name == "mixed"
-    assert found.detail is None
-    assert found.score < 0.5
+    result = typology(third)
+    assert result.name == "mixed"
+    assert result.detail is None
+    assert result.score < 0.5
 
 
 def test_segments_are_blocks_of_any_size() -> None:

@@ -39,12 +39,12 @@ def rolled(values: list[float]) -> Attribution:
 
 
 def test_the_largest_tokens_and_the_last_are_shown_in_their_order() -> None:
-    found = rolled([0.0, 0.0, -5.0, 0.0, 7.0, 1.0, 0.0, 0.0])
-    assert found.indices(4) == [2, 4, 5, 7]
-    assert found.indices(2) == [2, 4]
-    assert found.indices() == list(range(8))
+    result = rolled([0.0, 0.0, -5.0, 0.0, 7.0, 1.0, 0.0, 0.0])
+    assert result.indices(4) == [2, 4, 5, 7]
+    assert result.indices(2) == [2, 4]
+    assert result.indices() == list(range(8))
     assert len(rolled([0.1] * 100).indices(40)) == 40
-    assert [share.part for share in found.ranked()] == [f"t{place}" for place in range(8)]
+    assert [share.part for share in result.ranked()] == [f"t{place}" for place in range(8)]
     assert "t4" in str(rolled([0.0] * 4 + [7.0] + [0.0] * 40))
 
 

@@ -61,7 +61,7 @@ def scrambled(config: Any) -> Any:
 def test_the_parts_add_up_to_the_logit(name: str) -> None:
     model, batch = scrambled(WRITERS[name]), ids(LENGTHS)
     right, wrong = (3, 4, 5, 6), (9, 8, 7, 0)
-    found = attribute_logits(model, batch, right, wrong)
+    result = attribute_logits(model, batch, right, wrong)
     with torch.no_grad():
         hidden, readout = model(batch).hidden, model.readout
         # Capped logits are no sums: what adds up is what is capped.
@@ -72,34 +72,34 @@ def test_the_parts_add_up_to_the_logit(name: str) -> None:
     expected = torch.stack(
         [row[a] - row[b] for row, a, b in zip(rows, right, wrong, strict=True)]
     ).double()
-    torch.testing.assert_close(found.logits, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found.total, expected, atol=1e-4, rtol=1e-4)
-    assert found.completeness < 1e-4
-    assert found.by_head.abs().max() > 1e-3
+    torch.testing.assert_close(result.logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(result.total, expected, atol=1e-4, rtol=1e-4)
+    assert result.completeness < 1e-4
+    assert result.by_head.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["tags", "classes", "shaw", "modernbert"])
 def test_encoders_add_up_too(name: str) -> None:
-    found = attribute_logits(scrambled(ENCODERS[name]), ids(LENGTHS), [1, 2, 0, 1])
-    assert found.completeness < 1e-4
+    result = attribute_logits(scrambled(ENCODERS[name]), ids(LENGTHS), [1, 2, 0, 1])
+    assert result.completeness < 1e-4
 
 
 @pytest.mark.parametrize("name", VISIONS)
 def test_classes_of_images_add_up(name: str) -> None:
     model = scrambled(VISIONS[name])
-    found = attribute_logits(model, images(), [0, 4, 2, 2])
+    result = attribute_logits(model, images(), [0, 4, 2, 2])
     with torch.no_grad():
         logits = model(images()).logits
     expected = logits[torch.arange(4), torch.tensor([0, 4, 2, 2])].double()
-    torch.testing.assert_close(found.total, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(result.total, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", SEQ2SEQS)
 def test_the_writing_side_of_a_pair_adds_up(name: str) -> None:
     model = scrambled(SEQ2SEQS[name])
-    found = attribute_logits(model, (ids((5, 3)), ids((4, 6), seed=1)), [1, 2])
-    assert found.completeness < 1e-4
-    assert {block.sublayer for block in found.heads.blocks} == {
+    result = attribute_logits(model, (ids((5, 3)), ids((4, 6), seed=1)), [1, 2])
+    assert result.completeness < 1e-4
+    assert {block.sublayer for block in result.heads.blocks} == {
         Sublayer.ATTENTION,
         Sublayer.CROSS,
     }
@@ -107,12 +107,12 @@ def test_the_writing_side_of_a_pair_adds_up(name: str) -> None:
 
 def test_a_layer_adds_what_its_heads_and_bias_add() -> None:
     model = small(DECODERS["llama"])
-    found = attribute_logits(model, ids(LENGTHS), [1, 2, 3, 4])
+    result = attribute_logits(model, ids(LENGTHS), [1, 2, 3, 4])
     for index in range(2):
-        mine = found.by_head[:, 4 * index : 4 * index + 4].sum(1)
+        mine = result.by_head[:, 4 * index : 4 * index + 4].sum(1)
         # The sums are double, of products that are single.
         torch.testing.assert_close(
-            mine, found.layers[Sublayer.ATTENTION, index], atol=1e-6, rtol=1e-5
+            mine, result.layers[Sublayer.ATTENTION, index], atol=1e-6, rtol=1e-5
         )
 
 
@@ -121,7 +121,7 @@ def test_without_norms_a_head_of_the_last_layer_adds_what_its_loss_takes() -> No
     config = decoder(bare, bare)
     model = build(replace(config, stack=replace(config.stack, final_norm=NoNorm())), seed=0)
     batch = ids((6, 4))
-    found = attribute_logits(model, batch, [3, 4], at=[2, 3])
+    result = attribute_logits(model, batch, [3, 4], at=[2, 3])
 
     class Silence:
         def wants(self, site: Site) -> bool:
@@ -136,17 +136,17 @@ def test_without_norms_a_head_of_the_last_layer_adds_what_its_loss_takes() -> No
         before, after = (model(batch, watch=watch).logits for watch in (None, Silence()))
     lost = torch.stack([before.of(0)[2, 3] - after.of(0)[2, 3], before.of(1)[3, 4]])
     lost[1] -= after.of(1)[3, 4]
-    torch.testing.assert_close(found.by_head[:, 6].float(), lost, atol=1e-5, rtol=1e-5)
-    assert found.heads["logit"].of(Head(1, 2)) == pytest.approx(float(lost.mean()), abs=1e-5)
+    torch.testing.assert_close(result.by_head[:, 6].float(), lost, atol=1e-5, rtol=1e-5)
+    assert result.heads["logit"].of(Head(1, 2)) == pytest.approx(float(lost.mean()), abs=1e-5)
 
 
 def test_the_likeliest_answer_is_attributed_where_none_is_named() -> None:
     model, batch = small(DECODERS["gpt2"]), ids(LENGTHS)
-    found = attribute_logits(model, batch)
+    result = attribute_logits(model, batch)
     with torch.no_grad():
         best = torch.stack([each[-1].max() for each in model(batch).logits.to_list()])
-    torch.testing.assert_close(found.logits.float(), best, atol=1e-5, rtol=1e-5)
-    assert "off by" in str(found)
+    torch.testing.assert_close(result.logits.float(), best, atol=1e-5, rtol=1e-5)
+    assert "off by" in str(result)
 
 
 def test_a_readout_that_bends_is_refused() -> None:
@@ -175,25 +175,25 @@ def after_layers(model: Any, batch: Ragged) -> list[Tensor]:
 
 def test_the_logit_lens_reads_every_layer_as_if_it_were_the_last() -> None:
     model, batch = scrambled(DECODERS["gpt2"]), ids(LENGTHS)
-    found = logit_lens(model, batch, answer=[1, 2, 3, 4], top_k=4)
+    result = logit_lens(model, batch, answer=[1, 2, 3, 4], top_k=4)
     with torch.no_grad():
         for step, rows in enumerate(after_layers(model, batch)):
             logits = model.stack.final_norm(rows) @ model.embedding.tokens.weight.T
             expected = logits.log_softmax(-1)
             best = expected.topk(4, -1)
-            torch.testing.assert_close(found.log_probabilities[step], best.values)
-            assert torch.equal(found.answers[step], best.indices)
+            torch.testing.assert_close(result.log_probabilities[step], best.values)
+            assert torch.equal(result.answers[step], best.indices)
             own_score = expected[torch.arange(4), [1, 2, 3, 4]]
-            torch.testing.assert_close(found.answer_log_probabilities[step], own_score)
-            assert torch.equal(found.answer_ranks[step], (expected > own_score[:, None]).sum(-1))
+            torch.testing.assert_close(result.answer_log_probabilities[step], own_score)
+            assert torch.equal(result.answer_ranks[step], (expected > own_score[:, None]).sum(-1))
         last = torch.stack([each[-1].log_softmax(-1) for each in model(batch).logits.to_list()])
-    torch.testing.assert_close(found.log_probabilities[-1], last.topk(4, -1).values)
+    torch.testing.assert_close(result.log_probabilities[-1], last.topk(4, -1).values)
 
 
 def test_an_answer_is_settled_where_it_no_longer_changes() -> None:
-    found = logit_lens(small(DECODERS["gpt2"]), ids(LENGTHS))
+    result = logit_lens(small(DECODERS["gpt2"]), ids(LENGTHS))
     answers = torch.tensor([[5, 1], [3, 1], [5, 1], [5, 1]]).unsqueeze(-1)
-    told = replace(found, answers=answers, log_probabilities=torch.zeros(4, 2, 1))
-    assert told.settled().tolist() == [2, 0]
+    message = replace(result, answers=answers, log_probabilities=torch.zeros(4, 2, 1))
+    assert message.settled().tolist() == [2, 0]
     with refuses(InputError, "Vision", "language head"):
         logit_lens(small(VISIONS["vit"]), images())

@@ -53,18 +53,18 @@ def test_tokens_add_up_to_the_difference_from_a_baseline(name: str) -> None:
     model, batch = small(DECODERS[name]), ids(LENGTHS)
     with torch.no_grad():
         start = model.embedding(batch, batch.lengths.positions).map(lambda x: x * 0.3)
-    found = integrate_inputs(model, batch, baseline=start, progress=False)
-    assert found.completeness < 1e-3
-    assert found.expected.abs().max() > 1e-2
-    assert found.tokens.lengths.each == LENGTHS
+    result = integrate_inputs(model, batch, baseline=start, progress=False)
+    assert result.completeness < 1e-3
+    assert result.expected.abs().max() > 1e-2
+    assert result.tokens.lengths.each == LENGTHS
 
 
 def test_tokens_add_up_to_the_difference_from_nothing() -> None:
     config = gpt2(width=32, heads=2, layers=2, vocabulary=50, positions=16)
     model = build(config, seed=0)
-    found = integrate_inputs(model, [[1, 2, 3, 4], [5, 6, 7]], progress=False)
-    assert found.completeness < 1e-3
-    assert found.of(1).shape == (3,)
+    result = integrate_inputs(model, [[1, 2, 3, 4], [5, 6, 7]], progress=False)
+    assert result.completeness < 1e-3
+    assert result.of(1).shape == (3,)
 
 
 def test_a_path_says_whether_it_converged() -> None:
@@ -80,21 +80,21 @@ def test_a_path_says_whether_it_converged() -> None:
 
 def test_heads_add_up_to_what_all_of_them_bring() -> None:
     model, batch = small(DECODERS["gates"]), ids(LENGTHS)
-    found = integrate_heads(model, batch, progress=False)
-    assert found.completeness < 1e-3
+    result = integrate_heads(model, batch, progress=False)
+    assert result.completeness < 1e-3
     weights = torch.tensor([length - 1.0 for length in LENGTHS])
-    whole = float((found.expected * weights).sum() / weights.sum())
+    whole = float((result.expected * weights).sum() / weights.sum())
     without = ablate_together(model, batch, "all", progress=False)
     assert whole == pytest.approx(-without.change, abs=1e-5)
-    assert float(found.heads["attribution"].means.sum()) == pytest.approx(whole, abs=1e-3)
+    assert float(result.heads["attribution"].means.sum()) == pytest.approx(whole, abs=1e-3)
 
 
 def test_heads_of_one_layer_add_up_to_that_layer() -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
-    found = integrate_heads(model, batch, layers=[1], progress=False)
-    assert found.completeness < 1e-3
+    result = integrate_heads(model, batch, layers=[1], progress=False)
+    assert result.completeness < 1e-3
     without = ablate_together(model, batch, [Head(1, head) for head in range(4)], progress=False)
-    mean = float(found.heads["attribution"].means.sum())
+    mean = float(result.heads["attribution"].means.sum())
     assert mean == pytest.approx(-without.change, abs=1e-3)
     with refuses(InputError, "(7,)", "(0, 1)"):
         integrate_heads(model, batch, layers=[7])
@@ -106,18 +106,18 @@ def test_in_a_linear_layer_heads_get_their_direct_logits() -> None:
     model = build(replace(config, stack=replace(config.stack, final_norm=NoNorm())), seed=0)
     batch = ids((5, 7))
     metric = LogitDifference(answer=(1, 2), distractor=(3, 4))
-    found = integrate_heads(model, batch, metric, steps=4, progress=False)
+    result = integrate_heads(model, batch, metric, steps=4, progress=False)
     direct = attribute_logits(model, batch, (1, 2), (3, 4))
-    torch.testing.assert_close(found.by_head, direct.by_head, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result.by_head, direct.by_head, atol=1e-5, rtol=1e-5)
 
 
 def test_images_and_pairs_integrate_too() -> None:
     # The class token enters as nothing, and only the first layer gives it a length.
     vit, pair = small(VISIONS["vit"]), (ids((5, 3)), ids((4, 6), seed=1))
-    found = integrate_heads(
+    result = integrate_heads(
         vit, images(), layers=[1], targets=[0, 1, 2, 3], steps=64, progress=False
     )
-    assert found.completeness < 1e-3
+    assert result.completeness < 1e-3
     model = small(seq2seq([READS_T5], [WRITES_T5]))
     places: Any = (
         ("encoder", Sublayer.ATTENTION),
@@ -125,10 +125,10 @@ def test_images_and_pairs_integrate_too() -> None:
         ("decoder", Sublayer.CROSS),
     )
     for stack, sublayer in places:
-        found = integrate_heads(
+        result = integrate_heads(
             model, pair, stack=stack, sublayer=sublayer, steps=32, progress=False
         )
-        assert found.completeness < 1e-3
+        assert result.completeness < 1e-3
 
 
 def test_routers_that_jump_leave_a_rest_that_is_told() -> None:
@@ -153,12 +153,12 @@ def test_progress_has_a_total_and_says_why_it_goes_on(
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(gradients, "STEP_COUNTS", (2, 4))
-    found = integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
-    assert found.steps == 4
-    told = capsys.readouterr().err
-    assert "integrating in 2 steps: 1 of 2 steps" in told
-    assert "integrating in 4 steps, as 2 are off by" in told
-    assert ": 1 of 4 steps" in told
+    result = integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
+    assert result.steps == 4
+    message = capsys.readouterr().err
+    assert "integrating in 2 steps: 1 of 2 steps" in message
+    assert "integrating in 4 steps, as 2 are off by" in message
+    assert ": 1 of 4 steps" in message
 
 
 def test_a_baseline_of_other_lengths_is_refused() -> None:
@@ -179,8 +179,8 @@ def loss_of_each(logits: Ragged, batch: Ragged) -> Tensor:
 
 def test_gradient_times_attention_is_what_a_weight_is_worth() -> None:
     model, batch = small(DECODERS["llama"]), ids((5, 7))
-    found = gradient_times_attention(model, batch, layers=[1])
-    assert list(found) == [1]
+    result = gradient_times_attention(model, batch, layers=[1])
+    assert list(result) == [1]
     step = 1e-3
 
     class Scale:
@@ -203,22 +203,22 @@ def test_gradient_times_attention_is_what_a_weight_is_worth() -> None:
             loss_of_each(wide(batch, watch=Scale(1 + by)).logits, batch)[1] for by in (step, -step)
         )
     slope = float(up - down) / (2 * step)
-    assert float(found[1].of(1)[2, 5, 3]) == pytest.approx(slope, abs=1e-5)
+    assert float(result[1].of(1)[2, 5, 3]) == pytest.approx(slope, abs=1e-5)
     assert abs(slope) > 1e-5
 
 
 def test_gradient_times_attention_needs_no_learning_weights() -> None:
     model = build(DECODERS["gates"], seed=0).requires_grad_(False)
-    found = gradient_times_attention(model, ids((5, 7)))
+    result = gradient_times_attention(model, ids((5, 7)))
     learning = gradient_times_attention(small(DECODERS["gates"]), ids((5, 7)))
-    for one, other in zip(found[0].each, learning[0].each, strict=True):
+    for one, other in zip(result[0].each, learning[0].each, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_importance_is_that_of_its_formula(name: str) -> None:
     model, batch = build(DECODERS[name], seed=0), ids((5, 7, 6))
-    found = importance(model, batch, batch_tokens=6, progress=False)
+    result = importance(model, batch, batch_tokens=6, progress=False)
     sites = [
         Site(index, Tap.HEAD_OUTPUT)
         for index, each in enumerate(model.config.stack.layers)
@@ -238,11 +238,11 @@ def test_importance_is_that_of_its_formula(name: str) -> None:
         mine = slice(start, start + along.shape[1])
         start = mine.stop
         expected = (weights[:, None] * size).sum(0).numpy()
-        np.testing.assert_allclose(found["importance"].means[mine], expected, rtol=1e-3)
+        np.testing.assert_allclose(result["importance"].means[mine], expected, rtol=1e-3)
         normed = expected / np.linalg.norm(expected)
-        np.testing.assert_allclose(found["normalised"].means[mine], normed, rtol=1e-3)
+        np.testing.assert_allclose(result["normalized"].means[mine], normed, rtol=1e-3)
         predicted = (weights[:, None] * signed).sum(0).numpy()
-        np.testing.assert_allclose(found["predicted"].means[mine], predicted, atol=1e-5)
+        np.testing.assert_allclose(result["predicted"].means[mine], predicted, atol=1e-5)
 
 
 def test_weights_that_do_not_learn_give_the_same_importance() -> None:
@@ -264,21 +264,21 @@ def test_small_heads_are_predicted_well() -> None:
             each.attention.output.weight.mul_(0.005)
     batch = ids((12, 9, 14))
     exact = ablate(model, batch, progress=False)
-    found = importance(model, batch, progress=False)
+    result = importance(model, batch, progress=False)
     np.testing.assert_allclose(
-        found["predicted"].means,
+        result["predicted"].means,
         exact["change"].means,
         atol=0.1 * np.abs(exact["change"].means).max(),
     )
-    assert found.agreement(exact, "predicted") > 0.9
-    assert -1 <= found.agreement(exact) <= 1
+    assert result.agreement(exact, "predicted") > 0.9
+    assert -1 <= result.agreement(exact) <= 1
 
 
 def test_encoders_have_importance_where_words_are_masked() -> None:
-    found = importance(
+    result = importance(
         small(ENCODERS["bert"]), ids((5, 3)), targets=[{1: 2}, {0: 3}], progress=False
     )
-    assert (found["importance"].means > 0).all()
+    assert (result["importance"].means > 0).all()
 
 
 def test_rank_correlation_is_spearmans() -> None:

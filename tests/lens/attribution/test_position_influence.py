@@ -23,12 +23,12 @@ def jacobian(model: torch.nn.Module) -> torch.Tensor:
 
             def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
                 assert isinstance(value, Ragged)
-                found[site] = value.values
+                result[site] = value.values
                 return value.with_values(x) if site == start else None
 
-        found: dict[Site, torch.Tensor] = {}
+        result: dict[Site, torch.Tensor] = {}
         model(torch.tensor([TEXT]), watch=Through())
-        return found[end]
+        return result[end]
 
     values: torch.Tensor = torch.autograd.functional.jacobian(run, entering(model))
     return values
@@ -42,8 +42,8 @@ def entering(model: torch.nn.Module) -> torch.Tensor:
 def test_influence_is_the_norm_of_the_jacobian(config: object) -> None:
     model = small_model(config, config)
     expected = jacobian(model).square().sum((1, 3)).sqrt()
-    [found] = lens.influence(model, [TEXT], directions=WIDTH, progress=False)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    [result] = lens.influence(model, [TEXT], directions=WIDTH, progress=False)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
     estimates = [
         lens.influence(model, [TEXT], directions=8, seed=seed, progress=False)[0].square()
         for seed in range(8)
@@ -54,10 +54,10 @@ def test_influence_is_the_norm_of_the_jacobian(config: object) -> None:
 
 def test_one_layer_is_seen_without_the_residual_stream() -> None:
     model = small_model(BOTH_WAYS["fourier"], BOTH_WAYS["fourier"])
-    [found] = lens.influence(model, [TEXT], layer=1, directions=WIDTH, progress=False)
+    [result] = lens.influence(model, [TEXT], layer=1, directions=WIDTH, progress=False)
     # A Fourier transform mixes all positions alike, but for the phases.
-    assert (found > 0).all()
-    assert found.shape == (6, 6)
+    assert (result > 0).all()
+    assert result.shape == (6, 6)
     with pytest.raises(InputError, match="layer 2"):
         lens.influence(model, [TEXT], layer=2)
     with pytest.raises(InputError, match="at most 512"):

@@ -55,10 +55,10 @@ class Take:
         return site in self.sites
 
     def see(self, site: Site, value: Any) -> Any:
-        found = value.values.clone()
+        result = value.values.clone()
         for head in self.sites[site]:
-            found[:, head] = self.instead[site][:, head] if self.instead else 0.0
-        return value.with_values(found)
+            result[:, head] = self.instead[site][:, head] if self.instead else 0.0
+        return value.with_values(result)
 
 
 def next_losses(logits: Ragged, batch: Ragged) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def heads_of(model: Any) -> list[Head]:
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[Any, Any]:
-    theirs = GPT2LMHeadModel(
+    peer = GPT2LMHeadModel(
         GPT2Config(
             n_embd=48,
             n_layer=3,
@@ -99,44 +99,44 @@ def pair() -> tuple[Any, Any]:
             attn_implementation="eager",
         )
     ).eval()
-    copying.scramble(theirs)
+    copying.scramble(peer)
     ours = build(gpt2(width=48, heads=4, layers=3, vocabulary=61, positions=32))
-    copying.gpt2(theirs, ours)
-    return theirs, ours
+    copying.gpt2(peer, ours)
+    return peer, ours
 
 
-def hooked_loss(theirs: Any, rows: list[Tensor], layer: int, head: int, instead: Tensor) -> float:
+def hooked_loss(peer: Any, rows: list[Tensor], layer: int, head: int, instead: Tensor) -> float:
     """Their loss over all next tokens, a head's slice replaced on its way into the projection."""
 
-    def replace(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        slices = given[0].clone()
+    def replace(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        slices = inputs[0].clone()
         slices[..., head * 12 : (head + 1) * 12] = instead
-        return (slices, *given[1:])
+        return (slices, *inputs[1:])
 
-    module = theirs.transformer.h[layer].attn.c_proj
+    module = peer.transformer.h[layer].attn.c_proj
     handle = module.register_forward_pre_hook(replace)
     total, count = 0.0, 0
     with torch.no_grad():
         for row in rows:
-            logits = theirs(row[None]).logits[0]
+            logits = peer(row[None]).logits[0]
             total += float(F.cross_entropy(logits[:-1], row[1:], reduction="sum"))
             count += len(row) - 1
     handle.remove()
     return total / count
 
 
-def slice_means(theirs: Any, rows: list[Tensor]) -> list[Tensor]:
+def slice_means(peer: Any, rows: list[Tensor]) -> list[Tensor]:
     """The mean of what enters each output projection, over all tokens."""
-    seen: list[list[Tensor]] = [[] for _ in theirs.transformer.h]
+    seen: list[list[Tensor]] = [[] for _ in peer.transformer.h]
     handles = [
         block.attn.c_proj.register_forward_pre_hook(
-            lambda _, given, place=place: seen[place].append(given[0][0])
+            lambda _, inputs, place=place: seen[place].append(inputs[0][0])
         )
-        for place, block in enumerate(theirs.transformer.h)
+        for place, block in enumerate(peer.transformer.h)
     ]
     with torch.no_grad():
         for row in rows:
-            theirs(row[None])
+            peer(row[None])
     for handle in handles:
         handle.remove()
     return [torch.cat(each).mean(0) for each in seen]
@@ -144,15 +144,15 @@ def slice_means(theirs: Any, rows: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("how", ["zero", "mean"])
 def test_losses_are_those_of_transformers_with_a_hook(pair: tuple[Any, Any], how: Any) -> None:
-    theirs, ours = pair
+    peer, ours = pair
     rows = texts((9, 23, 12, 2))
     result = ablate(ours, rows, replace_with=how, batch_tokens=50, progress=False)
-    means = slice_means(theirs, rows)
+    means = slice_means(peer, rows)
     for layer in range(3):
         for head in range(4):
             mean = means[layer][head * 12 : (head + 1) * 12]
             instead = torch.zeros(12) if how == "zero" else mean
-            expected = hooked_loss(theirs, rows, layer, head, instead)
+            expected = hooked_loss(peer, rows, layer, head, instead)
             assert result["metric"].of(Head(layer, head)) == pytest.approx(expected, abs=1e-5)
     assert np.abs(result["change"].means).max() > 0.01
 
@@ -189,12 +189,12 @@ def test_texts_may_be_ids_a_ragged_or_strings() -> None:
     model.tokenizer = tiny.tokenizer()
     strings = ["the cat sat on the mat", "document"]
     rows = [model.tokenizer.encode(each).ids for each in strings]
-    found = [
-        ablate(model, given, progress=False)["metric"].means
-        for given in (strings, rows, Ragged.from_list([torch.tensor(row) for row in rows]))
+    result = [
+        ablate(model, inputs, progress=False)["metric"].means
+        for inputs in (strings, rows, Ragged.from_list([torch.tensor(row) for row in rows]))
     ]
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(result[0], result[1])
+    np.testing.assert_array_equal(result[0], result[2])
 
 
 def test_texts_that_are_cut_are_told_of() -> None:
@@ -221,8 +221,8 @@ def test_errors_are_those_of_paired_differences_over_texts() -> None:
 
 
 def test_taking_nothing_away_changes_nothing() -> None:
-    found = ablate_together(small(DECODERS["gpt2"]), ids(LENGTHS), [], progress=False)
-    assert (found.change, found.value) == (0.0, found.baseline)
+    result = ablate_together(small(DECODERS["gpt2"]), ids(LENGTHS), [], progress=False)
+    assert (result.change, result.value) == (0.0, result.baseline)
 
 
 def test_a_head_that_writes_nothing_is_not_missed() -> None:
@@ -238,12 +238,12 @@ def test_a_set_together_equals_one_run_without_it() -> None:
     model, batch = small(DECODERS["windows and whole"]), ids(LENGTHS)
     gone = {0: [1], 1: [0, 3], 2: [2]}
     heads = [Head(layer, head) for layer, each in gone.items() for head in each]
-    found = ablate_together(model, batch, heads, progress=False)
+    result = ablate_together(model, batch, heads, progress=False)
     watch = Take({Site(layer, Tap.HEAD_OUTPUT): each for layer, each in gone.items()})
     with torch.no_grad():
         expected = mean_loss(model(batch, watch=watch).logits, batch)
-    assert found.value == pytest.approx(expected, abs=1e-5)
-    assert str(found).startswith("without L0H1, L1H0, L1H3, L2H2: ")
+    assert result.value == pytest.approx(expected, abs=1e-5)
+    assert str(result).startswith("without L0H1, L1H0, L1H3, L2H2: ")
 
 
 def test_resampling_takes_the_same_position_of_another_text() -> None:
@@ -263,19 +263,19 @@ def test_resampling_takes_the_same_position_of_another_text() -> None:
 def test_heads_in_order_are_taken_one_after_another() -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS)
     order = ["L1H3", "L0H0", "L1H0"]
-    found = ablate_in_order(model, batch, order, progress=False)
-    for count, step in enumerate(found.steps, start=1):
+    result = ablate_in_order(model, batch, order, progress=False)
+    for count, step in enumerate(result.steps, start=1):
         expected = ablate_together(model, batch, order[:count], progress=False)
         assert step.value == pytest.approx(expected.value, abs=1e-6)
-    assert [str(head) for head in found.order] == order
-    assert [row["removed"] for row in found.rows()] == [1, 2, 3]
+    assert [str(head) for head in result.order] == order
+    assert [row["removed"] for row in result.rows()] == [1, 2, 3]
 
 
 def test_greed_takes_the_least_missed_head_at_each_step() -> None:
     model, batch = small(DECODERS["gates"]), ids(LENGTHS)
-    found = ablate_greedily(model, batch, 3, replace_with="mean", progress=False)
+    result = ablate_greedily(model, batch, 3, replace_with="mean", progress=False)
     taken: list[Head] = []
-    for step in found.steps:
+    for step in result.steps:
         left = [head for head in heads_of(model) if head not in taken]
         losses = {
             head: ablate_together(
@@ -286,7 +286,7 @@ def test_greed_takes_the_least_missed_head_at_each_step() -> None:
         best = min(losses, key=losses.__getitem__)
         assert step.heads == (*taken, best)
         assert step.value == pytest.approx(losses[best], abs=1e-5)
-        assert step.change == pytest.approx(losses[best] - found.baseline, abs=1e-5)
+        assert step.change == pytest.approx(losses[best] - result.baseline, abs=1e-5)
         taken.append(best)
 
 
@@ -316,8 +316,8 @@ def test_a_logit_difference_is_read_at_the_named_positions() -> None:
     assert result.baseline == pytest.approx(expected, abs=1e-5)
     last = LogitDifference(answer=(1, 2), distractor=(3, 4), at=(4, 2))
     default = LogitDifference(answer=(1, 2), distractor=(3, 4))
-    found = [ablate(model, batch, metric=each, progress=False) for each in (last, default)]
-    np.testing.assert_array_equal(found[0]["metric"].means, found[1]["metric"].means)
+    actual = [ablate(model, batch, metric=each, progress=False) for each in (last, default)]
+    np.testing.assert_array_equal(actual[0]["metric"].means, actual[1]["metric"].means)
 
 
 def test_a_metric_of_ones_own_sees_logits_and_numbers_of_texts() -> None:
@@ -391,12 +391,12 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
     runs = 0
     resume = CachedRun.resume_after_heads
 
-    def tired(self: Any, *given: Any) -> Any:
+    def tired(self: Any, *inputs: Any) -> Any:
         nonlocal runs
         runs += 1
         if runs > 8 + 2:
             raise KeyboardInterrupt
-        return resume(self, *given)
+        return resume(self, *inputs)
 
     monkeypatch.setattr(CachedRun, "resume_after_heads", tired)
     # One text after another, each head alone: the first text is finished, and a second of one token
@@ -413,21 +413,21 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def ablate_one(model: Any, batch: Ragged) -> Any:
-    found = []
+    result = []
     first = batch.select([0])
     for head in heads_of(model):
         watch = Take({Site(head.layer, Tap.HEAD_OUTPUT): [head.head]})
         with torch.no_grad():
-            found.append(mean_loss(model(first, watch=watch).logits, first))
-    return np.array(found)
+            result.append(mean_loss(model(first, watch=watch).logits, first))
+    return np.array(result)
 
 
 def test_a_model_in_training_is_measured_at_rest_and_put_back() -> None:
     config = gpt2(width=32, heads=2, layers=1, vocabulary=50, positions=16, dropout=0.5)
     model = build(config, seed=0)
     expected = ablate(model.eval(), [[1, 2, 3, 4]], progress=False)
-    found = ablate(model.train(), [[1, 2, 3, 4]], progress=False)
-    np.testing.assert_array_equal(found["metric"].means, expected["metric"].means)
+    result = ablate(model.train(), [[1, 2, 3, 4]], progress=False)
+    np.testing.assert_array_equal(result["metric"].means, expected["metric"].means)
     assert all(module.training for module in model.modules())
 
 
@@ -441,19 +441,19 @@ def test_a_result_is_saved_and_opened_again(tmp_path: Any) -> None:
 
 
 def test_heads_of_a_result_are_taken_as_they_are() -> None:
-    model, given = small(DECODERS["llama"]), ids(LENGTHS)
-    ranked = [head for head, _ in ablate(model, given, progress=False)["change"].ranked()[:2]]
+    model, inputs = small(DECODERS["llama"]), ids(LENGTHS)
+    ranked = [head for head, _ in ablate(model, inputs, progress=False)["change"].ranked()[:2]]
     assert all(isinstance(head, Address) for head in ranked)
-    by_name = ablate_together(model, given, list(map(str, ranked)), progress=False)
-    assert ablate_together(model, given, ranked, progress=False) == by_name
-    assert len(ablate_in_order(model, given, ranked, progress=False).steps) == 2
+    by_name = ablate_together(model, inputs, list(map(str, ranked)), progress=False)
+    assert ablate_together(model, inputs, ranked, progress=False) == by_name
+    assert len(ablate_in_order(model, inputs, ranked, progress=False).steps) == 2
     with refuses(
         InputError,
         "encoder L0H0",
         "main stack",
         "stack='encoder', sublayer=Sublayer.ATTENTION",
     ):
-        ablate(model, given, [Address(Head(0, 0), "encoder")], progress=False)
+        ablate(model, inputs, [Address(Head(0, 0), "encoder")], progress=False)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -28,12 +28,12 @@ def gpt2() -> Any:
 def test_a_walk_is_as_the_sets_alone(how: Any, room: int) -> None:
     ablation = HeadAblation.of(gpt2(), TEXTS, replace_with=how, batch_tokens=room, progress=False)
     order = random.Random(0).sample(ablation.scope.heads, 12)
-    found = ablation.measure_in_order(order)
+    result = ablation.measure_in_order(order)
     alone = ablation.measure([tuple(order[: count + 1]) for count in range(12)])
-    assert found.sets == alone.sets
-    torch.testing.assert_close(found.values, alone.values, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.baseline, alone.baseline, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.weights, alone.weights)
+    assert result.sets == alone.sets
+    torch.testing.assert_close(result.values, alone.values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.baseline, alone.baseline, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.weights, alone.weights)
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def test_a_walk_is_as_the_sets_alone(how: Any, room: int) -> None:
 def test_a_walk_through_either_stack(stack: Any, sublayer: Sublayer) -> None:
     ablation = HeadAblation.of(translator(), PAIRS, stack=stack, sublayer=sublayer, progress=False)
     order = random.Random(1).sample(ablation.scope.heads, len(ablation.scope.heads))
-    found = ablation.measure_in_order(order)
+    result = ablation.measure_in_order(order)
     alone = ablation.measure([tuple(order[: count + 1]) for count in range(len(order))])
-    torch.testing.assert_close(found.values, alone.values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.values, alone.values, atol=1e-5, rtol=0)
 
 
 def test_nothing_taken_is_the_whole_model() -> None:
     ablation = HeadAblation.of(gpt2(), TEXTS, progress=False)
-    found = ablation.measure_in_order([])
-    assert found.values.shape == (4, 0)
-    torch.testing.assert_close(found.baseline, ablation.measure([]).baseline)
+    result = ablation.measure_in_order([])
+    assert result.values.shape == (4, 0)
+    torch.testing.assert_close(result.baseline, ablation.measure([]).baseline)
 
 
 def test_stopped_early_it_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +64,13 @@ def test_stopped_early_it_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> 
 
     continue_from, runs = CachedRun.continue_from, iter(range(99))
 
-    def interrupted(self: CachedRun, *given: Any) -> Any:
+    def interrupted(self: CachedRun, *inputs: Any) -> Any:
         if next(runs) == 5:
             raise KeyboardInterrupt
-        return continue_from(self, *given)
+        return continue_from(self, *inputs)
 
     monkeypatch.setattr(CachedRun, "continue_from", interrupted)
     ablation = HeadAblation.of(gpt2(), TEXTS, batch_tokens=6, progress=False)
-    found = ablation.measure_in_order(ablation.scope.heads[:4])
-    assert not found.complete
-    assert int((~found.values.isnan()).sum()) == 5
+    result = ablation.measure_in_order(ablation.scope.heads[:4])
+    assert not result.complete
+    assert int((~result.values.isnan()).sum()) == 5

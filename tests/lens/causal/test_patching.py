@@ -41,7 +41,7 @@ def difference(logits: Ragged) -> float:
     return float(torch.stack([row[a] - row[b] for row, a, b in pairs]).mean())
 
 
-def seen(model: Any, batch: Ragged, sites: list[Site]) -> dict[Site, Any]:
+def observe(model: Any, batch: Ragged, sites: list[Site]) -> dict[Site, Any]:
     record = Record(sites)
     with torch.no_grad():
         model(batch, watch=record)
@@ -72,7 +72,7 @@ SPOTS = {
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gates", "parallel"])
 def test_shares_are_those_of_whole_runs(name: str) -> None:
     model = small(DECODERS[name])
-    found = patch(
+    result = patch(
         model,
         CLEAN,
         CORRUPTED,
@@ -82,26 +82,26 @@ def test_shares_are_those_of_whole_runs(name: str) -> None:
         progress=False,
     )
     clean, corrupted = run(model, CLEAN, {}), run(model, CORRUPTED, {})
-    assert (found.clean, found.corrupted) == pytest.approx((clean, corrupted), abs=1e-5)
+    assert (result.clean, result.corrupted) == pytest.approx((clean, corrupted), abs=1e-5)
     for layer in range(2):
         site = Site(layer, Tap.HEAD_OUTPUT)
-        good = seen(model, CLEAN, [site])[site]
+        good = observe(model, CLEAN, [site])[site]
         for head in range(4):
             value = run(model, CORRUPTED, {site: only(good, head)})
             expected = (value - corrupted) / (clean - corrupted)
-            assert found[Patch("head", layer, head)] == pytest.approx(expected, abs=1e-4)
+            assert result[Patch("head", layer, head)] == pytest.approx(expected, abs=1e-4)
         for component, where in SPOTS.items():
-            good = seen(model, CLEAN, [where(layer)])[where(layer)]
+            good = observe(model, CLEAN, [where(layer)])[where(layer)]
             value = run(model, CORRUPTED, {where(layer): lambda _, good=good: good})
             expected = (value - corrupted) / (clean - corrupted)
-            assert found[Patch(component, layer)] == pytest.approx(expected, abs=1e-4)
-    assert found[Patch("residual", 0)] == pytest.approx(1.0, abs=1e-4)
-    assert len(found.rows()) == 2 * (4 + 3)
+            assert result[Patch(component, layer)] == pytest.approx(expected, abs=1e-4)
+    assert result[Patch("residual", 0)] == pytest.approx(1.0, abs=1e-4)
+    assert len(result.rows()) == 2 * (4 + 3)
 
 
 def test_positions_are_patched_one_by_one() -> None:
     model = small(DECODERS["llama"])
-    found = patch(
+    result = patch(
         model,
         CLEAN,
         CORRUPTED,
@@ -111,7 +111,7 @@ def test_positions_are_patched_one_by_one() -> None:
         progress=False,
     )
     site = Site(1, Tap.HEAD_OUTPUT)
-    good = seen(model, CLEAN, [site])[site]
+    good = observe(model, CLEAN, [site])[site]
 
     def change(values: Any) -> Any:
         values = values.clone()
@@ -120,29 +120,29 @@ def test_positions_are_patched_one_by_one() -> None:
         return values
 
     value = run(model, CORRUPTED, {site: change})
-    expected = (value - found.corrupted) / (found.clean - found.corrupted)
-    assert found[Patch("head", 1, 2, 3)] == pytest.approx(expected, abs=1e-4)
+    expected = (value - result.corrupted) / (result.clean - result.corrupted)
+    assert result[Patch("head", 1, 2, 3)] == pytest.approx(expected, abs=1e-4)
     # The last layer's stream matters at the last positions alone.
-    assert found[Patch("head", 1, 0, 0)] == pytest.approx(0, abs=1e-5)
-    assert len(found.recovered) == 7 * (2 * 4 + 2)
-    best, fraction = found.ranked(1)[0]
-    assert fraction == max(found.recovered.values())
-    assert str(best) in str(found)
+    assert result[Patch("head", 1, 0, 0)] == pytest.approx(0, abs=1e-5)
+    assert len(result.recovered) == 7 * (2 * 4 + 2)
+    best, fraction = result.ranked(1)[0]
+    assert fraction == max(result.recovered.values())
+    assert str(best) in str(result)
 
 
 def test_every_head_of_an_uneven_model_is_patched() -> None:
-    found = patch(small(DECODERS["uneven"]), CLEAN, CORRUPTED, METRIC, progress=False)
-    assert len(found.recovered) == 8 + 3 + 2
+    result = patch(small(DECODERS["uneven"]), CLEAN, CORRUPTED, METRIC, progress=False)
+    assert len(result.recovered) == 8 + 3 + 2
 
 
 def test_pairs_and_images_are_patched_too() -> None:
     pair: Any = small(SEQ2SEQS["window"])
     clean = ids((5, 3)), ids((4, 6), seed=1)
     corrupted = ids((5, 3), seed=2), ids((4, 6), seed=1)
-    found = patch(
+    result = patch(
         pair, clean, corrupted, stack="encoder", components=("residual", "head"), progress=False
     )
-    assert found[Patch("residual", 0)] == pytest.approx(1.0, abs=1e-4)
+    assert result[Patch("residual", 0)] == pytest.approx(1.0, abs=1e-4)
     cross = patch(
         pair, clean, corrupted, sublayer=Sublayer.CROSS, components=("head",), progress=False
     )
@@ -161,7 +161,7 @@ def by_hand(
     layers = range(len(model.stack.layers))
     heads = [Site(layer, Tap.HEAD_OUTPUT) for layer in layers]
     fed = [Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD) for layer in layers]
-    good, bad = seen(model, CLEAN, heads + fed), seen(model, CORRUPTED, heads)
+    good, bad = observe(model, CLEAN, heads + fed), observe(model, CORRUPTED, heads)
     changes: dict[Site, Any] = {site: lambda _, v=good[site]: v for site in heads}
     if frozen:
         changes |= {site: lambda _, v=good[site]: v for site in fed}
@@ -187,7 +187,7 @@ def by_hand(
 @pytest.mark.parametrize("name", ["gpt2", "parallel"])
 def test_a_path_carries_what_two_whole_runs_say(name: str, through: Any, frozen: bool) -> None:
     model = small(DECODERS[name])
-    found = patch_paths(
+    result = patch_paths(
         model,
         CLEAN,
         CORRUPTED,
@@ -200,14 +200,14 @@ def test_a_path_carries_what_two_whole_runs_say(name: str, through: Any, frozen:
     for head in range(4):
         clean, corrupted, value = by_hand(model, Head(0, head), Head(1, 2), through, frozen)
         expected = (value - clean) / (corrupted - clean)
-        assert found["effect"].of(Head(0, head)) == pytest.approx(expected, abs=1e-4)
-        assert found["effect"].of(Head(1, head)) == pytest.approx(0, abs=1e-5)
-    assert np.abs(found["effect"].means).max() > 1e-4
+        assert result["effect"].of(Head(0, head)) == pytest.approx(expected, abs=1e-4)
+        assert result["effect"].of(Head(1, head)) == pytest.approx(0, abs=1e-5)
+    assert np.abs(result["effect"].means).max() > 1e-4
 
 
 def test_a_path_to_the_logits_holds_all_other_heads_still() -> None:
     model = small(DECODERS["gates"])
-    found = patch_paths(
+    result = patch_paths(
         model,
         CLEAN,
         CORRUPTED,
@@ -219,8 +219,8 @@ def test_a_path_to_the_logits_holds_all_other_heads_still() -> None:
     for sender in (Head(0, 1), Head(1, 3)):
         clean, corrupted, value = by_hand(model, sender, None, "query", False)
         expected = (value - clean) / (corrupted - clean)
-        assert found["effect"].of(sender) == pytest.approx(expected, abs=1e-4)
-    assert np.isnan(found["effect"].of(Head(0, 0)))
+        assert result["effect"].of(sender) == pytest.approx(expected, abs=1e-4)
+    assert np.isnan(result["effect"].of(Head(0, 0)))
 
 
 def test_from_a_corrupted_base_the_ends_change_places() -> None:
@@ -237,17 +237,17 @@ def test_ctrl_c_keeps_what_was_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = patching._run
     runs = 0
 
-    def tired(*given: Any) -> Any:
+    def tired(*inputs: Any) -> Any:
         nonlocal runs
         runs += 1
         if runs > 3:
             raise KeyboardInterrupt
-        return measured(*given)
+        return measured(*inputs)
 
     monkeypatch.setattr(patching, "_run", tired)
-    found = patch(model, CLEAN, CORRUPTED, METRIC, batch_tokens=1, progress=False)
-    assert not found.complete
-    assert list(found.recovered) == [Patch("head", 0, head) for head in range(3)]
+    result = patch(model, CLEAN, CORRUPTED, METRIC, batch_tokens=1, progress=False)
+    assert not result.complete
+    assert list(result.recovered) == [Patch("head", 0, head) for head in range(3)]
 
 
 def test_runs_that_do_not_match_are_refused() -> None:

@@ -43,25 +43,26 @@ def changed() -> Any:
 
 
 @pytest.fixture(scope="module")
-def found() -> Comparison:
+def measured() -> Comparison:
     return compare(
         whole(), changed(), TEXTS, compare_kinds=False, replace_with="zero", progress=False
     )
 
 
-def test_both_sides_are_what_statistics_measures(found: Comparison) -> None:
-    for model, side in ((whole(), found.before), (changed(), found.after)):
+def test_both_sides_are_what_statistics_measures(measured: Comparison) -> None:
+    for model, side in ((whole(), measured.before), (changed(), measured.after)):
         expected = statistics(model, TEXTS, progress=False)
         for name in expected.names:
             np.testing.assert_allclose(side.means[name], expected.means[name], atol=1e-6)
         exact = ablate(model, TEXTS, progress=False)
         np.testing.assert_allclose(side.means["loss_change"], exact.means["change"])
     np.testing.assert_allclose(
-        found.change.means["entropy"], found.after.means["entropy"] - found.before.means["entropy"]
+        measured.change.means["entropy"],
+        measured.after.means["entropy"] - measured.before.means["entropy"],
     )
 
 
-def test_a_change_has_an_error_of_its_own(found: Comparison) -> None:
+def test_a_change_has_an_error_of_its_own(measured: Comparison) -> None:
     """The jackknife over texts, on queries of the changed head."""
     differences, counts = [], []
     for text in TEXTS:
@@ -74,20 +75,20 @@ def test_a_change_has_an_error_of_its_own(found: Comparison) -> None:
     d, n = np.array(differences), np.array(counts)
     mean = (d * n).sum() / n.sum()
     error = np.sqrt(np.square((d - mean) * n / n.sum()).sum() * len(n) / (len(n) - 1))
-    told = found.of(Head(1, 2))["entropy"]
-    assert told.change == pytest.approx(mean, abs=1e-6)
-    assert told.error == pytest.approx(error, abs=1e-6)
-    assert told.z == pytest.approx(mean / error, rel=1e-4)
+    message = measured.of(Head(1, 2))["entropy"]
+    assert message.change == pytest.approx(mean, abs=1e-6)
+    assert message.error == pytest.approx(error, abs=1e-6)
+    assert message.z == pytest.approx(mean / error, rel=1e-4)
 
 
-def test_what_did_not_change_is_not_told(found: Comparison) -> None:
-    for name in found.names:
-        below = found.change[name].layers()[0]
+def test_what_did_not_change_is_not_told(measured: Comparison) -> None:
+    for name in measured.names:
+        below = measured.change[name].layers()[0]
         # Ablation alone looks at a head through all that lies above it.
         assert name == "loss_change" or (below[~np.isnan(below)] == 0).all()
-    assert found.of(Head(0, 0))["entropy"].z == 0
-    assert {str(head) for head, _ in found.ranked("entropy")[:1]} == {"L1H2"}
-    assert {str(head) for head, _ in found.ranked()[:2]} == {"L1H1", "L1H2"}
+    assert measured.of(Head(0, 0))["entropy"].z == 0
+    assert {str(head) for head, _ in measured.ranked("entropy")[:1]} == {"L1H2"}
+    assert {str(head) for head, _ in measured.ranked()[:2]} == {"L1H1", "L1H2"}
 
 
 def test_few_texts_have_no_z_scores() -> None:
@@ -100,52 +101,54 @@ def test_few_texts_have_no_z_scores() -> None:
     assert " to " in str(few)
 
 
-def test_the_dead_and_the_losses(found: Comparison) -> None:
-    assert {str(head): why for head, why in found.died.items()} == {
+def test_the_dead_and_the_losses(measured: Comparison) -> None:
+    assert {str(head): why for head, why in measured.died.items()} == {
         "L1H1": ("ablation", "norm"),
         "L1H2": ("entropy",),
     }
-    assert found.revived == {}
-    assert found.losses is not None
-    assert found.losses.before == pytest.approx(ablate(whole(), TEXTS, progress=False).baseline)
-    assert found.losses.after == pytest.approx(ablate(changed(), TEXTS, progress=False).baseline)
-    assert found.losses.change == pytest.approx(found.losses.after - found.losses.before)
+    assert measured.revived == {}
+    assert measured.losses is not None
+    assert measured.losses.before == pytest.approx(ablate(whole(), TEXTS, progress=False).baseline)
+    assert measured.losses.after == pytest.approx(ablate(changed(), TEXTS, progress=False).baseline)
+    assert measured.losses.change == pytest.approx(measured.losses.after - measured.losses.before)
     back = compare(changed(), whole(), TEXTS, compare_kinds=False, progress=False)
     assert {str(head) for head in back.revived} == {"L1H1", "L1H2"}
     assert back.died == {}
 
 
-def test_weights_tell_where_it_was_changed(found: Comparison) -> None:
-    assert found.weights["output"].of(Head(1, 1)) == pytest.approx(1)
-    assert found.weights["query"].of(Head(1, 2)) == pytest.approx(1)
-    assert found.weights["all"].of(Head(1, 0)) == 0
+def test_weights_tell_where_it_was_changed(measured: Comparison) -> None:
+    assert measured.weights["output"].of(Head(1, 1)) == pytest.approx(1)
+    assert measured.weights["query"].of(Head(1, 2)) == pytest.approx(1)
+    assert measured.weights["all"].of(Head(1, 0)) == 0
 
 
-def test_it_reads_well_and_can_be_saved(found: Comparison, tmp_path: Path) -> None:
-    told = str(found)
-    assert "8 heads compared by" in told
-    assert "(z " in told
-    assert "L1H1 died (ablation, norm)" in told
-    assert "loss " in told
-    assert found.table().row_count == 8
-    assert len(found.frame()) == 8 * len(found.names)
+def test_it_reads_well_and_can_be_saved(measured: Comparison, tmp_path: Path) -> None:
+    message = str(measured)
+    assert "8 heads compared by" in message
+    assert "(z " in message
+    assert "L1H1 died (ablation, norm)" in message
+    assert "loss " in message
+    assert measured.table().row_count == 8
+    assert len(measured.frame()) == 8 * len(measured.names)
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"found.{ending}")
+        measured.save(tmp_path / f"found.{ending}")
         again = lens.load(tmp_path / f"found.{ending}")
-        assert str(again) == told
-        assert again.losses == found.losses
-        assert again.died == found.died
-        assert again.addresses_after == found.addresses_after
+        assert str(again) == message
+        assert again.losses == measured.losses
+        assert again.died == measured.died
+        assert again.addresses_after == measured.addresses_after
 
 
 def test_a_pruned_model_is_compared_by_the_heads_it_has() -> None:
-    found = compare(whole(), pruned((0, 2, 3)), TEXTS, compare_kinds=False, progress=False)
-    assert [str(head) for head in found.removed] == ["L1H1"]
+    measured = compare(whole(), pruned((0, 2, 3)), TEXTS, compare_kinds=False, progress=False)
+    assert [str(head) for head in measured.removed] == ["L1H1"]
     # Heads of one layer do not hear each other: what is left does what it did.
-    np.testing.assert_allclose(found.change["entropy"].means[[0, 1, 2, 3, 4, 6, 7]], 0, atol=1e-5)
-    assert np.isnan(found.of(Head(1, 1))["entropy"].after)
-    assert "removed: L1H1" in str(found)
-    assert found.addresses_after[Address(Head(1, 2))] == Address(Head(1, 1))
+    np.testing.assert_allclose(
+        measured.change["entropy"].means[[0, 1, 2, 3, 4, 6, 7]], 0, atol=1e-5
+    )
+    assert np.isnan(measured.of(Head(1, 1))["entropy"].after)
+    assert "removed: L1H1" in str(measured)
+    assert measured.addresses_after[Address(Head(1, 2))] == Address(Head(1, 1))
 
 
 def test_what_surgery_took_is_gone() -> None:
@@ -155,19 +158,19 @@ def test_what_surgery_took_is_gone() -> None:
         assert [str(head) for head in match.removed] == ["L0H1", "L1H0", "L1H3"]
         assert np.nanmax(weight_changes(whole(), without, match).means["all"]) == 0
     shorter = prune_layers(whole(), [0])
-    found = compare(
+    measured = compare(
         whole(), shorter, TEXTS, origins=origins(shorter), compare_kinds=False, progress=False
     )
-    assert found.addresses_after[Address(Head(1, 2))] == Address(Head(0, 2))
-    assert [str(head) for head in found.removed] == [f"L0H{head}" for head in range(4)]
+    assert measured.addresses_after[Address(Head(1, 2))] == Address(Head(0, 2))
+    assert [str(head) for head in measured.removed] == [f"L0H{head}" for head in range(4)]
 
 
 def test_gated_and_not() -> None:
     gated = build(decoder(*[writes(position=Rotary(), gates=(Gate(at="output"),))] * 2), seed=0)
-    found = compare(whole(), gated, TEXTS, compare_kinds=False, progress=False)
-    assert np.isnan(found.of(Head(0, 0))["gate_output"].before)
-    assert not np.isnan(found.of(Head(0, 0))["gate_output"].after)
-    assert np.isfinite(found.shift()).all()
+    measured = compare(whole(), gated, TEXTS, compare_kinds=False, progress=False)
+    assert np.isnan(measured.of(Head(0, 0))["gate_output"].before)
+    assert not np.isnan(measured.of(Head(0, 0))["gate_output"].after)
+    assert np.isfinite(measured.shift()).all()
 
 
 def test_a_new_role_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +180,12 @@ def test_a_new_role_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         # It sees nothing in what it reads: it looks at all alike.
         model.stack.layers[0].attention.projections()["query"][:8] = 0
-    found = compare(whole(), model, TEXTS, progress=False)
-    assert "broad" in found.kind_changes[Address(Head(0, 0))][1]
-    assert "broad" not in found.kind_changes[Address(Head(0, 0))][0]
-    assert Address(Head(0, 1)) not in found.kind_changes
-    assert "L0H0 was" in str(found)
-    assert next(iter(found.table().columns[-1].cells)).startswith("was ")
+    measured = compare(whole(), model, TEXTS, progress=False)
+    assert "broad" in measured.kind_changes[Address(Head(0, 0))][1]
+    assert "broad" not in measured.kind_changes[Address(Head(0, 0))][0]
+    assert Address(Head(0, 1)) not in measured.kind_changes
+    assert "L0H0 was" in str(measured)
+    assert next(iter(measured.table().columns[-1].cells)).startswith("was ")
 
 
 def test_every_kind_of_model_is_compared() -> None:
@@ -194,34 +197,34 @@ def test_every_kind_of_model_is_compared() -> None:
     assert compare(vision, vision, images(), compare_kinds=False, progress=False).losses is None
     seq2seq = small(SEQ2SEQS["t5"])
     pairs = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
-    found = compare(seq2seq, seq2seq, pairs, compare_kinds=False, progress=False)
-    assert found.losses is not None
-    assert found.losses.change == 0
-    assert "no head moved" in str(found)
-    assert {str(head) for head, _ in found.ranked("entropy")} >= {"decoder L0H0 cross"}
+    measured = compare(seq2seq, seq2seq, pairs, compare_kinds=False, progress=False)
+    assert measured.losses is not None
+    assert measured.losses.change == 0
+    assert "no head moved" in str(measured)
+    assert {str(head) for head, _ in measured.ranked("entropy")} >= {"decoder L0H0 cross"}
 
 
 @pytest.mark.parametrize("config", [DECODERS["gates"], SEQ2SEQS["t5"], VISIONS["vit"]])
 def test_means_and_errors_are_those_of_statistics(config: ModelConfig) -> None:
     model = small(config)
-    given = texts_for(model)
-    found = measure_by_text(model, given, batch_tokens=9, progress=False)
-    expected = statistics(model, given, progress=False)
-    assert found.names == expected.names
-    for name in found.names:
-        np.testing.assert_allclose(found.means(name), expected.means[name], atol=1e-5)
-        np.testing.assert_allclose(found.errors(name), expected.errors[name], atol=1e-4)
+    inputs = texts_for(model)
+    measured = measure_by_text(model, inputs, batch_tokens=9, progress=False)
+    expected = statistics(model, inputs, progress=False)
+    assert measured.names == expected.names
+    for name in measured.names:
+        np.testing.assert_allclose(measured.means(name), expected.means[name], atol=1e-5)
+        np.testing.assert_allclose(measured.errors(name), expected.errors[name], atol=1e-4)
 
 
 def test_residuals_add_up_to_the_variance() -> None:
     model = small(DECODERS["llama"])
-    given: ModelInputs = read_inputs(
+    inputs: ModelInputs = read_inputs(
         model, iter([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8], [1, 1, 2, 3, 5]])
     )
-    found = measure_by_text(model, given, batch_tokens=1, progress=False)
+    measured = measure_by_text(model, inputs, batch_tokens=1, progress=False)
     for name in ("entropy", "previous_token", "duplicate_token"):
-        residuals = found.residuals(name)
+        residuals = measured.residuals(name)
         np.testing.assert_allclose(residuals.sum(0), 0, atol=1e-9)
         texts = (residuals != 0).any(1).sum()
         variance = np.square(residuals).sum(0) * texts / (texts - 1)
-        np.testing.assert_allclose(np.sqrt(variance), found.errors(name), atol=1e-9)
+        np.testing.assert_allclose(np.sqrt(variance), measured.errors(name), atol=1e-9)

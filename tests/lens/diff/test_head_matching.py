@@ -51,10 +51,12 @@ def test_equal_shapes_are_matched_by_address() -> None:
 
 def test_a_pruned_layer_is_matched_by_weights() -> None:
     match = match_heads(whole(), pruned((0, 2, 3)))
-    told = {str(head): None if other is None else str(other) for head, other in match.after.items()}
+    message = {
+        str(head): None if other is None else str(other) for head, other in match.after.items()
+    }
     assert [str(head) for head in match.removed] == ["L1H1"]
-    assert told["L1H2"] == "L1H1"
-    assert told["L1H3"] == "L1H2"
+    assert message["L1H2"] == "L1H1"
+    assert message["L1H3"] == "L1H2"
     values = match.rearranged(np.arange(7.0), blocks_of(pruned((0, 2, 3))))
     np.testing.assert_array_equal(values, [0, 1, 2, 3, 4, np.nan, 5, 6])
     moved = weight_changes(whole(), pruned((0, 2, 3)), match)

@@ -27,7 +27,7 @@ from manyheads.lens.faithful.erasure import (
     erase,
     erase_key_weights,
     rank_keys,
-    renormalise,
+    renormalize,
 )
 from manyheads.lens.faithful.faithfulness_report import TaskVerdict, faithfulness, kendall
 from manyheads.lens.inputs.cached_run import head_scope
@@ -171,7 +171,7 @@ def test_worse_than_random_never_explains_in_part() -> None:
     assert task.verdict.startswith("Cannot tell ")
 
 
-def test_a_search_cut_short_does_not_count_in_favour() -> None:
+def test_a_search_cut_short_does_not_count_in_favor() -> None:
     better: dict[str, Any] = {"random": [0.6, 0.55] * 4, "attention": [0.3, 0.35] * 4}
     assert " explains the tokens of these texts: " in verdict_of(**better, divergence=0.0).verdict
     short = verdict_of(**better, divergence=0.0, settled=0.0)
@@ -213,9 +213,9 @@ def test_an_answer_that_nothing_changes_is_told_so() -> None:
 def test_no_adversary_may_move_the_answer() -> None:
     for seed in range(2):
         decision = decision_of(small(DECODERS["gpt2"]), ids((9,), seed=seed))
-        found = find_adversary(decision, iterations=8, seed=seed)
-        assert 0 <= found.divergence <= MAX_DIVERGENCE
-        assert found.moved <= 0.01
+        result = find_adversary(decision, iterations=8, seed=seed)
+        assert 0 <= result.divergence <= MAX_DIVERGENCE
+        assert result.moved <= 0.01
 
 
 def test_more_freedom_finds_patterns_that_are_farther() -> None:
@@ -279,19 +279,19 @@ def test_erased_keys_are_as_if_they_were_masked(name: str) -> None:
 
     with torch.no_grad():
         expected = model(batch, watch=Hide()).logits.values[6].softmax(-1)
-    found = erase_key_weights(decision, kept)
-    torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[0], decision.probabilities, atol=1e-6, rtol=0)
+    result = erase_key_weights(decision, kept)
+    torch.testing.assert_close(result[1], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result[0], decision.probabilities, atol=1e-6, rtol=0)
 
 
 def test_nothing_left_to_look_at_is_nothing() -> None:
     weights = torch.tensor([[[0.25, 0.25]]])
     nothing = torch.zeros(2, dtype=torch.bool)
-    assert renormalise(weights, nothing, sink=True).tolist() == [[[0.0, 0.0]]]
-    assert renormalise(weights * 2, nothing, sink=False).tolist() == [[[0.0, 0.0]]]
+    assert renormalize(weights, nothing, sink=True).tolist() == [[[0.0, 0.0]]]
+    assert renormalize(weights * 2, nothing, sink=False).tolist() == [[[0.0, 0.0]]]
     first = torch.tensor([True, False])
     # Half of all weight lay on the sink, which keeps it.
-    assert renormalise(weights, first, sink=True)[0, 0, 0] == pytest.approx(1 / 3)
+    assert renormalize(weights, first, sink=True)[0, 0, 0] == pytest.approx(1 / 3)
 
 
 def test_steps_round_the_share_up() -> None:
@@ -321,9 +321,9 @@ def test_steps_round_the_share_up() -> None:
     ],
 )
 def test_every_kind_of_model_is_judged(name: str, model: Any, texts: Any, more: Any) -> None:
-    given = {name: texts}
+    inputs = {name: texts}
     report = faithfulness(
-        small(model), given, iterations=2, steps=3, draws=1, progress=False, **more
+        small(model), inputs, iterations=2, steps=3, draws=1, progress=False, **more
     )
     task = report[name]
     assert task.texts == 2
@@ -354,11 +354,11 @@ def test_a_report_reads_well_and_comes_back_from_disk(tmp_path: Any) -> None:
 def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def stop(*given: Any, **more: Any) -> Any:
-        calls.append(given)
+    def stop(*inputs: Any, **more: Any) -> Any:
+        calls.append(inputs)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return find_adversary(*given, **more)
+        return find_adversary(*inputs, **more)
 
     # The package gives the file's name to its function.
     monkeypatch.setattr(sys.modules[faithfulness.__module__], "find_adversary", stop)

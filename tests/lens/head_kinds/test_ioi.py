@@ -65,19 +65,19 @@ def test_every_name_is_one_token_and_the_subject_is_said_twice(model: Any) -> No
 
 def test_scores_are_those_of_attribution_and_attention(model: Any) -> None:
     task = ioi_prompts(model, prompts=6)
-    found = find_ioi_heads(model, task, progress=False)
+    result = find_ioi_heads(model, task, progress=False)
     direct = attribute_logits(model, task.clean, task.objects, task.subjects)
-    np.testing.assert_allclose(found["direct"].means, direct.heads["logit"].means)
-    assert found.metadata["logit_difference"] == pytest.approx(float(direct.logits.mean()))
-    assert 0 <= found.metadata["accuracy"] <= 1
-    assert set(found.roles) == {
+    np.testing.assert_allclose(result["direct"].means, direct.heads["logit"].means)
+    assert result.metadata["logit_difference"] == pytest.approx(float(direct.logits.mean()))
+    assert 0 <= result.metadata["accuracy"] <= 1
+    assert set(result.roles) == {
         "name movers",
         "negative name movers",
         "inhibition heads",
         "backup name movers",
     }
     for name in ("to_object", "to_subject"):
-        assert ((found[name].means >= 0) & (found[name].means <= 1)).all()
+        assert ((result[name].means >= 0) & (result[name].means <= 1)).all()
 
 
 def test_roles_are_told_from_scores() -> None:
@@ -142,19 +142,19 @@ def name_prompts() -> IOIPrompts:
 
 
 def test_a_name_mover_is_confirmed_by_ablation() -> None:
-    found = find_ioi_heads(name_model(backup=False), name_prompts(), progress=False)
-    assert found.roles["name movers"] == [Head(0, 0)]
-    assert found.roles["backup name movers"] == []
-    assert found.unconfirmed == []
-    assert found["ablation"].of(Head(0, 0)) == pytest.approx(1.0, abs=0.1)
-    assert np.isnan(found["ablation"].of(Head(0, 1)))
+    result = find_ioi_heads(name_model(backup=False), name_prompts(), progress=False)
+    assert result.roles["name movers"] == [Head(0, 0)]
+    assert result.roles["backup name movers"] == []
+    assert result.unconfirmed == []
+    assert result["ablation"].of(Head(0, 0)) == pytest.approx(1.0, abs=0.1)
+    assert np.isnan(result["ablation"].of(Head(0, 1)))
 
 
 def test_a_head_that_takes_over_is_a_backup_and_confirms_the_mover() -> None:
-    found = find_ioi_heads(name_model(backup=True), name_prompts(), progress=False)
-    assert found.roles["name movers"] == [Head(0, 0)]
-    assert found.roles["backup name movers"] == [Head(1, 0)]
+    result = find_ioi_heads(name_model(backup=True), name_prompts(), progress=False)
+    assert result.roles["name movers"] == [Head(0, 0)]
+    assert result.roles["backup name movers"] == [Head(1, 0)]
     # Nothing is lost without the mover, since the other takes over.
-    assert found["ablation"].of(Head(0, 0)) < 0.1
-    assert found["takeover"].of(Head(0, 0)) > 0.9
-    assert found["backup"].of(Head(1, 0)) > 0.9
+    assert result["ablation"].of(Head(0, 0)) < 0.1
+    assert result["takeover"].of(Head(0, 0)) > 0.9
+    assert result["backup"].of(Head(1, 0)) > 0.9

@@ -13,7 +13,7 @@ from manyheads.attention import AttentionConfig
 from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import InputError
-from manyheads.lens.head_kinds import head_tests, patch_attention
+from manyheads.lens.head_kinds import head_tests, monitor
 from manyheads.lens.head_kinds.criteria import (
     KindScores,
     Label,
@@ -72,7 +72,7 @@ def planted() -> Kinds:
     return found_in(planted_model()[0])
 
 
-def test_planted_heads_are_labelled_exactly_so_and_nothing_else_is(planted: Kinds) -> None:
+def test_planted_heads_are_labeled_exactly_so_and_nothing_else_is(planted: Kinds) -> None:
     for head, kind in planted_model()[1].items():
         expected = [] if kind in (DEAD, MIXED) else [kind]
         assert names(planted.of(head)) == expected, head
@@ -85,9 +85,9 @@ def test_planted_heads_are_labelled_exactly_so_and_nothing_else_is(planted: Kind
 
 def test_planted_heads_are_found_on_any_draw_and_few_sequences() -> None:
     model, expected = planted_model()
-    found = found_in(model, sequences=6, seed=11)
-    told = {head: found.best(head) for head in expected}
-    assert told == {head: MIXED if kind == DEAD else kind for head, kind in expected.items()}
+    result = found_in(model, sequences=6, seed=11)
+    message = {head: result.best(head) for head in expected}
+    assert message == {head: MIXED if kind == DEAD else kind for head, kind in expected.items()}
 
 
 def test_an_induction_head_is_told_with_the_head_without_which_it_fails(planted: Kinds) -> None:
@@ -133,13 +133,13 @@ def test_a_partner_by_composition_that_ablation_denies_is_told_by_weights_alone(
 
 def test_texts_that_are_given_decide_what_goes_by_place() -> None:
     model, _ = planted_model()
-    found = found_in(model, [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]] * 3, sequences=5)
-    assert names(found.of(Head(0, 0))) == ["previous-token"]
-    assert found.of(Head(0, 0))[0].evidence == (
+    result = found_in(model, [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]] * 3, sequences=5)
+    assert names(result.of(Head(0, 0))) == ["previous-token"]
+    assert result.of(Head(0, 0))[0].evidence == (
         "puts 100% of its weight on the previous token over 3 given texts"
     )
-    assert found.metadata["texts"] == 3
-    assert found.of(Head(1, 0))[0].evidence.startswith(
+    assert result.metadata["texts"] == 3
+    assert result.of(Head(1, 0))[0].evidence.startswith(
         "puts 100% of its weight on the token after an earlier copy over 5 random sequences"
     )
 
@@ -147,11 +147,13 @@ def test_texts_that_are_given_decide_what_goes_by_place() -> None:
 def test_heads_that_look_ahead_or_by_an_offset_are_told() -> None:
     offsets = {1: "next-token", 0: "self", -1: "previous-token", -3: "positional -3"}
     model = text_model([offset_look(offset) for offset in (*offsets, 5)], causal=False)
-    found = found_in(model, sequences=8)
-    told = [found.best(Head(0, head)) for head in range(5)]
-    assert told == [*offsets.values(), "positional +5"]
-    assert "the token 5 after" in found.of(Head(0, 4))[0].evidence
-    assert found.heads("positional") == found.heads("positional -3") + found.heads("positional +5")
+    result = found_in(model, sequences=8)
+    message = [result.best(Head(0, head)) for head in range(5)]
+    assert message == [*offsets.values(), "positional +5"]
+    assert "the token 5 after" in result.of(Head(0, 4))[0].evidence
+    assert result.heads("positional") == result.heads("positional -3") + result.heads(
+        "positional +5"
+    )
 
 
 def test_even_heads_are_broad_and_a_narrow_window_makes_no_previous_token_head() -> None:
@@ -198,17 +200,17 @@ def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
     small[:, 0] = SHARP + 0.5 * place + 1
     looks += [Look(quotes, faint - 2 * SHARP * torch.eye(places)), Look(quotes, small)]
     looks += [Look(numbers, small)]
-    found = found_in(text_model(looks, tokenizer=tokenizer, places=places), sequences=4)
+    result = found_in(text_model(looks, tokenizer=tokenizer, places=places), sequences=4)
     wanted = ["bracket quotes", "numbering numbers", "punctuation"]
     for head, name in enumerate(wanted):
-        assert name in names(found.of(Head(0, head)))
-        assert len(found.heads(name)) == 1
+        assert name in names(result.of(Head(0, head)))
+        assert len(result.heads(name)) == 1
     # Whitespace leaves no token of a line's end.
-    assert not any(name.startswith("numbering line ends") for name in found.scores.names)
-    assert "punctuation, which is" in found.of(Head(0, 2))[0].evidence
-    assert "of its weight, all its rivals " in found.of(Head(0, 0))[0].evidence
+    assert not any(name.startswith("numbering line ends") for name in result.scores.names)
+    assert "punctuation, which is" in result.of(Head(0, 2))[0].evidence
+    assert "of its weight, all its rivals " in result.of(Head(0, 0))[0].evidence
     for head, name in ((3, "bracket quotes"), (4, "bracket quotes"), (5, "numbering numbers")):
-        assert found.scores[name].of(Head(0, head)) > 0.8
+        assert result.scores[name].of(Head(0, head)) > 0.8
 
 
 def test_a_tokenizer_that_pads_and_cuts_changes_nothing(tokenizer: Any) -> None:
@@ -230,9 +232,9 @@ def test_special_tokens_are_sinks_wherever_they_stand(tokenizer: Any) -> None:
     ends = torch.zeros(vocabulary, vocabulary)
     ends[:, tokenizer.token_to_id("[SEP]")] = SHARP
     model = text_model([Look(ends), Look()], tokenizer=tokenizer, places=160, causal=False)
-    found = found_in(model, sequences=4)
-    assert names(found.of(Head(0, 0))) == ["sink"]
-    assert "special tokens" in found.of(Head(0, 0))[0].evidence
+    result = found_in(model, sequences=4)
+    assert names(result.of(Head(0, 0))) == ["sink"]
+    assert "special tokens" in result.of(Head(0, 0))[0].evidence
 
 
 def vision_model() -> Vision:
@@ -269,15 +271,15 @@ def vision_model() -> Vision:
 
 def test_heads_of_images_are_told_by_where_they_look_on_the_grid() -> None:
     model = vision_model()
-    found = found_in(model)
-    told = [names(found.of(Head(0, head))) for head in range(6)]
-    assert told == [["self"], ["local"], ["row"], ["column"], ["class-token"], ["broad"]]
-    assert found.of(Head(0, 2))[0].evidence == (
+    result = found_in(model)
+    message = [names(result.of(Head(0, head))) for head in range(6)]
+    assert message == [["self"], ["local"], ["row"], ["column"], ["class-token"], ["broad"]]
+    assert result.of(Head(0, 2))[0].evidence == (
         "puts 100% of its weight on other patches of its row over 16 images"
     )
-    given = found_in(model, [torch.randn(3, 12, 12), torch.randn(3, 12, 12)])
-    assert given.metadata["images"] == 2
-    assert given.best(Head(0, 1)) == "local"
+    inputs = found_in(model, [torch.randn(3, 12, 12), torch.randn(3, 12, 12)])
+    assert inputs.metadata["images"] == 2
+    assert inputs.best(Head(0, 1)) == "local"
     with refuses(InputError, "images have no syntax", "omit syntax"):
         kinds(model, syntax="somewhere")
 
@@ -285,7 +287,7 @@ def test_heads_of_images_are_told_by_where_they_look_on_the_grid() -> None:
 def test_images_are_looked_at_in_pieces_with_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(MODELS["vision vit"])
     whole = found_in(model)
-    monkeypatch.setattr(patch_attention, "CHUNK_WEIGHTS", 1)
+    monkeypatch.setattr(monitor, "CHUNK_WEIGHTS", 1)
     pieces = found_in(model)
     for name in whole.scores.names:
         np.testing.assert_allclose(pieces.scores.means[name], whole.scores.means[name], atol=1e-6)
@@ -298,20 +300,22 @@ def test_the_ends_of_lines_are_asked_where_the_tokenizer_keeps_them() -> None:
         "gpt2", layers=1, width=32, heads=2, vocabulary=made.get_vocab_size(), seed=0
     )
     model.tokenizer = made
-    found = found_in(model, sequences=2)
-    assert {"numbering line ends", "numbering numbers", "bracket quotes"} <= set(found.scores.names)
-    assert not found.missing.keys() - {"syntactic", "coreference"}
+    result = found_in(model, sequences=2)
+    assert {"numbering line ends", "numbering numbers", "bracket quotes"} <= set(
+        result.scores.names
+    )
+    assert not result.missing.keys() - {"syntactic", "coreference"}
 
 
 def test_no_line_has_its_number_where_an_induction_head_looks() -> None:
-    asked = 0
+    request = 0
     for written in numbered_lists(FALLBACK_WORDS, texts=4):
         words = [written.text[start:stop] for start, stop in written.words]
         for pair in written.pairs:
             copies = [at for at in range(pair.source) if words[at] == words[pair.source]]
             assert not {at + 1 for at in copies} & set(pair.targets)
-            asked += len(copies)
-    assert asked > 16
+            request += len(copies)
+    assert request > 16
 
 
 KINDS_OF_MODELS = (
@@ -333,20 +337,20 @@ KINDS_OF_MODELS = (
 
 @pytest.mark.parametrize("name", KINDS_OF_MODELS)
 def test_every_model_has_an_answer_for_each_of_its_heads(name: str, tmp_path: Path) -> None:
-    found = found_in(small(MODELS[name]), sequences=3)
-    assert set(found.labels) == set(found.scores.addresses)
-    assert found.complete
+    result = found_in(small(MODELS[name]), sequences=3)
+    assert set(result.labels) == set(result.scores.addresses)
+    assert result.complete
     known = set(threshold_table())
-    for labels in found.labels.values():
+    for labels in result.labels.values():
         assert all(label.score > label.threshold and label.kind in known for label in labels)
         order = [list(threshold_table()).index(label.kind) for label in labels]
         assert order == sorted(order)
     # No head of a model that has learned nothing has a kind, unless its parts force it.
-    assert {label.kind for labels in found.labels.values() for label in labels} <= {"broad"}
-    found.save(tmp_path / "kinds.json")
+    assert {label.kind for labels in result.labels.values() for label in labels} <= {"broad"}
+    result.save(tmp_path / "kinds.json")
     again = lens.load(tmp_path / "kinds.json")
-    assert again.labels.keys() == found.labels.keys()
-    for head, labels in found.labels.items():
+    assert again.labels.keys() == result.labels.keys()
+    for head, labels in result.labels.items():
         assert str(again.of(head)) == str(labels)
 
 
@@ -358,13 +362,13 @@ def test_random_weights_of_any_size_get_no_kind_but_those_that_parts_force(scale
         with torch.no_grad():
             for weights in model.parameters():
                 weights.mul_(scale)
-        found = found_in(model, sequences=5, seed=seed)
-        assert {label.kind for own in found.labels.values() for label in own} <= forced
+        result = found_in(model, sequences=5, seed=seed)
+        assert {label.kind for own in result.labels.values() for label in own} <= forced
 
 
 def test_copying_is_measured_where_words_enter_and_leave() -> None:
-    found = found_in(small(MODELS["seq2seq t5"]), sequences=3)
-    known = {address for address, score in found.scores["copying"].items() if not np.isnan(score)}
+    result = found_in(small(MODELS["seq2seq t5"]), sequences=3)
+    known = {address for address, score in result.scores["copying"].items() if not np.isnan(score)}
     assert {(each.stack, each.sublayer) for each in known} == {
         ("decoder", Sublayer.ATTENTION),
         ("decoder", Sublayer.CROSS),
@@ -436,11 +440,11 @@ def raises_interrupt(*_: Any, **__: Any) -> Any:
 def test_breaking_off_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = planted_model()
     monkeypatch.setattr(head_tests, "score_copying", raises_interrupt)
-    found = found_in(model, sequences=4)
-    assert not found.complete
-    assert found.best(Head(1, 0)) == "induction"
-    assert "copying" not in found.scores
-    assert "interrupted" in str(found)
+    result = found_in(model, sequences=4)
+    assert not result.complete
+    assert result.best(Head(1, 0)) == "induction"
+    assert "copying" not in result.scores
+    assert "interrupted" in str(result)
     monkeypatch.setattr(head_tests, "statistics", raises_interrupt)
     with pytest.raises(KeyboardInterrupt):
         found_in(model, sequences=4)
@@ -465,10 +469,10 @@ def test_specific_kinds_come_first_and_those_of_many_heads_last() -> None:
     assert kinds_in_order[0] == "induction"
     assert kinds_in_order[-5:] == ["punctuation", "class-token", "sink", "broad", "silent"]
     model, _ = planted_model()
-    found = found_in(model, thresholds={"broad": 0.01, "sink": 0.001}, sequences=5)
-    assert names(found.of(Head(1, 1)))[0] == "copying"
-    assert names(found.of(Head(1, 1)))[-1] == "broad"
-    assert found.best(Head(0, 2)) == "duplicate-token"
+    result = found_in(model, thresholds={"broad": 0.01, "sink": 0.001}, sequences=5)
+    assert names(result.of(Head(1, 1)))[0] == "copying"
+    assert names(result.of(Head(1, 1)))[-1] == "broad"
+    assert result.best(Head(0, 2)) == "duplicate-token"
 
 
 def draw(score: float, *, threshold: float = 0.4, heads: int = 1) -> KindScores:
@@ -485,7 +489,7 @@ def draw(score: float, *, threshold: float = 0.4, heads: int = 1) -> KindScores:
 
 
 @pytest.mark.parametrize(
-    ("scores", "given"),
+    ("scores", "inputs"),
     [
         ((0.46, 0.44, 0.47, 0.5, 0.43), "duplicate-token 0.46 ± 0.05 (5 of 5 draws)"),
         ((0.46, 0.44, 0.47, 0.3, 0.3), "duplicate-token 0.46 ± 0.05 (3 of 5 draws)"),
@@ -493,17 +497,17 @@ def draw(score: float, *, threshold: float = 0.4, heads: int = 1) -> KindScores:
     ],
 )
 def test_a_label_says_in_how_many_draws_it_holds_and_needs_most(
-    scores: tuple[float, ...], given: str | None
+    scores: tuple[float, ...], inputs: str | None
 ) -> None:
     whole = with_draws(draw(0.46), [draw(each) for each in scores])
     head = Address(Head(0, 0))
     labels, nearest = label_heads([whole], [head], np.array([False]))
-    assert [str(label) for label in labels[head]] == ([] if given is None else [given])
-    if given is None:
+    assert [str(label) for label in labels[head]] == ([] if inputs is None else [inputs])
+    if inputs is None:
         assert "it holds in 2 of 5 draws" in nearest[head].evidence
 
 
 def test_a_short_text_makes_no_sinks_of_even_heads() -> None:
     """Each of three tokens gets a third of the weight, which is not the head's doing."""
-    found = found_in(text_model([Look(), Look()]), [[5, 6, 7]] * 3, sequences=5)
-    assert [names(found.of(Head(0, head))) for head in (0, 1)] == [["broad"]] * 2
+    result = found_in(text_model([Look(), Look()]), [[5, 6, 7]] * 3, sequences=5)
+    assert [names(result.of(Head(0, head))) for head in (0, 1)] == [["broad"]] * 2

@@ -53,7 +53,7 @@ def planted() -> Decoder:
 
 
 def test_heads_of_a_mixer_get_the_kinds_of_their_patterns() -> None:
-    found = lens.kinds(planted(), sequences=10, progress=False)
-    assert found.best(Head(0, 0)) == "induction"
-    assert {label.kind for label in found.of(Head(0, 1))} >= {"duplicate-token", "self"}
-    assert "mixers" in found.missing["copying"]
+    result = lens.kinds(planted(), sequences=10, progress=False)
+    assert result.best(Head(0, 0)) == "induction"
+    assert {label.kind for label in result.of(Head(0, 1))} >= {"duplicate-token", "self"}
+    assert "mixers" in result.missing["copying"]

@@ -21,8 +21,8 @@ def test_significance_depends_on_all_tests_and_not_on_their_order() -> None:
 def test_chance_is_that_of_students_distribution() -> None:
     # Upper tails of t = 2 and t = 3 with 10 and 30 degrees of freedom, from tables.
     for t, freedom, tail in ((2.0, 10, 0.03669), (3.0, 30, 0.002695), (2.0, 30, 0.02731)):
-        found = chance_above(np.array([t]), np.zeros(1), np.ones(1), np.array([freedom + 1.0]))
-        assert found[0] == pytest.approx(tail, rel=0.03)
+        result = chance_above(np.array([t]), np.zeros(1), np.ones(1), np.array([freedom + 1.0]))
+        assert result[0] == pytest.approx(tail, rel=0.03)
     unknown = np.array([np.nan])
     assert chance_above(unknown, np.zeros(1), np.ones(1), np.ones(1)).tolist() == [1.0]
 

@@ -107,17 +107,17 @@ ROLES = {"he": ("mover", "guard"), "she": ("cook", "nurse")}
 def sentences(*, pro: bool = True) -> list[str]:
     """Who is meant stands first or second, as often as not; `pro` says that the pronoun fits."""
     he, she = ("he", "she") if pro else ("she", "he")
-    told = []
+    message = []
     for man, woman in product(*ROLES.values()):
         for verb in ("thanked", "saw", "met", "called"):
             for end in ("left", "came"):
-                told += [
+                message += [
                     f"[the {man}] {verb} the {woman} because [{he}] {end}",
                     f"the {woman} {verb} [the {man}] because [{he}] {end}",
                     f"the {man} {verb} [the {woman}] because [{she}] {end}",
                     f"[the {woman}] {verb} the {man} because [{she}] {end}",
                 ]
-    return told
+    return message
 
 
 def tokenizer() -> Any:
@@ -154,23 +154,23 @@ def reader() -> Any:
 
 def test_a_head_that_goes_by_gender_is_no_coreference_head(tmp_path: Path) -> None:
     pro, anti = files(tmp_path)
-    found = kinds(reader(), coreference=(pro, anti), sequences=2, progress=False)
-    assert not found.heads("coreference")
+    result = kinds(reader(), coreference=(pro, anti), sequences=2, progress=False)
+    assert not result.heads("coreference")
     # In the worse half it is never right.
-    assert found.scores["coreference"].of(Head(0, 0)) == 0.0
-    assert found.scores["bias"].of(Head(0, 0)) == pytest.approx(1.0)
-    assert found.scores["bias"].error_of(Head(0, 0)) < 0.05
-    assert found.scores["bias"].of(Head(0, 1)) == pytest.approx(0.0, abs=0.01)
-    assert "+1.00" in str(found.table().columns[2]._cells)
+    assert result.scores["coreference"].of(Head(0, 0)) == 0.0
+    assert result.scores["bias"].of(Head(0, 0)) == pytest.approx(1.0)
+    assert result.scores["bias"].error_of(Head(0, 0)) < 0.05
+    assert result.scores["bias"].of(Head(0, 1)) == pytest.approx(0.0, abs=0.01)
+    assert "+1.00" in str(result.table().columns[2]._cells)
 
 
 def test_one_half_of_counterbalanced_text_gives_scores_and_no_label(tmp_path: Path) -> None:
     pro, _ = files(tmp_path)
-    found = kinds(reader(), coreference=pro, sequences=2, progress=False)
-    assert found.scores["coreference"].of(Head(0, 0)) == 1.0
-    assert not found.heads("coreference")
-    assert "give both" in found.missing["coreference"]
-    assert "bias" not in found.scores
+    result = kinds(reader(), coreference=pro, sequences=2, progress=False)
+    assert result.scores["coreference"].of(Head(0, 0)) == 1.0
+    assert not result.heads("coreference")
+    assert "give both" in result.missing["coreference"]
+    assert "bias" not in result.scores
 
 
 def test_files_that_are_not_counterbalanced_are_refused(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def scored(accuracy: Sequence[float]) -> WordTargetScores:
 
 def test_a_coreference_label_holds_in_both_halves_with_the_score_of_the_worse() -> None:
     pro, anti = scored([0.95, 0.9, 0.3]), scored([0.85, 0.3, 0.9])
-    (found,), _ = correct_for_chance([coreference_scores([pro, anti], threshold_table())])
-    assert found.above.tolist() == [True, False, False]
-    assert found.scores.tolist() == [0.85, 0.3, 0.3]
-    label = found.score(0)
+    (result,), _ = correct_for_chance([coreference_scores([pro, anti], threshold_table())])
+    assert result.above.tolist() == [True, False, False]
+    assert result.scores.tolist() == [0.85, 0.3, 0.3]
+    label = result.score(0)
     assert (label.samples, label.unit) == (200, "words")
     assert "95% and 85% in the two halves" in label.evidence

@@ -53,17 +53,17 @@ def silence_first_in_one_copy(spoken: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_that_say_something_else_lead_where_a_whole_run_leads(name: str) -> None:
     model: Any = small(MODELS[name]).eval()
-    given = given_to(model, name)
+    inputs = given_to(model, name)
     for part in parts_of(model):
         for layer in (part.layers[0], part.layers[-1]):
             site = part.site(layer, Tap.HEAD_OUTPUT)
             with torch.no_grad():
-                trunk = CachedRun(part, given, layers=[layer])
-                found = trunk.resume_after_heads(
+                trunk = CachedRun(part, inputs, layers=[layer])
+                result = trunk.resume_after_heads(
                     layer, ActivationEditor({site: silence_first_in_one_copy}), copies=2
                 )
                 changes: tuple[dict[Any, Any], ...] = ({site: silence_first}, {})
-                whole = [forward(model, given, ActivationEditor(each)).hidden for each in changes]
-            for values, expected in zip(found.values.chunk(2), whole, strict=True):
+                whole = [forward(model, inputs, ActivationEditor(each)).hidden for each in changes]
+            for values, expected in zip(result.values.chunk(2), whole, strict=True):
                 assert isinstance(expected, Ragged)
                 torch.testing.assert_close(values, expected.values, atol=2e-6, rtol=1e-5)

@@ -177,14 +177,14 @@ def test_what_no_token_stands_for_is_not_asked() -> None:
     assert align_texts(made, [AnnotatedText.from_words(["a", "b", "what"], [pair])]) == []
 
 
-def by_definition(found: Pattern, text: AlignedText, pair: WordPair) -> bool | None:
+def by_definition(result: Pattern, text: AlignedText, pair: WordPair) -> bool | None:
     """Whether the right word gets most, from the pattern; None if no such choice can be seen."""
     best: dict[bool, float] = {}
     for word, places in enumerate(text.words):
         pairs = [(t, s) for t in text.words[pair.source] for s in places]
-        if word == pair.source or not any(found.visible[t, s] for t, s in pairs):
+        if word == pair.source or not any(result.visible[t, s] for t, s in pairs):
             continue
-        weight = sum(float(found.weights[t, s]) for t, s in pairs) / len(text.words[pair.source])
+        weight = sum(float(result.weights[t, s]) for t, s in pairs) / len(text.words[pair.source])
         right = word in pair.targets
         best[right] = max(best.get(right, -1.0), weight)
     return None if len(best) < 2 else best[True] > best[False]
@@ -205,36 +205,36 @@ def test_shares_are_those_of_the_definition_on_the_pattern(name: str) -> None:
             for at in range(5)
         )
         texts.append(AlignedText(tuple(ids), words, pairs))
-    found, complete = measure_word_targets(model, texts, progress=False)
+    result, complete = measure_word_targets(model, texts, progress=False)
     assert complete
     seen = patterns(model, [list(text.ids) for text in texts])
     for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
-        told = [
+        message = [
             by_definition(seen.of(head, number), text, pair)
             for number, text in enumerate(texts)
             for pair in text.pairs
         ]
-        known = [each for each in told if each is not None]
-        assert found["some"].counts[place] == len(known) > 3
-        assert found["some"].accuracy[place] == pytest.approx(sum(known) / len(known))
+        known = [each for each in message if each is not None]
+        assert result["some"].counts[place] == len(known) > 3
+        assert result["some"].accuracy[place] == pytest.approx(sum(known) / len(known))
 
 
 def test_the_weight_on_rivals_is_told_and_a_word_that_sees_none_is_not_asked() -> None:
     model = small(DECODERS["gpt2"])
     words = tuple((place,) for place in range(1, 7))
-    asked = {"source": 5, "targets": (1,), "task": "some"}
-    late = WordPair(**asked, rivals=(0, 3))
+    request = {"source": 5, "targets": (1,), "task": "some"}
+    late = WordPair(**request, rivals=(0, 3))
     early = WordPair(task="some", source=2, targets=(1,), rivals=(4,))
     texts = [AlignedText((1, 2, 3, 4, 5, 6, 7), words, (late, early))]
-    found = measure_word_targets(model, texts, progress=False)[0]["some"]
+    result = measure_word_targets(model, texts, progress=False)[0]["some"]
     seen = patterns(model, [list(texts[0].ids)])
     for place, head in enumerate(Head(layer, head) for layer in (0, 1) for head in range(4)):
         row = seen.of(head, 0).weights[6]
-        assert found.counts[place] == 1
-        assert found.weight[place] == pytest.approx(float(row[2]), abs=1e-6)
-        assert found.rivals[place] == pytest.approx(float(row[1] + row[4]), abs=1e-6)
+        assert result.counts[place] == 1
+        assert result.weight[place] == pytest.approx(float(row[2]), abs=1e-6)
+        assert result.rivals[place] == pytest.approx(float(row[1] + row[4]), abs=1e-6)
     plain = measure_word_targets(
-        model, [AlignedText(texts[0].ids, words, (WordPair(**asked),))], progress=False
+        model, [AlignedText(texts[0].ids, words, (WordPair(**request),))], progress=False
     )[0]
     assert plain["some"].rivals.tolist() == [0.0] * 8
 
@@ -246,10 +246,10 @@ def test_both_stacks_of_an_encoder_decoder_are_asked_and_cross_attention_is_not(
         WordPair(task="some", source=4, targets=(1,)),
         WordPair(task="some", source=2, targets=(0,)),
     )
-    found, _ = measure_word_targets(
+    result, _ = measure_word_targets(
         model, [AlignedText((1, 2, 3, 4, 5, 6, 7, 8), words, pairs)], progress=False
     )
-    counts = found["some"].counts.reshape(6, 4)
+    counts = result["some"].counts.reshape(6, 4)
     assert (counts > 0).all(axis=1).tolist() == [True, True, True, False, True, False]
 
 
@@ -293,10 +293,10 @@ def test_a_head_for_a_relation_is_told_where_no_offset_does_as_well(
     reader: Any, tmp_path: Path
 ) -> None:
     bank = written(tmp_path, *(line for rows in TREEBANK * 8 for line in rows))
-    found = kinds(reader, syntax=bank, sequences=2, progress=False)
-    told = [label for label in found.of(Head(0, 0)) if label.kind == "syntactic"]
-    assert [label.detail for label in told] == ["det, dependent to head"]
-    (label,) = told
+    result = kinds(reader, syntax=bank, sequences=2, progress=False)
+    message = [label for label in result.of(Head(0, 0)) if label.kind == "syntactic"]
+    assert [label.detail for label in message] == ["det, dependent to head"]
+    (label,) = message
     # Scored on the half that did not choose it.
     assert (label.samples, label.unit, label.score) == (48, "words", 1.0)
     assert label.sample == "48 words"
@@ -305,20 +305,20 @@ def test_a_head_for_a_relation_is_told_where_no_offset_does_as_well(
         "attends most to the right word for 100% of 48 words (det, dependent to head), "
     )
     assert label.evidence.endswith("by a fixed offset of +1, and gives it 100% of its weight")
-    assert found.metadata["syntactic_texts"] == 96
-    assert found.metadata["tests"] == 2 * len(
-        [name for name in found.scores.names if name.startswith("syntactic")]
+    assert result.metadata["syntactic_texts"] == 96
+    assert result.metadata["tests"] == 2 * len(
+        [name for name in result.scores.names if name.startswith("syntactic")]
     )
-    assert found.heads("syntactic") == found.heads("syntactic det, dependent to head")
+    assert result.heads("syntactic") == result.heads("syntactic det, dependent to head")
     # Subjects stand before their verbs, always: an offset finds them as well.
-    assert found.scores["syntactic nsubj, dependent to head"].of(Head(0, 0)) < 0.5
+    assert result.scores["syntactic nsubj, dependent to head"].of(Head(0, 0)) < 0.5
 
 
 def test_rare_relations_are_left_out_and_named(reader: Any, tmp_path: Path) -> None:
     bank = written(tmp_path, *(line for rows in TREEBANK for line in rows))
-    found = kinds(reader, syntax=bank, sequences=2, progress=False)
-    assert not found.heads("syntactic")
-    assert "det, dependent to head" in found.metadata["rare_relations"]
+    result = kinds(reader, syntax=bank, sequences=2, progress=False)
+    assert not result.heads("syntactic")
+    assert "det, dependent to head" in result.metadata["rare_relations"]
 
 
 def scored(accuracy: Sequence[float], *, baseline: float = 0.3, words: int = 60) -> Any:
@@ -344,35 +344,35 @@ def test_a_relation_is_chosen_on_one_half_and_confirmed_on_the_other() -> None:
     # Both halves, the first alone, the second alone, and both by too little.
     one, other = scored([0.8, 0.8, 0.3, 0.5]), scored([0.7, 0.45, 0.8, 0.5])
     both = replace(one, groups=(one, other))
-    found = confirmed_word_scores("syntactic", both, threshold_table(), "det")
-    (corrected,), tests = correct_for_chance([found])
+    result = confirmed_word_scores("syntactic", both, threshold_table(), "det")
+    (corrected,), tests = correct_for_chance([result])
     assert tests == 4
     assert corrected.above.tolist() == [True, False, False, False]
-    assert found.scores.tolist() == [0.7, 0.45, 0.8, 0.5]
+    assert result.scores.tolist() == [0.7, 0.45, 0.8, 0.5]
     assert "the other half" in corrected.refusal(2)
     assert "chance explains it, after correction for 4 tests" in corrected.refusal(3)
 
 
 def test_many_tests_need_more_than_one_and_the_baseline_has_an_error_too() -> None:
     half = scored([0.62])
-    found = confirmed_word_scores(
+    result = confirmed_word_scores(
         "syntactic", replace(half, groups=(half, half)), threshold_table(), "det"
     )
-    assert correct_for_chance([found])[0][0].above.tolist() == [True]
+    assert correct_for_chance([result])[0][0].above.tolist() == [True]
     nothing = scored([0.1] * 400)
     others = confirmed_word_scores(
         "syntactic", replace(nothing, groups=(nothing, nothing)), threshold_table(), "case"
     )
-    assert found.p_values is not None
+    assert result.p_values is not None
     assert others.p_values is not None
-    tested = np.concatenate((found.p_values, others.p_values))
+    tested = np.concatenate((result.p_values, others.p_values))
     assert not benjamini_hochberg(tested)[0]
     sure = replace(half, excess_errors=half.errors)
     alone = confirmed_word_scores(
         "syntactic", replace(sure, groups=(sure, sure)), threshold_table(), "det"
     )
     assert alone.p_values is not None
-    assert alone.p_values[0] < found.p_values[0]
+    assert alone.p_values[0] < result.p_values[0]
 
 
 def test_words_of_one_text_count_as_dependent() -> None:
@@ -414,6 +414,6 @@ def test_a_model_that_reads_only_back_is_asked_for_what_it_can_see(tmp_path: Pat
     )
     model.tokenizer = made
     bank = written(tmp_path, *(line for rows in TREEBANK * 8 for line in rows))
-    found = kinds(model, syntax=bank, sequences=2, progress=False)
-    assert "syntactic det, head to dependent" in found.scores
-    assert "syntactic det, dependent to head" not in found.scores
+    result = kinds(model, syntax=bank, sequences=2, progress=False)
+    assert "syntactic det, head to dependent" in result.scores
+    assert "syntactic det, dependent to head" not in result.scores

@@ -89,13 +89,13 @@ def test_statistics_of_strings_tell_all_classes() -> None:
     model.embedding.tokens = grown
     object.__setattr__(model.config.embedding, "vocabulary", 320)
     try:
-        found = statistics(model, TEXTS, progress=False)
+        result = statistics(model, TEXTS, progress=False)
     finally:
         object.__setattr__(model.config.embedding, "vocabulary", 29)
-    assert {f"on_{name}" for name in CLASSES} <= set(found.names)
+    assert {f"on_{name}" for name in CLASSES} <= set(result.names)
     ids = [token for text in TEXTS for token in tokenizer.encode(text).ids]
     marked = token_classes(tokenizer, 320, ("punctuation",))["punctuation"][ids]
-    assert found.class_fractions["punctuation"] == pytest.approx(float(marked.mean()))
+    assert result.class_fractions["punctuation"] == pytest.approx(float(marked.mean()))
 
 
 def test_refusals() -> None:

@@ -24,8 +24,8 @@ TEXTS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14], [1, 2, 3, 4]]
 SITES = ["L1.before", "L1.after", "L0.z", "L1H2", "L1.attention", "L1.feedforward", "final"]
 
 
-def read(found: lens.ActivationFiles) -> dict[str, Tensor]:
-    parts = [load_file(path) for path in found.shards]
+def read(result: lens.ActivationFiles) -> dict[str, Tensor]:
+    parts = [load_file(path) for path in result.shards]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -35,9 +35,9 @@ def native() -> Any:
 
 def test_rows_are_what_a_forward_shows(tmp_path: Path) -> None:
     model = native()
-    found = lens.activations(model, TEXTS, SITES, tmp_path / "a", shard_tokens=5, progress=False)
-    assert (found.tokens, found.texts, len(found.shards)) == (14, 4, 3)
-    rows = read(found)
+    result = lens.activations(model, TEXTS, SITES, tmp_path / "a", shard_tokens=5, progress=False)
+    assert (result.tokens, result.texts, len(result.shards)) == (14, 4, 3)
+    rows = read(result)
     expected = {
         "L1.before": Site(1, Tap.BEFORE),
         "L1.after": Site(1, Tap.AFTER, Sublayer.FEEDFORWARD),
@@ -64,7 +64,7 @@ def test_rows_are_what_a_forward_shows(tmp_path: Path) -> None:
         torch.testing.assert_close(rows["L1H2"][mine], heads.values[:, 2], rtol=1e-4, atol=1e-5)
     manifest = json.loads((tmp_path / "a" / "activations.json").read_text())
     assert manifest["sites"]["L0.z"] == 32
-    assert manifest["files"] == [path.name for path in found.shards]
+    assert manifest["files"] == [path.name for path in result.shards]
 
 
 def test_a_wrapped_model_gives_the_rows_of_the_native_one(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_the_parts_of_a_wrapped_layer_sum_to_its_output(name: str, tmp_path: Pat
     if name == "t5":
         stack, parts = "decoder.", [*parts, "cross"]
     sites = [f"{stack}L1.{part}" for part in [*parts, "after"]]
-    found = lens.activations(
+    result = lens.activations(
         wrap(tiny(name)), texts_of(name), sites, tmp_path / "a", progress=False
     )
-    rows = read(found)
+    rows = read(result)
     total = sum((rows[f"{stack}L1.{part}"] for part in parts), torch.zeros(()))
     torch.testing.assert_close(total, rows[f"{stack}L1.after"], rtol=1e-4, atol=1e-4)
 
@@ -105,10 +105,10 @@ def test_what_is_not_text_has_no_tokens(name: str, tmp_path: Path) -> None:
 def test_parquet_and_small_numbers(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     options: dict[str, Any] = {"dtype": "float16", "progress": False}
-    found = lens.activations(
+    result = lens.activations(
         native(), TEXTS, Head(0, 1), tmp_path / "a", format="parquet", **options
     )
-    table = parquet.read_table(found.shards[0])
+    table = parquet.read_table(result.shards[0])
     assert table.column_names == ["L0H1", "text", "position", "token"]
     plain = read(lens.activations(native(), TEXTS, "L0H1", tmp_path / "b", **options))
     assert table["L0H1"].to_pylist() == plain["L0H1"].tolist()
@@ -126,11 +126,11 @@ def test_files_are_written_while_texts_are_read(tmp_path: Path) -> None:
             written.append(len(list(tmp_path.glob("a/*.safetensors"))))
             yield [1, 2, 3, 4]
 
-    found = lens.activations(
+    result = lens.activations(
         native(), texts(), "L0.z", tmp_path / "a", shard_tokens=800, progress=False
     )
-    assert (written[0], written[-1], len(found.shards)) == (0, 5, 6)
-    assert [len(load_file(path)["text"]) for path in found.shards] == [800] * 5 + [400]
+    assert (written[0], written[-1], len(result.shards)) == (0, 5, 6)
+    assert [len(load_file(path)["text"]) for path in result.shards] == [800] * 5 + [400]
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def test_a_pattern_times_the_values_is_the_output(name: str) -> None:
 
     with torch.no_grad():
         expected = model(batch).logits.values
-        found = model(batch, watch=Again()).logits.values
+        result = model(batch, watch=Again()).logits.values
         record = Record([Site(0, Tap.PATTERN)])
         assert torch.equal(model(batch, watch=record).logits.values, expected)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
     assert record[Site(0, Tap.PATTERN)].of(1).shape[1:] == (3, 3)
 
 
@@ -104,11 +104,11 @@ def test_every_statistic_is_its_definition_on_the_pattern(
     monkeypatch.setattr(row_sums, "ROWS", {"cpu": 50})
     model, inputs = small_model(KINDS[name]), ModelInputs(ids=texts(70, 1, 9))
     expected = by_definition(model, inputs, CLASSES, (-3,))
-    found = lens.statistics(model, inputs, classes=CLASSES, offsets=(-3,), progress=False)
-    assert {measure for _, measure in expected.values} == set(found.names)
-    assert ("memory_length" in found) == (name != "both ways")
-    for measure in found.names:
-        wanted = [expected.mean(block, measure) for block in found.blocks]
+    result = lens.statistics(model, inputs, classes=CLASSES, offsets=(-3,), progress=False)
+    assert {measure for _, measure in expected.values} == set(result.names)
+    assert ("memory_length" in result) == (name != "both ways")
+    for measure in result.names:
+        wanted = [expected.mean(block, measure) for block in result.blocks]
         np.testing.assert_allclose(
-            found.means[measure], np.concatenate(wanted), atol=1e-5, rtol=1e-5, err_msg=measure
+            result.means[measure], np.concatenate(wanted), atol=1e-5, rtol=1e-5, err_msg=measure
         )

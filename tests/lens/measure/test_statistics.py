@@ -101,36 +101,36 @@ def expected_of(name: str) -> tuple[Any, Expected]:
     return model, by_definition(model, texts_for(model), CLASSES, OFFSETS)
 
 
-def measured(model: Any, given: ModelInputs, **more: Any) -> Statistics:
+def measured(model: Any, inputs: ModelInputs, **more: Any) -> Statistics:
     classes = None if isinstance(model, Vision) else CLASSES
-    return statistics(model, given, classes=classes, offsets=OFFSETS, progress=False, **more)
+    return statistics(model, inputs, classes=classes, offsets=OFFSETS, progress=False, **more)
 
 
-def same(found: Statistics, other: Statistics, limit: float) -> None:
-    assert found.names == other.names
-    for name in found.names:
-        np.testing.assert_allclose(found.means[name], other.means[name], atol=limit, rtol=limit)
+def same(result: Statistics, other: Statistics, limit: float) -> None:
+    assert result.names == other.names
+    for name in result.names:
+        np.testing.assert_allclose(result.means[name], other.means[name], atol=limit, rtol=limit)
         # Sixth digits of values appear as third digits of what is left of their differences.
-        np.testing.assert_allclose(found.errors[name], other.errors[name], atol=1e3 * limit)
+        np.testing.assert_allclose(result.errors[name], other.errors[name], atol=1e3 * limit)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_statistic_is_its_definition_on_the_pattern(name: str) -> None:
     model, expected = expected_of(name)
-    found = measured(model, texts_for(model))
-    assert {measure for _, measure in expected.values} == set(found.names)
-    for measure in found.names:
+    result = measured(model, texts_for(model))
+    assert {measure for _, measure in expected.values} == set(result.names)
+    for measure in result.names:
         start = 0
-        for block in found.blocks:
+        for block in result.blocks:
             part = slice(start, start + block.heads)
             start += block.heads
             mean, error = expected.mean(block, measure), expected.error(block, measure)
             where = f"{measure} of {block}"
             np.testing.assert_allclose(
-                found.means[measure][part], mean, atol=LIMIT, rtol=LIMIT, err_msg=where
+                result.means[measure][part], mean, atol=LIMIT, rtol=LIMIT, err_msg=where
             )
             np.testing.assert_allclose(
-                found.errors[measure][part], error, atol=LIMIT, rtol=LIMIT, err_msg=where
+                result.errors[measure][part], error, atol=LIMIT, rtol=LIMIT, err_msg=where
             )
 
 
@@ -151,10 +151,10 @@ def test_pieces_of_rows_and_heads_add_up(name: str) -> None:
 @pytest.mark.parametrize("config", [DECODERS["gates"], DECODERS["uneven"], SEQ2SEQS["t5"]])
 def test_batches_of_any_size_give_the_same(config: ModelConfig) -> None:
     model = small(config)
-    given = texts_for(model)
-    at_once = measured(model, given)
+    inputs = texts_for(model)
+    at_once = measured(model, inputs)
     for most in (1, 13):
-        same(measured(model, given, batch_tokens=most), at_once, 1e-6)
+        same(measured(model, inputs, batch_tokens=most), at_once, 1e-6)
 
 
 def test_texts_may_come_one_by_one() -> None:
@@ -171,8 +171,8 @@ def test_one_text_has_errors_over_its_queries() -> None:
     model = small(DECODERS["gpt2"])
     one = statistics(model, [[3, 1, 4, 1, 5, 9]], progress=False)
     assert one.metadata["errors_over"] == "queries"
-    given = ModelInputs(ids=Ragged.from_list([torch.tensor([3, 1, 4, 1, 5, 9])]))
-    expected = by_definition(model, given, {}, ())
+    inputs = ModelInputs(ids=Ragged.from_list([torch.tensor([3, 1, 4, 1, 5, 9])]))
+    expected = by_definition(model, inputs, {}, ())
     block = one.blocks[0]
     values = np.stack([value for _, value in expected.values[block, "entropy"]])
     error = values.std(0, ddof=1) / np.sqrt(len(values))
@@ -220,13 +220,13 @@ def test_the_largest_activation_is_found_where_it_stands() -> None:
     with torch.no_grad():
         model.embedding.tokens.weight[17, 5] = -5000.0
     listed = [[1, 2, 3], [4, 5, 17, 6], [7]]
-    found = statistics(model, listed, batch_tokens=3, progress=False)
-    assert [each.layer for each in found.activations] == [0, 1, 2, 3]
-    for each in found.activations:
+    result = statistics(model, listed, batch_tokens=3, progress=False)
+    assert [each.layer for each in result.activations] == [0, 1, 2, 3]
+    for each in result.activations:
         assert (each.text, each.position, each.channel, each.token) == (1, 2, 5, 17)
         assert each.massive
         assert 4000 < each.largest < 6000
-    assert "massive activation after layer 3" in str(found)
+    assert "massive activation after layer 3" in str(result)
 
 
 def test_a_model_in_training_is_measured_at_rest_and_goes_on_training() -> None:
@@ -247,21 +247,21 @@ def test_no_pattern_is_asked_of_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_can_be_saved_and_loaded(tmp_path: Any) -> None:
-    found = measured(small(DECODERS["gates"]), texts_for(small(DECODERS["gates"])))
+    result = measured(small(DECODERS["gates"]), texts_for(small(DECODERS["gates"])))
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"found.{ending}")
+        result.save(tmp_path / f"found.{ending}")
         loaded = lens.load(tmp_path / f"found.{ending}")
-        same(loaded, found, 1e-12)
-        assert loaded.activations == found.activations
-        assert str(loaded) == str(found)
-    assert found["gate_output"].of(Head(1, 2)) == found.of(Head(1, 2))["gate_output"]
+        same(loaded, result, 1e-12)
+        assert loaded.activations == result.activations
+        assert str(loaded) == str(result)
+    assert result["gate_output"].of(Head(1, 2)) == result.of(Head(1, 2))["gate_output"]
 
 
 def test_half_precision_is_measured_in_full() -> None:
     model = build(DECODERS["llama"], seed=0)
-    given = texts_for(model)
-    full = measured(model, given)
-    half = measured(build(DECODERS["llama"], seed=0).to(torch.bfloat16), given)
+    inputs = texts_for(model)
+    full = measured(model, inputs)
+    half = measured(build(DECODERS["llama"], seed=0).to(torch.bfloat16), inputs)
     for name in ("entropy", "max_weight", "previous_token", "on_odd"):
         np.testing.assert_allclose(half.means[name], full.means[name], atol=0.05)
 

@@ -34,7 +34,7 @@ def reader() -> Any:
     return model
 
 
-def seen(model: Any, batch: Ragged, site: Site) -> Any:
+def observe(model: Any, batch: Ragged, site: Site) -> Any:
     record = Record([site])
     with torch.no_grad():
         model(batch, watch=record)
@@ -52,29 +52,29 @@ def sentences(count: int) -> list[list[str]]:
 
 def test_what_one_head_says_is_found_in_that_head() -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS * 2)
-    spoken = seen(model, batch, Site(1, Tap.HEAD_OUTPUT)).values[:, 2]
+    spoken = observe(model, batch, Site(1, Tap.HEAD_OUTPUT)).values[:, 2]
     direction = torch.randn(spoken.shape[1], generator=torch.Generator().manual_seed(0))
     along = (spoken - spoken.mean(0)) @ direction
-    found = probe(model, batch, by_text(along > 0, batch), strength=10.0, progress=False)
-    assert isinstance(found, ByHead)
-    accuracy = found["accuracy"]
+    result = probe(model, batch, by_text(along > 0, batch), strength=10.0, progress=False)
+    assert isinstance(result, ByHead)
+    accuracy = result["accuracy"]
     assert accuracy.ranked()[0][0].head == Head(1, 2)
     assert accuracy.of(Head(1, 2)) > 0.9
-    assert 0.3 < found["majority"].of(Head(1, 2)) < 0.8
+    assert 0.3 < result["majority"].of(Head(1, 2)) < 0.8
     assert 0 < accuracy.error_of(Head(1, 2)) < 0.1
     for head in (Head(0, 0), Head(1, 2)):
-        one = found.of(head)
+        one = result.of(head)
         assert one["selectivity"] == pytest.approx(one["accuracy"] - one["control"])
-    assert found.metadata["level"] == "token"
-    assert found.metadata["classes"] == ["0", "1"]
+    assert result.metadata["level"] == "token"
+    assert result.metadata["classes"] == ["0", "1"]
 
 
 def test_types_learned_by_heart_are_not_selective() -> None:
     model, batch = small(DECODERS["alibi"]), ids(LENGTHS * 2)
-    found = probe(model, batch, by_text(batch.values % 2, batch), "residuals", progress=False)
-    assert isinstance(found, ByLayer)
-    assert found.layers == (-1, 0, 1)
-    first = found.of(-1)
+    result = probe(model, batch, by_text(batch.values % 2, batch), "residuals", progress=False)
+    assert isinstance(result, ByLayer)
+    assert result.layers == (-1, 0, 1)
+    first = result.of(-1)
     assert first["accuracy"] > 0.95
     assert first["control"] > 0.9
     assert abs(first["selectivity"]) < 0.1
@@ -82,14 +82,14 @@ def test_types_learned_by_heart_are_not_selective() -> None:
 
 def test_what_a_pattern_shows_is_found_in_it() -> None:
     model, batch = small(DECODERS["alibi"]), ids(LENGTHS * 3)
-    patterns = seen(model, batch, Site(0, Tap.PATTERN))
+    patterns = observe(model, batch, Site(0, Tap.PATTERN))
     before = torch.cat([each[1].diagonal(-1) for each in patterns.each])
     middle = float(before.median())
     labels = [[None, *(each[1].diagonal(-1) > middle).long().tolist()] for each in patterns.each]
-    found = probe(model, batch, labels, "patterns", strength=100.0, progress=False)
-    assert isinstance(found, ByHead)
-    assert found["accuracy"].of(Head(0, 1)) > 0.95
-    assert found.metadata["items"] == len(before)
+    result = probe(model, batch, labels, "patterns", strength=100.0, progress=False)
+    assert isinstance(result, ByHead)
+    assert result["accuracy"].of(Head(0, 1)) > 0.95
+    assert result.metadata["items"] == len(before)
 
 
 def test_features_of_patterns_are_those_of_the_pattern() -> None:
@@ -97,30 +97,30 @@ def test_features_of_patterns_are_those_of_the_pattern() -> None:
     part = head_scope(model)
     items = find_items(part, batch, [[1] * 12, [0] * 5])
     features = gather_features(part, items, "patterns", "mean", progress=False)
-    pattern = seen(model, batch, Site(1, Tap.PATTERN)).of(0)
-    found = features[1][:12]
+    pattern = observe(model, batch, Site(1, Tap.PATTERN)).of(0)
+    result = features[1][:12]
     for column, offset in enumerate(OFFSETS):
         if abs(offset) < 12:
             row = torch.zeros(pattern.shape[:2])
             for query in range(max(0, -offset), min(12, 12 - offset)):
                 row[:, query] = pattern[:, query, query + offset]
-            torch.testing.assert_close(found[:, :, column], row.T, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[:, :, -2], pattern[:, :, 0].T, atol=1e-5, rtol=0)
+            torch.testing.assert_close(result[:, :, column], row.T, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result[:, :, -2], pattern[:, :, 0].T, atol=1e-5, rtol=0)
     entropy = torch.special.entr(pattern).sum(-1).T
-    assert found.shape[-1] == len(OFFSETS) + 2
-    assert (found[:, :, -1] - entropy > -1e-5).all()
+    assert result.shape[-1] == len(OFFSETS) + 2
+    assert (result[:, :, -1] - entropy > -1e-5).all()
 
 
 def test_words_are_pooled_from_their_tokens(reader: Any) -> None:
     texts = [["cat", "document", "xylophone"], ["the", "mat,", "sat"]]
-    given, places = split_words(reader, texts)
+    inputs, places = split_words(reader, texts)
     assert [len(each) for each in places] == [3, 3]
     assert len(places[0][2]) > 1
     part = head_scope(reader)
     items = find_items(part, texts, [["a", None, "b"], ["a", "b", "a"]])
     assert items.level == "word"
     assert [item.type for item in items.each] == ["cat", "xylophone", "the", "mat,", "sat"]
-    spoken = seen(reader, given.ids, Site(2, Tap.HEAD_OUTPUT)).of(0)
+    spoken = observe(reader, inputs.ids, Site(2, Tap.HEAD_OUTPUT)).of(0)
     chosen = {"mean": spoken[list(places[0][2])].mean(0), "last": spoken[places[0][2][-1]]}
     for pool, expected in chosen.items():
         features = gather_features(part, items, "heads", pool, progress=False)
@@ -130,10 +130,10 @@ def test_words_are_pooled_from_their_tokens(reader: Any) -> None:
 def test_words_texts_and_images_can_have_labels(reader: Any) -> None:
     texts = sentences(16)
     labels = [["noun" if word in ("cat", "mat") else "other" for word in each] for each in texts]
-    found = probe(reader, texts, labels, "residuals", progress=False)
-    assert isinstance(found, ByLayer)
-    assert found.metadata["level"] == "word"
-    assert found.of(-1)["accuracy"] > 0.9
+    result = probe(reader, texts, labels, "residuals", progress=False)
+    assert isinstance(result, ByLayer)
+    assert result.metadata["level"] == "word"
+    assert result.of(-1)["accuracy"] > 0.9
     lines = [" ".join(each) for each in texts]
     whole = probe(reader, lines, [len(each) % 2 for each in texts], progress=False)
     assert whole.metadata["level"] == "text"
@@ -150,9 +150,9 @@ def test_a_chosen_strength_does_no_worse_than_a_poor_one() -> None:
     labels = by_text(batch.values % 2, batch)
     accuracies = []
     for strength in (1e-6, "chosen"):
-        found = probe(model, batch, labels, "residuals", strength=strength, progress=False)
-        assert isinstance(found, ByLayer)
-        accuracies.append(found.of(-1)["accuracy"])
+        result = probe(model, batch, labels, "residuals", strength=strength, progress=False)
+        assert isinstance(result, ByLayer)
+        accuracies.append(result.of(-1)["accuracy"])
     assert accuracies[1] > accuracies[0]
 
 
@@ -160,30 +160,30 @@ def test_both_stacks_of_a_pair_can_be_probed() -> None:
     model = small(SEQ2SEQS["t5"])
     pair = (ids((5, 8, 4, 6)), ids((4, 6, 5, 7), seed=1))
     labels = [(pair[0].of(text) % 2).tolist() for text in range(4)]
-    found = probe(model, pair, labels, stack="encoder", progress=False)
-    assert isinstance(found, ByHead)
-    assert found.addresses[0].stack == "encoder"
+    result = probe(model, pair, labels, stack="encoder", progress=False)
+    assert isinstance(result, ByHead)
+    assert result.addresses[0].stack == "encoder"
     labels = [(pair[1].of(text) % 2).tolist() for text in range(4)]
-    found = probe(model, pair, labels, sublayer=Sublayer.CROSS, progress=False)
-    assert isinstance(found, ByHead)
-    assert found.addresses[0].sublayer is Sublayer.CROSS
+    result = probe(model, pair, labels, sublayer=Sublayer.CROSS, progress=False)
+    assert isinstance(result, ByHead)
+    assert result.addresses[0].sublayer is Sublayer.CROSS
 
 
 def test_results_by_layer_come_back_from_disk(tmp_path: Any) -> None:
     model, batch = small(DECODERS["gpt2"]), ids((6, 7, 5, 8))
-    found = probe(model, batch, by_text(batch.values % 2, batch), "residuals", progress=False)
-    assert isinstance(found, ByLayer)
+    result = probe(model, batch, by_text(batch.values % 2, batch), "residuals", progress=False)
+    assert isinstance(result, ByLayer)
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"probe.{ending}")
+        result.save(tmp_path / f"probe.{ending}")
         again = lens.load(tmp_path / f"probe.{ending}")
-        assert str(again) == str(found)
-        assert str(again.rows()) == str(found.rows())
-        assert again.metadata == found.metadata
-    assert found.table().row_count == 3
-    assert len(found.frame()) == 3
-    assert "embeddings" in str(found)
+        assert str(again) == str(result)
+        assert str(again.rows()) == str(result.rows())
+        assert again.metadata == result.metadata
+    assert result.table().row_count == 3
+    assert len(result.frame()) == 3
+    assert "embeddings" in str(result)
     with refuses(InputError, "layer 9 was not measured: use one of -1, 0, 1."):
-        found.of(9)
+        result.of(9)
 
 
 def test_labels_that_cannot_be_are_refused(reader: Any) -> None:
@@ -220,36 +220,36 @@ def test_without_scikit_learn_the_command_is_named(monkeypatch: pytest.MonkeyPat
 
 def looks_of(model: Any, words: list[str], head: Head) -> np.ndarray:
     """From word to word, in plain loops: the sum to a word, the mean from it."""
-    given, (places,) = split_words(model, [words])
-    pattern = seen(model, given.ids, Site(head.layer, Tap.PATTERN)).of(0)[head.head]
-    found = np.zeros((len(words), len(words)))
+    inputs, (places,) = split_words(model, [words])
+    pattern = observe(model, inputs.ids, Site(head.layer, Tap.PATTERN)).of(0)[head.head]
+    result = np.zeros((len(words), len(words)))
     for one, rows in enumerate(places):
         for other, columns in enumerate(places):
-            found[one, other] = np.mean([sum(pattern[row, list(columns)]) for row in rows])
-    return found
+            result[one, other] = np.mean([sum(pattern[row, list(columns)]) for row in rows])
+    return result
 
 
 @pytest.fixture(scope="module")
 def trees(reader: Any) -> list[tuple[list[str], list[int]]]:
     """Each word hangs on the one that L0H1 looks at most; the first is the root."""
-    found = []
+    result = []
     for words in sentences(32):
         looks = looks_of(reader, words, Head(0, 1))
         np.fill_diagonal(looks, -1.0)
         heads = looks.argmax(1) + 1
         heads[0] = 0
-        found.append((words, heads.tolist()))
-    return found
+        result.append((words, heads.tolist()))
+    return result
 
 
 def test_trees_that_one_head_draws_are_told_from_attention(reader: Any, trees: Any) -> None:
-    found = probe_syntax(reader, trees, progress=False)
-    assert found.metadata["head"] == "L0H1 to the head"
-    assert found.scores["head"][0] == pytest.approx(1.0)
-    assert found.scores["probe"][0] > 0.9
-    assert found.scores["offset"][0] < 0.7
-    assert str(found.ranked(1)[0][0]) == "L0H1"
-    assert found.metadata["sentences"] == [24, 8]
+    result = probe_syntax(reader, trees, progress=False)
+    assert result.metadata["head"] == "L0H1 to the head"
+    assert result.scores["head"][0] == pytest.approx(1.0)
+    assert result.scores["probe"][0] > 0.9
+    assert result.scores["offset"][0] < 0.7
+    assert str(result.ranked(1)[0][0]) == "L0H1"
+    assert result.metadata["sentences"] == [24, 8]
     turned = [(words, [0] * len(words)) for words, _ in trees]
     with refuses(InputError, "got 0", "two or more"):
         probe_syntax(reader, turned, progress=False)
@@ -257,22 +257,22 @@ def test_trees_that_one_head_draws_are_told_from_attention(reader: Any, trees: A
 
 def test_a_fixed_offset_is_found_as_such(reader: Any) -> None:
     chains = [(words, [*range(2, len(words) + 1), 0]) for words in sentences(10)]
-    found = probe_syntax(reader, chains, progress=False)
-    assert found.metadata["offset"] == 1
-    assert found.scores["offset"][0] == pytest.approx(1.0)
+    result = probe_syntax(reader, chains, progress=False)
+    assert result.metadata["offset"] == 1
+    assert result.scores["offset"][0] == pytest.approx(1.0)
 
 
 def test_words_help_the_probe_to_fit(reader: Any, trees: Any, tmp_path: Any) -> None:
-    found = probe_syntax(reader, trees, with_words=True, decay=1e-4, progress=False)
-    assert found.metadata["with_words"]
-    assert found.scores["probe"][0] > 0.8
+    result = probe_syntax(reader, trees, with_words=True, decay=1e-4, progress=False)
+    assert result.metadata["with_words"]
+    assert result.scores["probe"][0] > 0.8
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"syntax.{ending}")
+        result.save(tmp_path / f"syntax.{ending}")
         again = lens.load(tmp_path / f"syntax.{ending}")
-        assert str(again) == str(found)
-        assert again.ranked(3) == found.ranked(3)
-    assert found.table().row_count == 3
-    assert len(found.frame()) == 3
+        assert str(again) == str(result)
+        assert again.ranked(3) == result.ranked(3)
+    assert result.table().row_count == 3
+    assert len(result.frame()) == 3
 
 
 def test_trees_that_cannot_be_are_refused(reader: Any) -> None:

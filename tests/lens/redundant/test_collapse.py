@@ -33,21 +33,21 @@ def planted() -> Any:
 
 
 def test_each_layer_is_told_for_its_own_reason() -> None:
-    found = collapse(planted(), TEXTS, progress=False)
-    assert found.head_collapse == (0,)
-    assert found.token_collapse == (1,)
-    assert found.layers[0].heads == pytest.approx(1, abs=1e-5)
-    assert "2 of 2 layers have collapsed" in str(found)
-    assert "layer 0: its heads attend alike" in str(found)
-    assert "layer 1: its tokens are alike" in str(found)
+    result = collapse(planted(), TEXTS, progress=False)
+    assert result.head_collapse == (0,)
+    assert result.token_collapse == (1,)
+    assert result.layers[0].heads == pytest.approx(1, abs=1e-5)
+    assert "2 of 2 layers have collapsed" in str(result)
+    assert "layer 0: its heads attend alike" in str(result)
+    assert "layer 1: its tokens are alike" in str(result)
 
 
 @pytest.mark.parametrize("name", ["uneven", "windows and whole"])
 def test_both_numbers_are_their_definitions(name: str) -> None:
     model = small(DECODERS[name])
-    found = collapse(model, TEXTS, batch_tokens=7, progress=False)
+    result = collapse(model, TEXTS, batch_tokens=7, progress=False)
     pairs = overlap(model, TEXTS, progress=False)
-    for state, config in zip(found.layers, model.stack.config.layers, strict=True):
+    for state, config in zip(result.layers, model.stack.config.layers, strict=True):
         last = Sublayer.ATTENTION if config.feedforward is None else Sublayer.FEEDFORWARD
         record = Record([Site(state.layer, Tap.AFTER, last)])
         with torch.no_grad():
@@ -73,12 +73,12 @@ def test_a_stack_of_two_is_read_by_name(tmp_path: Path) -> None:
     model = small(SEQ2SEQS["one layer looks back"])
     texts = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
     assert len(collapse(model, texts, stack="encoder", progress=False).layers) == 1
-    found = collapse(model, texts, progress=False)
-    assert [state.heads is None for state in found.layers] == [False, True, False]
-    assert len(found.frame()) == found.table().row_count == 3
+    result = collapse(model, texts, progress=False)
+    assert [state.heads is None for state in result.layers] == [False, True, False]
+    assert len(result.frame()) == result.table().row_count == 3
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"found.{ending}")
-        assert lens.load(tmp_path / f"found.{ending}") == found
+        result.save(tmp_path / f"found.{ending}")
+        assert lens.load(tmp_path / f"found.{ending}") == result
 
 
 def test_a_threshold_that_is_none_is_refused() -> None:

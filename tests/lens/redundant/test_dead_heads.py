@@ -32,25 +32,27 @@ def planted() -> Any:
 
 
 @pytest.fixture(scope="module")
-def found() -> DeadHeads:
+def measured() -> DeadHeads:
     return dead_heads(planted(), TEXTS, progress=False)
 
 
-def test_each_is_dead_of_what_it_was_given(found: DeadHeads) -> None:
-    names = {str(head): why for head, why in found.reasons.items()}
+def test_each_is_dead_of_what_it_was_given(measured: DeadHeads) -> None:
+    names = {str(head): why for head, why in measured.reasons.items()}
     assert names == {"L0H1": ("ablation", "norm"), "L1H2": ("entropy",)}
-    assert found.why(Head(0, 1)) == ("ablation", "norm")
-    assert found.why(Head(0, 0)) == ()
-    assert [str(head) for head in found.heads] == ["L0H1", "L1H2"]
+    assert measured.why(Head(0, 1)) == ("ablation", "norm")
+    assert measured.why(Head(0, 0)) == ()
+    assert [str(head) for head in measured.heads] == ["L0H1", "L1H2"]
 
 
-def test_the_values_are_those_of_statistics_and_ablation(found: DeadHeads) -> None:
+def test_the_values_are_those_of_statistics_and_ablation(measured: DeadHeads) -> None:
     model = planted()
     seen = statistics(model, TEXTS, progress=False)
-    np.testing.assert_allclose(found.means["normalized_entropy"], seen.means["normalized_entropy"])
-    np.testing.assert_allclose(found.means["output_share"], seen.means["output_share"])
+    np.testing.assert_allclose(
+        measured.means["normalized_entropy"], seen.means["normalized_entropy"]
+    )
+    np.testing.assert_allclose(measured.means["output_share"], seen.means["output_share"])
     exact = ablate(model, TEXTS, progress=False)
-    np.testing.assert_allclose(found.means["loss_change"], exact.means["change"])
+    np.testing.assert_allclose(measured.means["loss_change"], exact.means["change"])
 
 
 def test_thresholds_decide() -> None:
@@ -63,13 +65,13 @@ def test_thresholds_decide() -> None:
     assert set(strict.reasons.values()) == {("entropy",)}
 
 
-def test_it_reads_well_and_can_be_saved(found: DeadHeads, tmp_path: Path) -> None:
-    assert "2 of 8 heads are dead" in str(found)
-    assert "L0H1: without it the loss changes by +0 (below 0.001), it writes 0 of" in str(found)
-    assert "L1H2: its entropy is 1.0000 of the maximum (above 0.99)" in str(found)
-    assert {row["dead"] for row in found.rows()} == {"", "ablation, norm", "entropy"}
-    found.save(tmp_path / "dead.json")
-    assert lens.load(tmp_path / "dead.json").reasons == found.reasons
+def test_it_reads_well_and_can_be_saved(measured: DeadHeads, tmp_path: Path) -> None:
+    assert "2 of 8 heads are dead" in str(measured)
+    assert "L0H1: without it the loss changes by +0 (below 0.001), it writes 0 of" in str(measured)
+    assert "L1H2: its entropy is 1.0000 of the maximum (above 0.99)" in str(measured)
+    assert {row["dead"] for row in measured.rows()} == {"", "ablation, norm", "entropy"}
+    measured.save(tmp_path / "dead.json")
+    assert lens.load(tmp_path / "dead.json").reasons == measured.reasons
 
 
 def test_an_encoder_without_targets_goes_without_ablation() -> None:
@@ -85,16 +87,16 @@ def test_cross_attention_has_its_own_dead() -> None:
     with torch.no_grad():
         model.decoder.layers[0].cross.output.weight[:, :8] = 0
     pairs = [([1, 2, 3], [4, 5, 6]), ([7, 8], [9, 1])]
-    found = dead_heads(model, pairs, sublayer=Sublayer.CROSS, progress=False)
-    assert {str(head) for head, why in found.reasons.items() if "norm" in why} == {
+    measured = dead_heads(model, pairs, sublayer=Sublayer.CROSS, progress=False)
+    assert {str(head) for head, why in measured.reasons.items() if "norm" in why} == {
         "decoder L0H0 cross"
     }
 
 
 def test_statistics_alone_tell_of_entropy_and_norm() -> None:
     seen = statistics(planted(), TEXTS, progress=False)
-    found = {str(head): why for head, why in dead_by_statistics(seen).reasons.items()}
-    assert found == {"L0H1": ("norm",), "L1H2": ("entropy",)}
+    measured = {str(head): why for head, why in dead_by_statistics(seen).reasons.items()}
+    assert measured == {"L0H1": ("norm",), "L1H2": ("entropy",)}
 
 
 def test_thresholds_that_are_none_are_refused() -> None:

@@ -24,27 +24,27 @@ TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3]]
 
 def copied(model: Any, source: tuple[int, int], target: tuple[int, int]) -> None:
     """One head's weights put in the place of another's."""
-    ours, theirs = (model.stack.layers[place].attention for place, _ in (source, target))
+    ours, peer = (model.stack.layers[place].attention for place, _ in (source, target))
     mine, other = (slice(8 * head, 8 * head + 8) for _, head in (source, target))
     with torch.no_grad():
-        for name, rows in theirs.projections().items():
+        for name, rows in peer.projections().items():
             rows[other] = ours.projections()[name][mine]
-        theirs.output.weight[:, other] = ours.output.weight[:, mine]
+        peer.output.weight[:, other] = ours.output.weight[:, mine]
 
 
 @pytest.fixture
-def found() -> Redundancy:
+def measured() -> Redundancy:
     model: Any = build(decoder(*[writes(position=Rotary())] * 2), seed=0)
     copied(model, (0, 1), (0, 3))
     return redundancy(model, TEXTS, progress=False)
 
 
-def test_the_copy_is_found_and_nothing_else(found: Redundancy) -> None:
-    (double,) = found.duplicates
+def test_the_copy_is_found_and_nothing_else(measured: Redundancy) -> None:
+    (double,) = measured.duplicates
     assert (str(double.one), str(double.other)) == ("L0H1", "L0H3")
     assert (double.patterns, double.outputs, double.weights) == pytest.approx((1, 1, 1), abs=1e-5)
-    assert [[str(head) for head in group] for group in found.clusters] == [["L0H1", "L0H3"]]
-    assert found.of(Head(0, 1), Head(0, 3))["joint"] == pytest.approx(1, abs=1e-5)
+    assert [[str(head) for head in group] for group in measured.clusters] == [["L0H1", "L0H3"]]
+    assert measured.of(Head(0, 1), Head(0, 3))["joint"] == pytest.approx(1, abs=1e-5)
 
 
 def test_a_copy_in_a_later_layer_is_found() -> None:
@@ -61,32 +61,32 @@ def test_a_copy_in_a_later_layer_is_found() -> None:
     assert pairs == [("L0H2", "L1H0")]
 
 
-def test_it_reads_well(found: Redundancy, tmp_path: Path) -> None:
-    assert "1 duplicate pairs, 1 clusters" in str(found)
-    assert "cluster 0: L0H1, L0H3" in str(found)
-    rows = {row["head"]: row for row in found.rows()}
+def test_it_reads_well(measured: Redundancy, tmp_path: Path) -> None:
+    assert "1 duplicate pairs, 1 clusters" in str(measured)
+    assert "cluster 0: L0H1, L0H3" in str(measured)
+    rows = {row["head"]: row for row in measured.rows()}
     assert rows["L0H1"]["nearest"] == "L0H3"
     assert rows["L0H1"]["cluster"] == 0
     assert rows["L1H0"]["cluster"] is None
-    assert len(found.frame()) == 8
-    assert found.table().row_count == 8
-    assert len(found.cut(0.0)[0]) == 8
+    assert len(measured.frame()) == 8
+    assert measured.table().row_count == 8
+    assert len(measured.cut(0.0)[0]) == 8
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"found.{ending}")
+        measured.save(tmp_path / f"found.{ending}")
         again = lens.load(tmp_path / f"found.{ending}")
-        assert again.duplicates == found.duplicates
-        assert again.metadata == found.metadata
-        np.testing.assert_allclose(again.similarity["outputs"], found.similarity["outputs"])
+        assert again.duplicates == measured.duplicates
+        assert again.metadata == measured.metadata
+        np.testing.assert_allclose(again.similarity["outputs"], measured.similarity["outputs"])
 
 
 def test_a_head_that_writes_nothing_doubles_nobody() -> None:
     model: Any = build(decoder(*[writes()] * 1), seed=0)
     with torch.no_grad():
         model.stack.layers[0].attention.output.weight[:, :16] = 0
-    found = redundancy(model, TEXTS, by="patterns", progress=False)
-    assert found.duplicates == ()
-    assert np.isnan(found.of(Head(0, 0), Head(0, 1))["outputs"])
-    assert "outputs" in found.rows()[0]
+    measured = redundancy(model, TEXTS, by="patterns", progress=False)
+    assert measured.duplicates == ()
+    assert np.isnan(measured.of(Head(0, 0), Head(0, 1))["outputs"])
+    assert "outputs" in measured.rows()[0]
 
 
 def test_a_threshold_that_is_none_is_refused() -> None:

@@ -25,14 +25,14 @@ CASES: list[ModelConfig] = [
 ]
 
 
-def written(model: Any, given: Any) -> np.ndarray:
+def written(model: Any, inputs: Any) -> np.ndarray:
     """h n c: what each head adds to the residual stream."""
     stack = stacks_of(model)["main"]
     layers = [place for place, layer in enumerate(stack.layers) if layer.attention is not None]
     record = Record(Site(layer, Tap.HEAD_OUTPUT) for layer in layers)
     with torch.no_grad():
-        model(list(given.images) if isinstance(model, Vision) else given.ids, watch=record)
-    found = []
+        model(list(inputs.images) if isinstance(model, Vision) else inputs.ids, watch=record)
+    result = []
     for layer in layers:
         attention = attention_at(stack, layer, Site(layer, Tap.HEAD_OUTPUT).sublayer)
         seen = record[Site(layer, Tap.HEAD_OUTPUT)]
@@ -40,8 +40,8 @@ def written(model: Any, given: Any) -> np.ndarray:
         size = attention.config.size
         for head in range(attention.config.heads):
             weight = attention.output.weight[:, head * size : (head + 1) * size].detach().double()
-            found.append(seen.values[:, head].double() @ weight.T)
-    return torch.stack(found).numpy()
+            result.append(seen.values[:, head].double() @ weight.T)
+    return torch.stack(result).numpy()
 
 
 @pytest.mark.parametrize("config", CASES)
@@ -49,27 +49,27 @@ def test_cosines_are_means_over_tokens(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = fresh(config)
-    given = texts_for(model)
-    rows = written(model, given)
+    inputs = texts_for(model)
+    rows = written(model, inputs)
     rows = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
     expected = np.einsum("hnc,gnc->hg", rows, rows) / rows.shape[1]
-    found = output_similarity(model, given, progress=False)
-    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+    result = output_similarity(model, inputs, progress=False)
+    np.testing.assert_allclose(result.values, expected, atol=1e-5)
     monkeypatch.setattr(outputs, "LARGEST_CHUNK", {"cpu": 1})
-    pieces = output_similarity(model, given, batch_tokens=6, progress=False)
+    pieces = output_similarity(model, inputs, batch_tokens=6, progress=False)
     np.testing.assert_allclose(pieces.values, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", CASES)
 def test_alignment_is_linear_cka(config: ModelConfig) -> None:
     model = fresh(config)
-    given = texts_for(model)
-    rows = written(model, given)
+    inputs = texts_for(model)
+    rows = written(model, inputs)
     rows = rows - rows.mean(1, keepdims=True)
     squares = np.square(np.einsum("hna,gnb->hgab", rows, rows)).sum((-1, -2))
     own = np.sqrt(np.diagonal(squares))
-    found = output_similarity(model, given, "cka", batch_tokens=6, progress=False)
-    np.testing.assert_allclose(found.values, squares / np.outer(own, own), atol=1e-4)
+    result = output_similarity(model, inputs, "cka", batch_tokens=6, progress=False)
+    np.testing.assert_allclose(result.values, squares / np.outer(own, own), atol=1e-4)
 
 
 def test_a_head_that_takes_back_what_another_writes() -> None:
@@ -83,9 +83,9 @@ def test_a_head_that_takes_back_what_another_writes() -> None:
         weight[:, 8:16] = -2 * weight[:, :8]
         weight[:, 16:24] = 0
     texts = [[1, 2, 3, 4], [5, 6, 7]]
-    found = output_similarity(model, texts, progress=False)
-    assert found.of(Head(1, 0), Head(1, 1)) == pytest.approx(-1, abs=1e-5)
-    assert np.isnan(found.of(Head(1, 0), Head(1, 2)))
+    result = output_similarity(model, texts, progress=False)
+    assert result.of(Head(1, 0), Head(1, 1)) == pytest.approx(-1, abs=1e-5)
+    assert np.isnan(result.of(Head(1, 0), Head(1, 2)))
     aligned = output_similarity(model, texts, "cka", progress=False)
     assert aligned.of(Head(1, 0), Head(1, 1)) == pytest.approx(1, abs=1e-4)
     assert np.isnan(aligned.of(Head(1, 2), Head(1, 2)))

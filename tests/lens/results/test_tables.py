@@ -33,7 +33,7 @@ BLOCKS = (Block(0, 2), Block(2, 1), Block(3, 3))
 
 
 def result(**changes: object) -> ByHead:
-    given: dict[str, object] = {
+    inputs: dict[str, object] = {
         "kind": "example",
         "blocks": BLOCKS,
         "means": {
@@ -43,7 +43,7 @@ def result(**changes: object) -> ByHead:
         "errors": {"entropy": np.array([0.1, 0.2, np.nan, 0.4, 0.5, 0.6])},
         "metadata": {"texts": 7, "note": "Möwe"},
     }
-    return ByHead(**(given | changes))  # type: ignore[arg-type]
+    return ByHead(**(inputs | changes))  # type: ignore[arg-type]
 
 
 def printed(shown: object) -> str:
@@ -91,9 +91,9 @@ def test_blocks_follow_the_model() -> None:
 
 
 def test_it_reads_well() -> None:
-    told = str(result())
-    assert told.splitlines()[0] == "example of 6 heads in 3 attentions"
-    assert "entropy  mean 3, from 1 (L0H1) to 5 (L3H1)" in told
+    message = str(result())
+    assert message.splitlines()[0] == "example of 6 heads in 3 attentions"
+    assert "entropy  mean 3, from 1 (L0H1) to 5 (L3H1)" in message
 
 
 def test_a_table_has_a_row_a_head() -> None:

@@ -81,18 +81,18 @@ def test_a_planted_copying_head_copies_and_its_opposite_does_not() -> None:
     }
     model = plant(plain(1), heads)
     orthonormal(model)
-    found = score_circuits(model, top_k=1, sample=None, progress=False)
+    result = score_circuits(model, top_k=1, sample=None, progress=False)
     for name in ("copying_eigenvalues", "ov_eigenvalues"):
-        values = [found[name].of(Head(0, head)) for head in range(3)]
+        values = [result[name].of(Head(0, head)) for head in range(3)]
         assert values == pytest.approx([1.0, -1.0, 0.0])
-    ranks = [found["ov_rank"].of(Head(0, head)) for head in range(3)]
+    ranks = [result["ov_rank"].of(Head(0, head)) for head in range(3)]
     assert ranks == [8, 8, 0]
-    assert found["ov_stable_rank"].of(Head(0, 0)) == pytest.approx(8)
-    assert found["ov_stable_rank"].of(Head(0, 2)) == 0
-    assert found["copying"].of(Head(0, 2)) == 0
-    assert found["copying"].of(Head(0, 1)) == 0
+    assert result["ov_stable_rank"].of(Head(0, 0)) == pytest.approx(8)
+    assert result["ov_stable_rank"].of(Head(0, 2)) == 0
+    assert result["copying"].of(Head(0, 2)) == 0
+    assert result["copying"].of(Head(0, 1)) == 0
     # A head of size 8 cannot tell 29 words apart, but raises most of them itself.
-    assert found["copying"].of(Head(0, 0)) > 0.5
+    assert result["copying"].of(Head(0, 0)) > 0.5
 
 
 def test_a_head_as_wide_as_the_words_copies_every_one() -> None:
@@ -141,23 +141,23 @@ def test_words_that_are_level_copy_none() -> None:
 )
 def test_scores_are_those_of_the_whole_matrices(name: str) -> None:
     model = small(DECODERS[name])
-    found = score_circuits(model, top_k=3, sample=None, progress=False)
+    result = score_circuits(model, top_k=3, sample=None, progress=False)
     words = TokenVectors.of(model)
     enter, leave = words.embed.double(), words.unembed.double()
     for head in (Head(0, 1), Head(1, 3)):
         ov = circuits(model).ov(head).matrix
         whole = leave @ ov @ enter.T
         score = eigenvalue_score(torch.linalg.eigvals(whole))
-        assert found["copying_eigenvalues"].of(head) == pytest.approx(score, abs=1e-4)
-        assert found["ov_rank"].of(head) == torch.linalg.matrix_rank(ov.float())
+        assert result["copying_eigenvalues"].of(head) == pytest.approx(score, abs=1e-4)
+        assert result["ov_rank"].of(head) == torch.linalg.matrix_rank(ov.float())
         sizes = torch.linalg.svdvals(ov)
         stable = float(sizes.square().sum() / sizes[0].square())
-        assert found["ov_stable_rank"].of(head) == pytest.approx(stable)
+        assert result["ov_stable_rank"].of(head) == pytest.approx(stable)
         own_first = (whole > whole.diag()[None]).sum(0) < 3
-        assert found["copying"].of(head) == pytest.approx(float(own_first.double().mean()))
+        assert result["copying"].of(head) == pytest.approx(float(own_first.double().mean()))
         qk = circuits(model).qk(head).matrix
         matching = eigenvalue_score(torch.linalg.eigvals(enter @ qk @ enter.T))
-        assert found["matching_eigenvalues"].of(head) == pytest.approx(matching, abs=1e-4)
+        assert result["matching_eigenvalues"].of(head) == pytest.approx(matching, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "one key head", "llama"])
@@ -175,8 +175,8 @@ def test_circuits_are_what_the_layer_computes(name: str) -> None:
         group = head // (config.heads // config.key_heads)
         value = parts["value"].view(-1, 8)[group]
         written = module.attention.output.weight.detach().double()[:, 8 * head : 8 * head + 8]
-        found = circuits(model).ov(Head(1, head)).matrix @ x / scale
-        torch.testing.assert_close(found, written @ value)
+        result = circuits(model).ov(Head(1, head)).matrix @ x / scale
+        torch.testing.assert_close(result, written @ value)
         score = parts["query"].view(-1, 8)[head] @ parts["key"].view(-1, 8)[group]
         scored = x @ circuits(model).qk(Head(1, head)).matrix @ x / scale**2
         torch.testing.assert_close(scored, score)
@@ -218,9 +218,9 @@ def test_copying_alone_is_that_of_all_scores() -> None:
 
 
 def test_models_without_words_have_the_rest() -> None:
-    found = score_circuits(small(VISIONS["vit"]), progress=False)
-    assert "copying" not in found
-    assert "ov_rank" in found
+    result = score_circuits(small(VISIONS["vit"]), progress=False)
+    assert "copying" not in result
+    assert "ov_rank" in result
     tags = score_circuits(small(ENCODERS["tags"]), progress=False)
     assert "copying" not in tags
     cross = score_circuits(small(SEQ2SEQS["window"]), sublayer=Sublayer.CROSS, progress=False)
@@ -242,10 +242,10 @@ def test_an_untied_readout_scores_with_its_own_vectors() -> None:
 @pytest.mark.parametrize("through", ["query", "key", "value"])
 def test_composition_is_the_ratio_of_whole_matrices(name: str, through: Any) -> None:
     model = small(DECODERS[name])
-    found, every = composition_scores(model, through), circuits(model)
+    result, every = composition_scores(model, through), circuits(model)
     for early in every.scope.heads:
         for late in every.scope.heads:
-            value = found.of(early, late)
+            value = result.of(early, late)
             if late.layer <= early.layer:
                 assert np.isnan(value)
                 continue
@@ -263,10 +263,10 @@ def test_a_head_that_reads_what_another_writes_composes_with_it_alone() -> None:
         Head(0, 1): (other, other.T),
         Head(1, 0): (one, one.T),
     }
-    found = composition_scores(plant(plain(), heads), "value")
-    assert found.of(Head(0, 0), Head(1, 0)) == pytest.approx(8**-0.5)
-    assert found.of(Head(0, 1), Head(1, 0)) == pytest.approx(0, abs=1e-6)
-    assert found.ranked(1)[0][:2] == (found.addresses[0], found.addresses[4])
+    result = composition_scores(plant(plain(), heads), "value")
+    assert result.of(Head(0, 0), Head(1, 0)) == pytest.approx(8**-0.5)
+    assert result.of(Head(0, 1), Head(1, 0)) == pytest.approx(0, abs=1e-6)
+    assert result.ranked(1)[0][:2] == (result.addresses[0], result.addresses[4])
 
 
 def test_a_planted_pair_of_doubles_is_the_most_alike() -> None:
@@ -281,30 +281,30 @@ def test_a_planted_pair_of_doubles_is_the_most_alike() -> None:
     }
     model = plant(plain(), heads)
     for trait in ("writes", "value", "ov"):
-        found = weight_similarity(model, trait)
-        assert found.of(Head(0, 0), Head(1, 2)) == pytest.approx(1.0, abs=1e-6)
-        assert found.of(Head(0, 0), Head(0, 3)) == pytest.approx(0.0, abs=1e-6)
-        assert found.of(Head(1, 1), Head(1, 1)) == pytest.approx(1.0, abs=1e-6)
-        np.testing.assert_allclose(found.values, found.values.T, atol=1e-9)
+        result = weight_similarity(model, trait)
+        assert result.of(Head(0, 0), Head(1, 2)) == pytest.approx(1.0, abs=1e-6)
+        assert result.of(Head(0, 0), Head(0, 3)) == pytest.approx(0.0, abs=1e-6)
+        assert result.of(Head(1, 1), Head(1, 1)) == pytest.approx(1.0, abs=1e-6)
+        np.testing.assert_allclose(result.values, result.values.T, atol=1e-9)
     assert weight_similarity(model, "writes").of(Head(0, 0), Head(0, 1)) == pytest.approx(1.0)
     assert weight_similarity(model, "ov").of(Head(0, 0), Head(0, 1)) == pytest.approx(-1.0)
 
 
 def test_circuit_cosines_are_those_of_whole_matrices() -> None:
     model = small(DECODERS["uneven"])
-    found, every = weight_similarity(model, "qk"), circuits(model)
+    result, every = weight_similarity(model, "qk"), circuits(model)
     one, other = every.qk(Head(0, 3)).matrix, every.qk(Head(2, 1)).matrix
     expected = float((one * other).sum() / (one.norm() * other.norm()))
-    assert found.of(Head(0, 3), Head(2, 1)) == pytest.approx(expected, abs=1e-9)
+    assert result.of(Head(0, 3), Head(2, 1)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_pairs_are_saved_and_opened_again(tmp_path: Any) -> None:
-    found = composition_scores(small(DECODERS["llama"]), "key")
-    found.save(tmp_path / "pairs.json")
+    result = composition_scores(small(DECODERS["llama"]), "key")
+    result.save(tmp_path / "pairs.json")
     again = lens.load(tmp_path / "pairs.json")
-    np.testing.assert_allclose(again.values, found.values)
-    assert again.blocks == found.blocks
-    assert len(found.rows()) == 16
-    assert str(found).startswith("key composition (by weights alone) of 8 heads")
+    np.testing.assert_allclose(again.values, result.values)
+    assert again.blocks == result.blocks
+    assert len(result.rows()) == 16
+    assert str(result).startswith("key composition (by weights alone) of 8 heads")
     with refuses(InputError, "there is no head L9H0: use L0H0 to L1H3."):
-        found.of(Head(9, 0), Head(0, 0))
+        result.of(Head(9, 0), Head(0, 0))

@@ -41,7 +41,7 @@ from tests.models.zoo import (
     small,
 )
 
-WITH_SHARED = replace(EXPERTS, shared=16, shared_gate="sigmoid", renormalise=False)
+WITH_SHARED = replace(EXPERTS, shared=16, shared_gate="sigmoid", renormalize=False)
 CLAMPED = replace(EXPERTS, bias=True, gating=ClampedSwiGLU(limit=0.5))
 CASES: dict[str, ModelConfig] = {
     "mlp": DECODERS["gpt2"],
@@ -92,8 +92,8 @@ def test_keys_read_the_stream_as_the_feedforward_does(case: str) -> None:
         module: Any = feeds.module(0)
         rows = module.expand.weight if expert is None else module.expand[expert].T
         expected = (entered - nothing) @ rows[: feeds.size(0, expert)].T
-        found = x @ feeds.keys(0, expert).T
-    ratio = torch.nn.functional.cosine_similarity(found, expected, dim=1)
+        result = x @ feeds.keys(0, expert).T
+    ratio = torch.nn.functional.cosine_similarity(result, expected, dim=1)
     torch.testing.assert_close(ratio, torch.ones(5), atol=1e-5, rtol=0)
 
 
@@ -153,11 +153,11 @@ module = import_module("manyheads.lens.weights.ffn_key_values")
 
 
 def test_a_planted_word_is_clear() -> None:
-    found = key_value_memories(planted(), clear_above=3.5, progress=False)
-    mine = found.of(0)
+    result = key_value_memories(planted(), clear_above=3.5, progress=False)
+    mine = result.of(0)
     assert mine.written[5] == 11
     assert mine.read[5] == 7
-    neuron, word, score = found.clear(1)[0]
+    neuron, word, score = result.clear(1)[0]
     assert (neuron, word) == (Neuron(0, 5), 11)
     assert score == pytest.approx(mine.written_z[5])
 
@@ -166,43 +166,43 @@ def test_scores_are_those_of_the_readout(monkeypatch: pytest.MonkeyPatch) -> Non
     """A value alone in the stream, through norm and head; the norm's bias is none of its own."""
     monkeypatch.setattr(module, "LARGEST_CHUNK", 100)
     model: Any = small(DECODERS["llama"])
-    found = key_value_memories(model, progress=False).of(1)
+    result = key_value_memories(model, progress=False).of(1)
     values = model.stack.layers[1].feedforward.contract.weight.T
     with torch.no_grad():
         scores = model.stack.final_norm(values) @ model.table.T
-    np.testing.assert_array_equal(found.written, scores.argmax(1).numpy())
+    np.testing.assert_array_equal(result.written, scores.argmax(1).numpy())
     z = (scores.max(1).values - scores.mean(1)) / scores.std(1, correction=0)
-    np.testing.assert_allclose(found.written_z, z.numpy(), atol=1e-3)
-    np.testing.assert_allclose(found.value_norm, values.detach().norm(dim=1).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(result.written_z, z.numpy(), atol=1e-3)
+    np.testing.assert_allclose(result.value_norm, values.detach().norm(dim=1).numpy(), rtol=1e-5)
 
 
 def test_a_head_with_a_layer_of_its_own_is_gone_through() -> None:
     config = encoder(layer(), readout=LanguageHead(transform=ReadoutTransform()))
     model: Any = build(config, seed=0)
-    found = key_value_memories(model, progress=False)
-    assert found.metadata["through"] == "transform and unembedding"
+    result = key_value_memories(model, progress=False)
+    assert result.metadata["through"] == "transform and unembedding"
     values = model.stack.layers[0].feedforward.contract.weight.T
     with torch.no_grad():
         scores = model.readout.features(model.stack.final_norm(values)) @ model.table.T
-    np.testing.assert_array_equal(found.of(0).written, scores.argmax(1).numpy())
+    np.testing.assert_array_equal(result.of(0).written, scores.argmax(1).numpy())
 
 
 def test_every_expert_is_a_memory(tmp_path: Path) -> None:
-    found = key_value_memories(small(DECODERS["experts"]), progress=False)
-    assert [(each.layer, each.expert, len(each)) for each in found.layers][:5] == [
+    result = key_value_memories(small(DECODERS["experts"]), progress=False)
+    assert [(each.layer, each.expert, len(each)) for each in result.layers][:5] == [
         (0, 0, 24),
         (0, 1, 24),
         (0, 2, 24),
         (0, 3, 24),
         (1, 0, 24),
     ]
-    assert len(found.rows()) == found.table().row_count == len(found.frame()) == 8
-    assert "layer 0 expert 0" in str(found)
+    assert len(result.rows()) == result.table().row_count == len(result.frame()) == 8
+    assert "layer 0 expert 0" in str(result)
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"found.{ending}")
+        result.save(tmp_path / f"found.{ending}")
         again = lens.load(tmp_path / f"found.{ending}")
-        assert str(again) == str(found)
-        np.testing.assert_array_equal(again.of(1, 2).written, found.of(1, 2).written)
+        assert str(again) == str(result)
+        np.testing.assert_array_equal(again.of(1, 2).written, result.of(1, 2).written)
 
 
 def test_models_without_words() -> None:

@@ -59,14 +59,14 @@ def test_moments_are_the_extremes_of_the_hidden_layer(config: ModelConfig, by: A
     ]
     rank = {"largest": lambda v: -v, "smallest": lambda v: v, "absolute": lambda v: -abs(v)}[by]
     expected = sorted(flat, key=lambda each: rank(each[0]))[:6]
-    found = neurons(model, TEXTS, [(1, 7)], top_k=6, by=by, batch_tokens=7, progress=False)
-    top_activations = found.of("L1N7").top_activations
+    result = neurons(model, TEXTS, [(1, 7)], top_k=6, by=by, batch_tokens=7, progress=False)
+    top_activations = result.of("L1N7").top_activations
     for moment, (value, text, position) in zip(top_activations, expected, strict=True):
         assert moment.value == pytest.approx(value, abs=1e-5)
         assert (moment.number, moment.position) == (text, position)
         assert moment.token == TEXTS[text][position]
     values = torch.tensor([value for value, _, _ in flat])
-    memory = found.of("L1N7")
+    memory = result.of("L1N7")
     assert memory.mean == pytest.approx(float(values.mean()), abs=1e-5)
     assert memory.deviation == pytest.approx(float(values.std(correction=0)), abs=1e-5)
     assert memory.active == pytest.approx(float((values > 0).float().mean()))
@@ -74,8 +74,8 @@ def test_moments_are_the_extremes_of_the_hidden_layer(config: ModelConfig, by: A
 
 def test_experts_are_moved_only_by_tokens_that_visit_them() -> None:
     model = small(DECODERS["experts"])
-    found = neurons(model, TEXTS, ["L0E1N3", "L0E2N3"], top_k=25, by="absolute", progress=False)
-    for memory in found.each:
+    result = neurons(model, TEXTS, ["L0E1N3", "L0E2N3"], top_k=25, by="absolute", progress=False)
+    for memory in result.each:
         values = [moment.value for moment in memory.top_activations]
         assert 0 in values
         assert values != [0.0] * len(values)
@@ -109,21 +109,21 @@ class Letters:
 def test_it_reads_well_and_can_be_saved(tmp_path: Path) -> None:
     model = planted()
     model.tokenizer = Letters()
-    given = [torch.tensor(text) for text in TEXTS]
-    found = neurons(model, Ragged.from_list(given), ["L0N5", "L0N6"], top_k=3, progress=False)
-    told = str(found)
-    assert "L0N5: coefficient" in told
-    assert "raises: 'l'" in told
-    assert "at 1 of text 1: c[h]bici" in told
-    assert found.table().row_count == len(found.frame()) == 2
-    assert found.rows()[0]["neuron"] == "L0N5"
+    inputs = [torch.tensor(text) for text in TEXTS]
+    result = neurons(model, Ragged.from_list(inputs), ["L0N5", "L0N6"], top_k=3, progress=False)
+    message = str(result)
+    assert "L0N5: coefficient" in message
+    assert "raises: 'l'" in message
+    assert "at 1 of text 1: c[h]bici" in message
+    assert result.table().row_count == len(result.frame()) == 2
+    assert result.rows()[0]["neuron"] == "L0N5"
     for ending in ("json", "safetensors"):
-        found.save(tmp_path / f"found.{ending}")
+        result.save(tmp_path / f"found.{ending}")
         again = lens.load(tmp_path / f"found.{ending}")
-        assert again.each == found.each
-        assert again.metadata == found.metadata
+        assert again.each == result.each
+        assert again.metadata == result.metadata
     with refuses(InputError, "L0N7 is not in this result: name it in neurons(...)."):
-        found.of("L0N7")
+        result.of("L0N7")
 
 
 def test_agreement_counts_next_words_that_were_written() -> None:

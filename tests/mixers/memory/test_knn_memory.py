@@ -54,13 +54,13 @@ def test_outputs_and_gradients_are_those_of_tokens(window: int, memory: int, top
     for run in ("ragged", "by token"):
         inputs = [text.clone().requires_grad_() for text in texts]
         if run == "ragged":
-            found = layer(Ragged.from_list(inputs)).values
+            result = layer(Ragged.from_list(inputs)).values
         else:
-            found = torch.cat([by_token(layer, text) for text in inputs])
+            result = torch.cat([by_token(layer, text) for text in inputs])
         layer.zero_grad()
-        found.sin().sum().backward()
+        result.sin().sum().backward()
         gradients.append(
-            [found.detach(), *(text.grad for text in inputs)]
+            [result.detach(), *(text.grad for text in inputs)]
             + [parameter.grad.clone() for parameter in layer.parameters()]
         )
     for one, other in zip(*gradients, strict=True):
@@ -70,11 +70,11 @@ def test_outputs_and_gradients_are_those_of_tokens(window: int, memory: int, top
 @torch.no_grad()
 def test_the_memory_goes_on_and_stays_bounded() -> None:
     layer, text = made(3, 7, 2), torch.randn(40, WIDTH)
-    slot, sizes, found = StateSlot(StateCache()), [], []
+    slot, sizes, result = StateSlot(StateCache()), [], []
     for start, stop in ((0, 2), (2, 25), (25, 26), (26, 40)):
-        found.append(layer(Ragged.from_list([text[start:stop]]), cache=slot).values)
+        result.append(layer(Ragged.from_list([text[start:stop]]), cache=slot).values)
         sizes.append(slot.store.nbytes)
-    torch.testing.assert_close(torch.cat(found), by_token(layer, text), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(result), by_token(layer, text), atol=1e-5, rtol=1e-5)
     assert len(set(sizes)) == 1
 
 

@@ -53,13 +53,13 @@ def test_outputs_and_gradients_are_those_of_segments(segment: int, memory: int) 
     for run in ("ragged", "by segment"):
         inputs = [text.clone().requires_grad_() for text in texts]
         if run == "ragged":
-            found = layer(Ragged.from_list(inputs)).values
+            result = layer(Ragged.from_list(inputs)).values
         else:
-            found = torch.cat([by_segment(layer, text) for text in inputs])
+            result = torch.cat([by_segment(layer, text) for text in inputs])
         layer.zero_grad()
-        found.sin().sum().backward()
+        result.sin().sum().backward()
         gradients.append(
-            [found.detach(), *(text.grad for text in inputs)]
+            [result.detach(), *(text.grad for text in inputs)]
             + [parameter.grad.clone() for parameter in layer.parameters() if memory or segment > 1]
         )
     for one, other in zip(*gradients, strict=True):
@@ -75,7 +75,7 @@ def test_pieces_of_any_length_continue_the_segments() -> None:
         layer(Ragged.from_list([text[start:stop] for text in texts]), cache=slot).to_list()
         for start, stop in ((0, 3), (3, 3), (3, 12), (12, 13), (13, 23))
     ]
-    for text, found in zip(texts, zip(*pieces, strict=True), strict=True):
-        torch.testing.assert_close(torch.cat(found), by_segment(layer, text), atol=1e-5, rtol=1e-5)
+    for text, result in zip(texts, zip(*pieces, strict=True), strict=True):
+        torch.testing.assert_close(torch.cat(result), by_segment(layer, text), atol=1e-5, rtol=1e-5)
     with pytest.raises(InputError, match="a cache of this model"):
         made(4, 5)(Ragged.from_list(texts), cache=slot)

@@ -68,18 +68,20 @@ def test_texts_of_a_batch_never_meet() -> None:
 def test_gradients_are_those_of_the_pattern() -> None:
     q, k, v, decay = inputs(40, decays=True)
     assert decay is not None
-    given = [x.double().requires_grad_() for x in (q, k, v, decay)]
+    arguments = [x.double().requires_grad_() for x in (q, k, v, decay)]
     weights = torch.randn(40, HEADS, VALUE)
-    chunked, _ = recur_in_chunks(*given, Lengths.of([40]), chunk=8)
+    chunked, _ = recur_in_chunks(*arguments, Lengths.of([40]), chunk=8)
     explicit = torch.einsum(
-        "hnm,mhe->nhe", decay_pattern(given[0], given[1], given[3]), given[2].float()
+        "hnm,mhe->nhe",
+        decay_pattern(arguments[0], arguments[1], arguments[3]),
+        arguments[2].float(),
     )
-    for found, expected in zip(
-        torch.autograd.grad((chunked * weights).sum(), given),
-        torch.autograd.grad((explicit * weights).sum(), given),
+    for result, expected in zip(
+        torch.autograd.grad((chunked * weights).sum(), arguments),
+        torch.autograd.grad((explicit * weights).sum(), arguments),
         strict=True,
     ):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_half_precision_keeps_the_state_whole() -> None:

@@ -31,9 +31,9 @@ def inputs(total: int, *, by_channel: bool) -> list[Tensor]:
 @pytest.mark.parametrize("each", [[1], [50], [3, 0, 17, 4, 30, 1]])
 def test_chunks_equal_single_steps(each: list[int], by_channel: bool) -> None:
     lengths = Lengths.of(each)
-    given = inputs(lengths.total, by_channel=by_channel)
+    arguments = inputs(lengths.total, by_channel=by_channel)
     state = torch.randn(len(each), HEADS, SIZE, VALUE)
-    q, k, v, beta, decay = given
+    q, k, v, beta, decay = arguments
     outputs, last = delta_in_chunks(q, k, v, beta, decay, lengths, state, chunk=8)
     for index, where in enumerate(lengths.slices()):
         now = state[index : index + 1]
@@ -62,17 +62,17 @@ def test_texts_of_a_batch_never_meet() -> None:
 
 
 def test_gradients_are_those_of_the_pattern() -> None:
-    given = [x.requires_grad_() for x in inputs(24, by_channel=False)]
-    q, k, v, beta, decay = given
+    arguments = [x.requires_grad_() for x in inputs(24, by_channel=False)]
+    q, k, v, beta, decay = arguments
     weights = torch.randn(24, HEADS, VALUE)
     chunked, _ = delta_in_chunks(q, k, v, beta, decay, Lengths.of([24]), chunk=8)
     explicit = torch.einsum("hnm,mhe->nhe", delta_pattern(q, k, beta, decay), v)
-    for found, expected in zip(
-        torch.autograd.grad((chunked * weights).sum(), given),
-        torch.autograd.grad((explicit * weights).sum(), given),
+    for result, expected in zip(
+        torch.autograd.grad((chunked * weights).sum(), arguments),
+        torch.autograd.grad((explicit * weights).sum(), arguments),
         strict=True,
     ):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("by_channel", [False, True])
@@ -120,7 +120,7 @@ def test_the_kernels_of_fla_are_called_as_they_are_defined(
     k = F.normalize(k, dim=-1)
     beta, decay = torch.rand(8, 2), -torch.rand((8, 2, 4) if by_channel else (8, 2))
     state = torch.randn(2, 2, 4, 4)
-    found = delta_by_fla(q, k, v, beta, decay, lengths, state)
+    result = delta_by_fla(q, k, v, beta, decay, lengths, state)
     expected = delta_in_chunks(q, k, v, beta, decay, lengths, state)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

@@ -11,7 +11,7 @@ from manyheads.cache import StateCache, StateSlot
 from manyheads.errors import ConfigError
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta, KimiDeltaLayer
 from manyheads.ragged import Ragged
-from tests.checkpoints.theirs import randomised
+from tests.checkpoints.peer_models import randomized
 
 CONFIG = KimiDelta(width=16, heads=3, head_size=6, convolution=3)
 
@@ -24,39 +24,39 @@ def theirs_and_ours() -> tuple[Any, KimiDeltaLayer]:
         linear_head_dim=6,
         linear_conv_kernel_dim=3,
     )
-    theirs: Any = randomised(KimiLinearDeltaAttention(config, 0))
-    ours, forget = KimiDeltaLayer(CONFIG), theirs.forget_gate
+    peer: Any = randomized(KimiLinearDeltaAttention(config, 0))
+    ours, forget = KimiDeltaLayer(CONFIG), peer.forget_gate
     weights = {
-        "project": [theirs.q_proj, theirs.k_proj, theirs.v_proj],
-        "narrow": [forget.f_a_proj, theirs.g_a_proj, theirs.b_proj],
+        "project": [peer.q_proj, peer.k_proj, peer.v_proj],
+        "narrow": [forget.f_a_proj, peer.g_a_proj, peer.b_proj],
         "widen_pace": [forget.f_b_proj],
-        "widen_gate": [theirs.g_b_proj],
-        "output": [theirs.o_proj],
+        "widen_gate": [peer.g_b_proj],
+        "output": [peer.o_proj],
     }
     tensors = {
         f"{name}.weight": torch.cat([part.weight for part in parts])
         for name, parts in weights.items()
     }
     tensors |= {
-        "convolution.weight": theirs.conv1d.weight.squeeze(1),
+        "convolution.weight": peer.conv1d.weight.squeeze(1),
         "dt_bias": forget.dt_bias,
         "log_rate": forget.A_log.flatten(),
-        "norm_weight": theirs.o_norm.weight,
+        "norm_weight": peer.o_norm.weight,
     }
     ours.load_state_dict(tensors)
-    return theirs, ours
+    return peer, ours
 
 
 @torch.no_grad()
 def test_it_is_their_layer() -> None:
-    theirs, ours = theirs_and_ours()
+    peer, ours = theirs_and_ours()
     texts = [torch.randn(length, 16) for length in (70, 1, 17)]
-    found = ours(Ragged.from_list(texts)).to_list()
-    for text, each in zip(texts, found, strict=True):
-        torch.testing.assert_close(each, theirs(text[None])[0], atol=1e-5, rtol=1e-5)
+    result = ours(Ragged.from_list(texts)).to_list()
+    for text, each in zip(texts, result, strict=True):
+        torch.testing.assert_close(each, peer(text[None])[0], atol=1e-5, rtol=1e-5)
     cache = StateSlot(StateCache())
     steps = [ours(Ragged.from_list([token[None]]), cache=cache).values for token in texts[2]]
-    torch.testing.assert_close(torch.cat(steps), found[2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(steps), result[2], atol=1e-5, rtol=1e-5)
 
 
 def test_a_config_that_cannot_be_is_refused() -> None:

@@ -23,8 +23,8 @@ def inputs(lengths: Lengths) -> list[Tensor]:
     ]
 
 
-def step_by_step(given: list[Tensor], lengths: Lengths, state: Tensor) -> tuple[Tensor, Tensor]:
-    x, dt, rate, b, c = given
+def step_by_step(arguments: list[Tensor], lengths: Lengths, state: Tensor) -> tuple[Tensor, Tensor]:
+    x, dt, rate, b, c = arguments
     outputs, after = [], []
     for now, where in zip(state, lengths.slices(), strict=True):
         for token in range(where.start, where.stop):
@@ -39,17 +39,17 @@ def step_by_step(given: list[Tensor], lengths: Lengths, state: Tensor) -> tuple[
 def test_the_scan_equals_single_steps(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = Lengths.of([290, 0, 7, 1, 17])
     monkeypatch.setattr(mamba, "BLOCK", {"cpu": channels * STATES * lengths.total})
-    given, state = inputs(lengths), torch.randn(5, CHANNELS, STATES)
-    leaves = [each.requires_grad_() for each in (*given, state)]
-    found = scan_channels(*given, lengths, state)
-    expected = step_by_step(given, lengths, state)
+    arguments, state = inputs(lengths), torch.randn(5, CHANNELS, STATES)
+    leaves = [each.requires_grad_() for each in (*arguments, state)]
+    result = scan_channels(*arguments, lengths, state)
+    expected = step_by_step(arguments, lengths, state)
     with torch.no_grad():
-        walked = scan_channels(*given, lengths, state)
-    for one, other, same in zip(found, expected, walked, strict=True):
+        walked = scan_channels(*arguments, lengths, state)
+    for one, other, same in zip(result, expected, walked, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(same, other, atol=1e-5, rtol=1e-5)
-    weights = torch.randn_like(found[0])
-    ways = [((out * weights).sum() + after.square().sum()) for out, after in (found, expected)]
+    weights = torch.randn_like(result[0])
+    ways = [((out * weights).sum() + after.square().sum()) for out, after in (result, expected)]
     for one, other in zip(*(torch.autograd.grad(way, leaves) for way in ways), strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 

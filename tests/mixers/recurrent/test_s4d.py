@@ -26,12 +26,12 @@ def test_the_convolution_equals_the_recurrence() -> None:
     state = torch.randn(5, 3, 4, dtype=torch.complex64)
     step, c = layer.system()
     powers = Powers.of(step, 64)
-    found = convolve_texts(u, powers, c, LENGTHS, state)
+    result = convolve_texts(u, powers, c, LENGTHS, state)
     after = last_states(u, powers, LENGTHS, state)
     texts = zip(LENGTHS.slices(), state, strict=True)
     expected = [recurred(step, c[0], u[where], each) for where, each in texts]
     outputs = torch.cat([each for each, _ in expected])
-    torch.testing.assert_close(found, outputs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, outputs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         after, torch.stack([each for _, each in expected]), atol=1e-4, rtol=0
     )
@@ -39,7 +39,7 @@ def test_the_convolution_equals_the_recurrence() -> None:
     weights = torch.randn_like(outputs)
     ways = [
         torch.autograd.grad((way * weights).sum(), leaves, retain_graph=True)
-        for way in (found, outputs)
+        for way in (result, outputs)
     ]
     for one, other in zip(*ways, strict=True):
         torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
@@ -50,12 +50,12 @@ def test_the_second_system_reads_from_the_end() -> None:
     u = torch.randn(11, 3)
     with torch.no_grad():
         step, c = layer.system()
-        found = convolve_texts(u, Powers.of(step, 16), c, Lengths.of([11]))
+        result = convolve_texts(u, Powers.of(step, 16), c, Lengths.of([11]))
         start = torch.zeros(3, 4, dtype=torch.complex64)
         forwards, _ = recurred(step, c[0], u, start)
         backwards, _ = recurred(step, c[1], u.flip(0), start)
     expected = forwards + torch.cat([backwards.flip(0)[1:], torch.zeros(1, 3)])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_long_texts_stay_exact() -> None:
@@ -64,11 +64,11 @@ def test_long_texts_stay_exact() -> None:
         step, c = layer.system()
         impulse = torch.zeros(length, 2)
         impulse[0] = 1.0
-        found = convolve_texts(impulse, Powers.of(step, 8192), c, Lengths.of([length]))
+        result = convolve_texts(impulse, Powers.of(step, 8192), c, Lengths.of([length]))
         exact = step.to(torch.complex128).unsqueeze(-1) * torch.arange(length)
         expected = 2 * (c[0].unsqueeze(-1) * exact.exp()).sum(1).real.T
     torch.testing.assert_close(
-        found.double(), expected, atol=1e-5 * float(expected.abs().max()), rtol=0
+        result.double(), expected, atol=1e-5 * float(expected.abs().max()), rtol=0
     )
 
 

@@ -19,15 +19,15 @@ def test_a_few_blocks_at_a_time_give_the_same(
 ) -> None:
     torch.manual_seed(0)
     mixer, tokens = make_mixer(config), torch.randn(140, WIDTH)
-    found = []
+    result = []
     for largest in (2**22, 1):
         monkeypatch.setattr(key_lists, "LARGEST_ON_CPU", largest)
         x = tokens.clone().requires_grad_()
         mixer.zero_grad()
         mixed = mixer(Ragged.from_list([x[:100], x[100:]])).values
         mixed.sin().sum().backward()
-        found.append([mixed.detach(), x.grad, *(each.grad.clone() for each in mixer.parameters())])
-    for one, other in zip(*found, strict=True):
+        result.append([mixed.detach(), x.grad, *(each.grad.clone() for each in mixer.parameters())])
+    for one, other in zip(*result, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 

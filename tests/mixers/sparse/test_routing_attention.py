@@ -32,8 +32,8 @@ def explicit(layer: RoutingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
 def test_it_is_its_definition() -> None:
     layer = RoutingAttentionLayer(CONFIG).eval()
     texts = [torch.randn(length, 12) for length in (40, 0, 1, 7)]
-    found = layer(Ragged.from_list(texts)).to_list()
-    for text, each in zip(texts, found, strict=True):
+    result = layer(Ragged.from_list(texts)).to_list()
+    for text, each in zip(texts, result, strict=True):
         torch.testing.assert_close(each, explicit(layer, text), atol=1e-5, rtol=1e-5)
 
 
@@ -61,8 +61,8 @@ def test_the_pattern_gives_the_outputs() -> None:
     model(Ragged.from_list([torch.arange(20), torch.arange(5)]), watch=record)
     pattern, value, output = (record[site] for site in sites)
     for text in (0, 1):
-        found = torch.einsum("hts,she->the", pattern.of(text), value.of(text))
-        torch.testing.assert_close(found, output.of(text), atol=1e-5, rtol=1e-5)
+        result = torch.einsum("hts,she->the", pattern.of(text), value.of(text))
+        torch.testing.assert_close(result, output.of(text), atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -26,14 +26,14 @@ def test_twelve_heads_have_those_of_eight_and_every_other_of_sixteen() -> None:
 @given(heads=st.integers(1, 80))
 def test_any_number_of_heads_has_the_slopes_of_bloom(heads: int) -> None:
     # Bloom adds slope * key, which differs from -slope * distance by a constant of the row.
-    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(torch.tensor(Alibi().slopes(heads)), theirs)
+    peer = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(torch.tensor(Alibi().slopes(heads)), peer)
 
 
 @given(heads=st.integers(1, 80))
 def test_kernels_read_the_same_slopes_to_the_last_digit(heads: int) -> None:
-    found = Alibi().bias(heads, torch.device("cpu")).slopes
-    torch.testing.assert_close(found, torch.tensor(Alibi().slopes(heads)), rtol=0, atol=0)
+    result = Alibi().bias(heads, torch.device("cpu")).slopes
+    torch.testing.assert_close(result, torch.tensor(Alibi().slopes(heads)), rtol=0, atol=0)
 
 
 @given(heads=st.integers(1, 9), query=st.integers(0, 50), key=st.integers(0, 50))
@@ -42,7 +42,7 @@ def test_the_penalty_is_slope_times_distance_on_both_sides(
 ) -> None:
     bias = Alibi().bias(heads, torch.device("cpu"))
     head, zero = torch.arange(heads), torch.zeros(1, dtype=torch.long)
-    found = bias.score(head, zero, torch.tensor([query]), torch.tensor([key]))
+    result = bias.score(head, zero, torch.tensor([query]), torch.tensor([key]))
     expected = [-slope * abs(query - key) for slope in Alibi().slopes(heads)]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    torch.testing.assert_close(result, torch.tensor(expected))
     assert not bias.requires_grad

@@ -15,14 +15,14 @@ from tests.messages import refuses
 
 @pytest.mark.parametrize(("height", "width"), [(384, 384), (224, 224), (160, 320), (112, 384)])
 def test_interpolation_is_that_of_vit(height: int, width: int) -> None:
-    theirs = ViTEmbeddings(ViTConfig(hidden_size=12, image_size=224, patch_size=16))
+    peer = ViTEmbeddings(ViTConfig(hidden_size=12, image_size=224, patch_size=16))
     ours = GridTable(LearnedGrid(rows=14, columns=14), 12)
     with torch.no_grad():
-        ours.class_token.copy_(theirs.position_embeddings[0, 0])
-        ours.patches.copy_(theirs.position_embeddings[0, 1:].reshape(14, 14, 12))
+        ours.class_token.copy_(peer.position_embeddings[0, 0])
+        ours.patches.copy_(peer.position_embeddings[0, 1:].reshape(14, 14, 12))
     rows, columns = height // 16, width // 16
     patches = torch.zeros(1, 1 + rows * columns, 12)
-    expected = theirs.interpolate_pos_encoding(patches, height, width)
+    expected = peer.interpolate_pos_encoding(patches, height, width)
     torch.testing.assert_close(ours(rows, columns), expected[0])
 
 

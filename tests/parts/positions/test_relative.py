@@ -19,8 +19,8 @@ def test_every_distance_falls_into_t5s_bucket(
 ) -> None:
     distance = torch.arange(-2 * reach, 2 * reach + 1)
     ours = T5Buckets(buckets=buckets, reach=reach, bidirectional=bidirectional).bucket(distance)
-    theirs = T5Attention._relative_position_bucket(distance, bidirectional, buckets, reach)
-    assert torch.equal(ours, theirs)
+    peer = T5Attention._relative_position_bucket(distance, bidirectional, buckets, reach)
+    assert torch.equal(ours, peer)
 
 
 @given(buckets=st.integers(2, 40), reach=st.integers(1, 200), bidirectional=st.booleans())
@@ -28,18 +28,18 @@ def test_buckets_never_leave_the_table(buckets: int, reach: int, bidirectional: 
     side = buckets // 2 if bidirectional else buckets
     assume(side >= 2 and reach > side // 2)
     config = T5Buckets(buckets=buckets, reach=reach, bidirectional=bidirectional)
-    found = config.bucket(torch.arange(-300, 301))
-    assert int(found.min()) >= 0
-    assert int(found.max()) < buckets
+    result = config.bucket(torch.arange(-300, 301))
+    assert int(result.min()) >= 0
+    assert int(result.max()) < buckets
 
 
 def test_a_bucket_table_gives_each_head_its_own_score() -> None:
     table = BucketTable(T5Buckets(buckets=8, reach=16), heads=3)
     head = torch.arange(3)[:, None, None]
     query, key = torch.arange(5)[:, None], torch.arange(6)[None, :]
-    found = table.bias().score(head, query, query, key)
+    result = table.bias().score(head, query, query, key)
     buckets = T5Attention._relative_position_bucket(key - query, True, 8, 16)
-    assert torch.equal(found, table.table[buckets].permute(2, 0, 1))
+    assert torch.equal(result, table.table[buckets].permute(2, 0, 1))
     assert table.bias().requires_grad
 
 
@@ -60,12 +60,12 @@ def test_shaws_scores_are_the_querys_product_with_a_vector_by_distance(
     query = torch.randn(queries, 2, 4)
     bias = table.bias(query, scale=0.5)
     row = torch.arange(queries)[:, None]
-    found = bias.score(torch.arange(2)[:, None, None], row, row + older, torch.arange(keys))
+    result = bias.score(torch.arange(2)[:, None, None], row, row + older, torch.arange(keys))
     for head in range(2):
         for i in range(queries):
             for j in range(keys):
                 vector = table.keys[max(-reach, min(reach, j - (i + older))) + reach]
-                torch.testing.assert_close(found[head, i, j], 0.5 * query[i, head] @ vector)
+                torch.testing.assert_close(result[head, i, j], 0.5 * query[i, head] @ vector)
 
 
 def test_shaws_values_are_there_only_where_asked_for() -> None:

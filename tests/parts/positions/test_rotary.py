@@ -76,9 +76,9 @@ def test_the_layout_is_that_of_llama() -> None:
     positions = torch.tensor([0, 3, 1, 700])
     x = torch.randn(4, 2, 16)
     cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
-    theirs, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
+    peer, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
     ours = Rotary(theta=10_000.0).rotation(positions, 16)(x)
-    torch.testing.assert_close(ours, theirs[0].transpose(0, 1))
+    torch.testing.assert_close(ours, peer[0].transpose(0, 1))
 
 
 def published(kind: str, length: int | None = None, **more: object) -> tuple[torch.Tensor, float]:
@@ -94,17 +94,17 @@ def published(kind: str, length: int | None = None, **more: object) -> tuple[tor
 
 
 def test_linear_scaling_is_the_published() -> None:
-    theirs, _ = published("linear", factor=4.0)
+    peer, _ = published("linear", factor=4.0)
     ours = Rotary(scaling=LinearScaling(factor=4.0)).frequencies(64)
-    torch.testing.assert_close(ours.float(), theirs)
+    torch.testing.assert_close(ours.float(), peer)
 
 
 @pytest.mark.parametrize("length", [4096, 5000, 16384])
 @pytest.mark.parametrize("factor", [2.0, 8.0])
 def test_ntk_is_the_dynamic_one_held_at_a_length(length: int, factor: float) -> None:
-    theirs, _ = published("dynamic", length=length, factor=factor)
+    peer, _ = published("dynamic", length=length, factor=factor)
     stretched = NTKScaling(factor=factor * length / 4096 - (factor - 1))
-    torch.testing.assert_close(Rotary(scaling=stretched).frequencies(64).float(), theirs)
+    torch.testing.assert_close(Rotary(scaling=stretched).frequencies(64).float(), peer)
 
 
 def test_ntk_stretches_the_slowest_by_its_factor_and_the_fastest_not() -> None:
@@ -118,7 +118,7 @@ def test_ntk_stretches_the_slowest_by_its_factor_and_the_fastest_not() -> None:
 @pytest.mark.parametrize(("fast", "slow"), [(32.0, 1.0), (16.0, 2.0)])
 @pytest.mark.parametrize("factor", [2.0, 4.0, 16.0])
 def test_yarn_is_the_published(factor: float, fast: float, slow: float) -> None:
-    theirs, temperature = published(
+    peer, temperature = published(
         "yarn",
         factor=factor,
         original_max_position_embeddings=2048,
@@ -126,7 +126,7 @@ def test_yarn_is_the_published(factor: float, fast: float, slow: float) -> None:
         beta_slow=slow,
     )
     scaling = YarnScaling(factor=factor, original_length=2048, fast=fast, slow=slow)
-    torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), theirs)
+    torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), peer)
     assert scaling.temperature == pytest.approx(temperature)
 
 
@@ -141,7 +141,7 @@ def test_yarn_multiplies_scores_by_the_square_of_its_temperature() -> None:
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_scaling_is_the_published(factor: float) -> None:
-    theirs, _ = published(
+    peer, _ = published(
         "llama3",
         factor=factor,
         low_freq_factor=1.0,
@@ -149,7 +149,7 @@ def test_llama3_scaling_is_the_published(factor: float) -> None:
         original_max_position_embeddings=1024,
     )
     scaling = Llama3Scaling(factor=factor, original_length=1024)
-    torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), theirs)
+    torch.testing.assert_close(Rotary(scaling=scaling).frequencies(64).float(), peer)
 
 
 @given(scaling=st.sampled_from([LinearScaling, NTKScaling]), size=st.sampled_from([2, 8, 64]))
@@ -170,10 +170,10 @@ def test_half_precision_stays_half(dtype: torch.dtype) -> None:
 def test_halves_turned_at_once_are_the_same_forth_and_back(share: float) -> None:
     turn = Rotary(fraction=share).rotation(torch.arange(5), 8)
     x = torch.randn(5, 3, 8, requires_grad=True)
-    found, expected = turn.rotate_pairs(x), turn(x)
-    torch.testing.assert_close(found, expected)
+    result, expected = turn.rotate_pairs(x), turn(x)
+    torch.testing.assert_close(result, expected)
     pull = torch.randn(5, 3, 8)
-    [one], [other] = (torch.autograd.grad((y * pull).sum(), x) for y in (found, expected))
+    [one], [other] = (torch.autograd.grad((y * pull).sum(), x) for y in (result, expected))
     torch.testing.assert_close(one, other)
 
 

@@ -28,9 +28,9 @@ def test_every_channel_is_the_papers_formula(positions: list[int], half: int, th
 
 
 def test_halves_are_marians_layout() -> None:
-    theirs = MarianSinusoidalPositionalEmbedding(50, 16).create_weight()
+    peer = MarianSinusoidalPositionalEmbedding(50, 16).create_weight()
     ours = Sinusoidal(layout="halves").vectors(torch.arange(50), 16)
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours, peer)
 
 
 def test_both_layouts_hold_the_same_numbers() -> None:

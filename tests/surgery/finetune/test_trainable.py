@@ -9,7 +9,7 @@ from torch import Tensor
 from manyheads import build
 from manyheads.errors import InputError
 from manyheads.surgery import freeze, freeze_except, unfreeze_all
-from manyheads.train.optim.optimisers import AdamW, Muon
+from manyheads.train.optim.optimizers import AdamW, Muon
 from manyheads.train.optim.param_groups import RateFactor, build_param_groups, describe_parameters
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "head_size": 8}
@@ -20,10 +20,10 @@ def llama() -> Any:
     return build("llama-1b-shape", **SHAPE, **MORE, seed=0)
 
 
-def moved(model: Any, optimiser: AdamW | Muon) -> dict[str, Tensor]:
+def moved(model: Any, optimizer: AdamW | Muon) -> dict[str, Tensor]:
     """Which numbers two steps have changed."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    steps = optimiser.build(model)
+    steps = optimizer.build(model)
     for _ in range(2):
         model(torch.arange(12)[None]).logits.square().mean().backward()
         steps.step()
@@ -31,35 +31,35 @@ def moved(model: Any, optimiser: AdamW | Muon) -> dict[str, Tensor]:
     return {name: tensor != before[name] for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("optimiser", [AdamW(decay=0.5), Muon(decay=0.5)], ids=["adamw", "muon"])
-def test_only_the_chosen_heads_move(optimiser: AdamW | Muon) -> None:
+@pytest.mark.parametrize("optimizer", [AdamW(decay=0.5), Muon(decay=0.5)], ids=["adamw", "muon"])
+def test_only_the_chosen_heads_move(optimizer: AdamW | Muon) -> None:
     model = llama()
     assert freeze_except(model, ("L1H2", "L1H3", "L0H0")) == (2 * 8 + 8 + 8 + 2 * 8 + 2 * 8) * 32
-    found = moved(model, optimiser)
-    project = found.pop("stack.layers.1.attention.project.weight").all(1)
+    result = moved(model, optimizer)
+    project = result.pop("stack.layers.1.attention.project.weight").all(1)
     assert project.view(-1, 8).all(1).nonzero().flatten().tolist() == [2, 3, 5, 7]
-    output = found.pop("stack.layers.1.attention.output.weight")
+    output = result.pop("stack.layers.1.attention.output.weight")
     assert output.all(0).tolist() == [False] * 16 + [True] * 16
     assert not output[:, :16].any()
     # The key of L0H0 is L0H1's too, and rests.
-    first = found.pop("stack.layers.0.attention.project.weight")
+    first = result.pop("stack.layers.0.attention.project.weight")
     assert first.any(1).view(-1, 8).all(1).tolist() == [True] + [False] * 7
-    found.pop("stack.layers.0.attention.output.weight")
-    assert not any(each.any() for each in found.values())
+    result.pop("stack.layers.0.attention.output.weight")
+    assert not any(each.any() for each in result.values())
 
 
 def test_all_but_the_chosen_heads_move() -> None:
     model = llama()
     freeze(model, ("L1H2",))
-    found = moved(model, AdamW(decay=0.5))
-    project = found.pop("stack.layers.1.attention.project.weight")
+    result = moved(model, AdamW(decay=0.5))
+    project = result.pop("stack.layers.1.attention.project.weight")
     rests = [2, 5, 7]
     blocks = project.view(8, 8, 32).flatten(1)
     assert [index for index in range(8) if not blocks[index].any()] == rests
-    output = found.pop("stack.layers.1.attention.output.weight")
+    output = result.pop("stack.layers.1.attention.output.weight")
     assert not output[:, 16:24].any()
     assert output[:, :16].any()
-    assert all(each.any() for each in found.values())
+    assert all(each.any() for each in result.values())
 
 
 def test_everything_learns_again() -> None:
@@ -77,9 +77,9 @@ def test_queries_keys_and_values_have_rates_of_their_own() -> None:
     )
     groups = build_param_groups(describe_parameters(model), rate=1.0, decay=0.0, rates=rates)
     assert any(group["parts"] == ((32, 0.0), (16, 1.0), (16, 2.0)) for group in groups)
-    found = moved(model, AdamW(rates=rates))["stack.layers.0.attention.project.weight"].any(1)
-    assert not found[:32].any()
-    assert found[32:].all()
+    result = moved(model, AdamW(rates=rates))["stack.layers.0.attention.project.weight"].any(1)
+    assert not result[:32].any()
+    assert result[32:].all()
 
 
 def test_a_head_that_is_not_there_is_refused_and_all_goes_on_learning() -> None:

@@ -124,7 +124,7 @@ def test_one_head_changes_no_other_heads_statistics_at_its_layer(make: Any) -> N
     shaken(model)
     after = lens.statistics(model, texts, progress=False)
     for name in before.names:
-        one, other = (torch.tensor(found[name].layers()[1]) for found in (before, after))
+        one, other = (torch.tensor(result[name].layers()[1]) for result in (before, after))
         same = torch.isclose(one, other, atol=1e-6, rtol=1e-5, equal_nan=True)
         assert same[[0, 1, 3]].all() or name == "output_share", name
     assert after["entropy"].of(Head(1, 2)) != before["entropy"].of(Head(1, 2))

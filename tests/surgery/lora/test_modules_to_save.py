@@ -34,11 +34,11 @@ def classes(size: str = "bert-base") -> Any:
 def learn(model: Any, answers: tuple[int, int] = (0, 1)) -> Tensor:
     """Two steps of what learns, and what the model says then."""
     learns = [each for each in model.parameters() if each.requires_grad]
-    optimiser = torch.optim.SGD(learns, lr=1.0)
+    optimizer = torch.optim.SGD(learns, lr=1.0)
     for _ in range(2):
         F.cross_entropy(model(IDS).logits, torch.tensor(answers)).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     with torch.no_grad():
         said: Tensor = model(IDS).logits
     return said
@@ -53,8 +53,8 @@ def says(model: Any) -> Tensor:
 def test_a_head_learns_with_its_adapter_and_goes_with_it() -> None:
     model = classes()
     before = says(model)
-    found = surgery.adapt(model, TASK, "one")
-    assert str(found) == "one: 1,667 parameters in 4 projections and in readout"
+    result = surgery.adapt(model, TASK, "one")
+    assert str(result) == "one: 1,667 parameters in 4 projections and in readout"
     assert torch.equal(says(model), before)
     one = learn(model)
     surgery.adapt(model, TASK, "two")
@@ -104,9 +104,9 @@ def test_peft_reads_what_we_write_and_the_reverse(size: str, tmp_path: Path) -> 
     said = learn(model)
     surgery.save_adapter(model, tmp_path / "ours")
     kind = getattr(transformers, model.source_config["architectures"][0])
-    theirs = kind.from_pretrained(tmp_path / "base").eval()
-    theirs.config.pad_token_id = 0
-    adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours").eval()
+    peer = kind.from_pretrained(tmp_path / "base").eval()
+    peer.config.pad_token_id = 0
+    adapted = peft.PeftModel.from_pretrained(peer, tmp_path / "ours").eval()
     torch.testing.assert_close(says(adapted), said, rtol=1e-4, atol=1e-5)
     adapted.save_pretrained(tmp_path / "back")
     again = load(tmp_path / "base")
@@ -118,16 +118,16 @@ def test_adapters_that_peft_makes_for_classes_are_read(tmp_path: Path) -> None:
     save(classes(), tmp_path / "base")
     kind = transformers.BertForSequenceClassification
     config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"])
-    theirs = peft.get_peft_model(kind.from_pretrained(tmp_path / "base"), config).eval()
+    peer = peft.get_peft_model(kind.from_pretrained(tmp_path / "base"), config).eval()
     with torch.no_grad():
-        for name, each in theirs.named_parameters():
+        for name, each in peer.named_parameters():
             if each.requires_grad:
                 each.add_(torch.full_like(each, 0.1 if "lora" in name else 0.3))
-    theirs.save_pretrained(tmp_path / "theirs")
+    peer.save_pretrained(tmp_path / "theirs")
     ours = load(tmp_path / "base")
-    found = surgery.load_adapter(ours, tmp_path / "theirs")
-    assert set(found.modules) == {"readout.weight", "readout.bias"}
-    torch.testing.assert_close(says(ours), says(theirs), rtol=1e-4, atol=1e-5)
+    result = surgery.load_adapter(ours, tmp_path / "theirs")
+    assert set(result.modules) == {"readout.weight", "readout.bias"}
+    torch.testing.assert_close(says(ours), says(peer), rtol=1e-4, atol=1e-5)
 
 
 def test_modules_that_cannot_be_saved_are_refused(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_an_embedding_is_saved_too(tmp_path: Path) -> None:
     said = learn(model)
     surgery.save_adapter(model, tmp_path / "ours")
     again = load(tmp_path / "base")
-    found = surgery.load_adapter(again, tmp_path / "ours")
-    assert set(found.modules) == {"readout.weight", "embedding.tokens.weight"}
+    result = surgery.load_adapter(again, tmp_path / "ours")
+    assert set(result.modules) == {"readout.weight", "embedding.tokens.weight"}
     torch.testing.assert_close(says(again), said)
 
 

@@ -16,7 +16,7 @@ from manyheads.data.tokenizer_training import appending
 from manyheads.errors import ConfigError, InputError
 from manyheads.surgery import LoraConfig, adapt, delete_adapter, load_adapter, merge, save_adapter
 from manyheads.surgery.lora.low_rank import LowRankUpdate
-from manyheads.train.regularisers import L0Gates
+from manyheads.train.regularizers import L0Gates
 from tests.data.tiny import tokenizer
 from tests.messages import refuses
 from tests.surgery.families import FAMILIES, shaken
@@ -24,7 +24,7 @@ from tests.surgery.families import FAMILIES, shaken
 EVERY = ("query", "key", "value", "output", "*.feedforward.*")
 CONFIGS = {
     "every projection": LoraConfig(rank=3, alpha=5.0, targets=EVERY),
-    "joined rows apart, stabilised": LoraConfig(targets=("query", "value"), rank=2, scaling="root"),
+    "joined rows apart, stabilized": LoraConfig(targets=("query", "value"), rank=2, scaling="root"),
     "one layer": LoraConfig(targets=("output", "query"), rank=4, layers=(1,), alpha=4.0),
 }
 HEADS = {
@@ -37,24 +37,24 @@ HEADS = {
 }
 
 
-def peft_over(family: Any, theirs: Any, folder: Path) -> torch.Tensor:
+def peft_over(family: Any, peer: Any, folder: Path) -> torch.Tensor:
     with torch.no_grad():
-        return family.of_theirs(PeftModel.from_pretrained(theirs, folder).eval())
+        return family.of_theirs(PeftModel.from_pretrained(peer, folder).eval())
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ours_opens_there_with_the_same_logits(name: str, config: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
-    theirs, ours = family.both(tmp_path)
+    peer, ours = family.both(tmp_path)
     adapt(ours, CONFIGS[config])
     shaken(ours)
     save_adapter(ours, tmp_path / "adapter")
     with torch.no_grad():
-        found = family.of_ours(ours)
-        assert (found - family.of_theirs(theirs)).abs().max() > 0.1
-    expected = peft_over(family, theirs, tmp_path / "adapter")
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        result = family.of_ours(ours)
+        assert (result - family.of_theirs(peer)).abs().max() > 0.1
+    expected = peft_over(family, peer, tmp_path / "adapter")
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_gates_that_an_adapter_cannot_hold_are_refused(tmp_path: Path) -> None:
@@ -69,42 +69,42 @@ def test_gates_that_an_adapter_cannot_hold_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adapters_of_single_heads_are_saved_as_equal_whole_ones(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
-    theirs, ours = family.both(tmp_path)
+    peer, ours = family.both(tmp_path)
     targets = ("query", "key", "value", "output")
     adapt(ours, LoraConfig(rank=2, targets=targets, heads=HEADS[name]), "some")
     shaken(ours)
     save_adapter(ours, tmp_path / "adapter", "some")
     with torch.no_grad():
-        found = family.of_ours(ours)
-        expected = peft_over(family, theirs, tmp_path / "adapter")
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        result = family.of_ours(ours)
+        expected = peft_over(family, peer, tmp_path / "adapter")
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
         delete_adapter(ours)
         load_adapter(ours, tmp_path / "adapter", "again")
-        torch.testing.assert_close(family.of_ours(ours), found, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(family.of_ours(ours), result, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("stabilised", [False, True])
+@pytest.mark.parametrize("stabilized", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_theirs_opens_here_with_the_same_logits_and_gradients(
-    name: str, stabilised: bool, tmp_path: Path
+    name: str, stabilized: bool, tmp_path: Path
 ) -> None:
     family = FAMILIES[name]
-    theirs, ours = family.both(tmp_path)
+    peer, ours = family.both(tmp_path)
     modules, turned = list(family.modules), name == "gpt2"
     more = {"rank_pattern": {modules[0]: 5}, "alpha_pattern": {modules[1]: 7}}
     config = PeftConfig(
-        r=3, lora_alpha=4, target_modules=modules, use_rslora=stabilised, fan_in_fan_out=turned
+        r=3, lora_alpha=4, target_modules=modules, use_rslora=stabilized, fan_in_fan_out=turned
     )
     config.rank_pattern, config.alpha_pattern = more["rank_pattern"], more["alpha_pattern"]
-    adapted = get_peft_model(theirs, config).eval()
+    adapted = get_peft_model(peer, config).eval()
     shaken(adapted)
     adapted.save_pretrained(tmp_path / "adapter")
     load_adapter(ours, tmp_path / "adapter")
     for name, parameter in ours.named_parameters():
         parameter.requires_grad_(".adapters." in name)
-    found, expected = family.of_ours(ours), family.of_theirs(adapted)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    found.square().mean().backward()
+    result, expected = family.of_ours(ours), family.of_theirs(adapted)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+    result.square().mean().backward()
     expected.square().mean().backward()
     expected_gradients = {
         name.replace(".default", ""): each.grad
@@ -142,15 +142,15 @@ def test_what_was_saved_and_loaded_is_bit_for_bit_the_same(tmp_path: Path) -> No
 
 def test_a_merged_model_answers_as_theirs_merged(tmp_path: Path) -> None:
     family = FAMILIES["llama"]
-    theirs, ours = family.both(tmp_path)
+    peer, ours = family.both(tmp_path)
     adapt(ours, LoraConfig(targets=EVERY))
     shaken(ours)
     save_adapter(ours, tmp_path / "adapter")
     merge(ours)
-    whole = PeftModel.from_pretrained(theirs, tmp_path / "adapter").merge_and_unload()
+    whole = PeftModel.from_pretrained(peer, tmp_path / "adapter").merge_and_unload()
     with torch.no_grad():
-        found, expected = family.of_ours(ours), family.of_theirs(whole)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        result, expected = family.of_ours(ours), family.of_theirs(whole)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 def saved(tmp_path: Path, **shape: Any) -> Path:
@@ -247,13 +247,13 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 def test_an_adapter_of_a_decoder_that_classifies_opens_there(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=3)
-    theirs = GPT2ForSequenceClassification(config).eval()
-    theirs.save_pretrained(tmp_path / "model")
+    peer = GPT2ForSequenceClassification(config).eval()
+    peer.save_pretrained(tmp_path / "model")
     ours: Any = load(tmp_path / "model")
     adapt(ours, LoraConfig())
     shaken(ours)
     save_adapter(ours, tmp_path / "adapter")
     ids = torch.arange(5)[None]
     with torch.no_grad():
-        found = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(ids).logits
-        torch.testing.assert_close(found, ours(ids).logits, atol=1e-5, rtol=0)
+        result = PeftModel.from_pretrained(peer, tmp_path / "adapter").eval()(ids).logits
+        torch.testing.assert_close(result, ours(ids).logits, atol=1e-5, rtol=0)

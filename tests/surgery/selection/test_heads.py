@@ -18,7 +18,7 @@ from manyheads.surgery.pruning import prune
 from manyheads.surgery.selection.heads import select_heads
 from manyheads.surgery.selection.l0_selection import L0Config
 from manyheads.taps import Head, Sublayer
-from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.optimizers import AdamW
 from tests.models import zoo
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3], [11, 12, 13]]
@@ -102,10 +102,10 @@ def test_of_two_doubles_one_goes() -> None:
 
 
 def test_a_head_that_only_the_gradient_calls_harmful_does_not_go_first(model: Decoder) -> None:
-    found = lens.importance(model, TEXTS, progress=False)
-    predicted = found["predicted"]
+    result = lens.importance(model, TEXTS, progress=False)
+    predicted = result["predicted"]
     said = predicted.means < -predicted.errors
-    suspects = {head for head, harm in zip(found.addresses, said, strict=True) if harm}
+    suspects = {head for head, harm in zip(result.addresses, said, strict=True) if harm}
     alone = {head for head, _ in lens.ablate(model, TEXTS, progress=False).harmful()}
     chosen = select_heads(model, TEXTS, "gradient", fraction=0.0, progress=False)
     assert set(chosen.harmful) == suspects & alone
@@ -185,12 +185,12 @@ def test_vectors_are_compared_where_nothing_is_answered() -> None:
     chosen = select_heads(model, TEXTS, fraction=0.5, metric=lens.Similarity(), progress=False)
     assert chosen.baseline == pytest.approx(1.0, abs=1e-6)
     pruned = prune(model, chosen.heads)
-    found = []
+    result = []
     for text in TEXTS:
         one, other = (each(torch.tensor([text])).hidden[0].mean(0) for each in (model, pruned))
-        found.append(torch.cosine_similarity(one, other, dim=0))
+        result.append(torch.cosine_similarity(one, other, dim=0))
     assert chosen.curve[-1].value == pytest.approx(
-        float(torch.stack(found).detach().mean()), abs=1e-5
+        float(torch.stack(result).detach().mean()), abs=1e-5
     )
     with pytest.raises(InputError, match="compared with itself"):
         select_heads(model, TEXTS, "gradient", metric=lens.Similarity(), progress=False)
@@ -230,7 +230,7 @@ def test_gates_close_where_closing_is_cheap(model: Decoder) -> None:
 def test_mending_lowers_the_loss_and_leaves_the_model_alone(model: Decoder) -> None:
     pruned = prune(model, ["L0H0", "L1H1", "L1H2"])
     before = {name: each.clone() for name, each in pruned.state_dict().items()}
-    config = RecoveryConfig(optimiser=AdamW(rate=3e-3))
+    config = RecoveryConfig(optimizer=AdamW(rate=3e-3))
     mended = recover(pruned, TEXTS, steps=20, config=config, progress=False)
     assert loss(mended) < loss(pruned) - 0.1
     assert mended.config == pruned.config

@@ -40,14 +40,14 @@ def test_closed_layers_are_pruned_layers_and_open_ones_change_nothing(
     model = zoo.small(zoo.MODELS[name]).eval()
     gates = LayerGates(stacks_of(model)[stack]).eval()
     with torch.no_grad():
-        for openness in gates.openness:
-            openness.fill_(9.0)
+        for gate_probability in gates.gate_probability:
+            gate_probability.fill_(9.0)
     assert torch.equal(said(model, watch=gates), said(model))
     # The last stays, and the only one that looks at an encoder.
     going = 1 if name.endswith("looks back") else len(gates.sites) - 1
     for place in range(going if len(gates.sites) > 1 else 0):
         with torch.no_grad():
-            gates.openness[place].fill_(-9.0)
+            gates.gate_probability[place].fill_(-9.0)
         gone = [each.layer for each, _, _ in gates.sites[: place + 1]]
         pruned = prune_layers(model, gone, stack=stack).eval()
         torch.testing.assert_close(said(model, watch=gates), said(pruned))
@@ -71,10 +71,12 @@ def test_closed_neurons_are_pruned_neurons(name: str) -> None:
     gates = NeuronGates(stack).eval()
     gone: dict[int, list[int]] = {}
     with torch.no_grad():
-        for (site, count, _), openness in zip(gates.sites, gates.openness, strict=True):
+        for (site, count, _), gate_probability in zip(
+            gates.sites, gates.gate_probability, strict=True
+        ):
             gone[site.layer] = list(range(site.layer, count, 3))
-            openness.fill_(9.0)
-            openness[gone[site.layer]] = -9.0
+            gate_probability.fill_(9.0)
+            gate_probability[gone[site.layer]] = -9.0
     pruned = prune_neurons(model, gone, stack=stack.name).eval()
     torch.testing.assert_close(said(model, watch=gates), said(pruned))
 
@@ -111,11 +113,11 @@ def test_the_gates_of_one_stack_are_trained() -> None:
     model = build(zoo.SEQ2SEQS["2017"], seed=0)
     pairs = [([1, 2, 3], [0, 4, 5]), ([6, 7], [0, 8, 9, 3])]
     how = L0Config(steps=2)
-    found = train_l0_gates(
+    result = train_l0_gates(
         model, pairs, how, "layers", targets=None, stack="encoder", seed=0, progress=False
     )
-    assert {site.stack for site in found} == {"encoder"}
-    assert len(found) == 2
+    assert {site.stack for site in result} == {"encoder"}
+    assert len(result) == 2
     heads = train_l0_gates(prune(model, []), pairs, how, targets=None, seed=0, progress=False)
     assert {site.stack for site in heads} == {"encoder", "decoder"}
 

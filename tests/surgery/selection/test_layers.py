@@ -21,7 +21,7 @@ from manyheads.surgery.pruning import prune_layers
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, LayerGates
 from manyheads.surgery.selection.layers import LayerUnit, select_layers
 from manyheads.taps import Site, Tap
-from manyheads.train.regularisers import WatcherChain
+from manyheads.train.regularizers import WatcherChain
 from tests.models import zoo
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7]]
@@ -58,8 +58,8 @@ def test_the_least_harm_goes_first_and_harmful_layers_are_named() -> None:
     model = three()
     chosen = select_layers(model, TEXTS, fraction=0.7, progress=False)
     alone = [loss(prune_layers(model, [layer])) - loss(model) for layer in range(3)]
-    told = {each.unit: each for each in chosen.candidates}
-    for layer, each in told.items():
+    message = {each.unit: each for each in chosen.candidates}
+    for layer, each in message.items():
         assert each.score == pytest.approx(alone[layer], abs=1e-5)
     assert chosen.candidates == tuple(sorted(chosen.candidates, key=lambda each: each.sort_key))
     greedy = select_layers(model, TEXTS, fraction=0.7, iterative=True, progress=False)
@@ -76,7 +76,7 @@ def test_a_layer_that_does_harm_is_named_by_ablation_and_gradient() -> None:
     with torch.enable_grad():
         value = sum(
             bind_metric(model, parts.evaluation.inputs, range(3), "loss")(
-                seen(model, parts.evaluation.inputs)
+                observe(model, parts.evaluation.inputs)
             )[0]
         )
         gradient = torch.autograd.grad(value, second.weight)[0]
@@ -91,10 +91,10 @@ def test_a_layer_that_does_harm_is_named_by_ablation_and_gradient() -> None:
         assert chosen.count >= 1
 
 
-def seen(model: Any, given: Any) -> Any:
+def observe(model: Any, inputs: Any) -> Any:
     last = Site(-1, Tap.FINAL)
     record = ActivationEditor({}, [last])
-    forward(model, given, record)
+    forward(model, inputs, record)
     return record[last]
 
 
@@ -111,19 +111,19 @@ def test_the_gradient_is_that_of_an_explicit_gate(config: Any, texts: Any, stack
     model = build(config, seed=0)
     targets = [{0: 3}, {1: 2, 4: 1}, {2: 4}] if "Encoder" in type(model).__name__ else None
     parts = unit_of(model, texts, stack=stack, targets=targets)
-    found = parts.gradient_scores(())
+    result = parts.gradient_scores(())
     gates = Opened(stacks_of(model)[stack or "main"]).eval()
-    given = read_inputs(model, texts)
+    inputs = read_inputs(model, texts)
     last = Site(-1, Tap.FINAL, stack="main" if stack is None else "decoder")
     seen = ActivationEditor({}, [last])
-    forward(model, given, WatcherChain([gates, seen]))
-    judged = bind_metric(model, given, range(len(texts)), "loss", targets)
+    forward(model, inputs, WatcherChain([gates, seen]))
+    judged = bind_metric(model, inputs, range(len(texts)), "loss", targets)
     values = judged(seen[last])[0]
     total = (values * judged.weights).sum() / judged.weights.sum()
     gradients = torch.autograd.grad(total, list(gates.z.values()))
     for layer, gradient in zip(gates.z, gradients, strict=True):
-        assert found[layer].predicted == pytest.approx(-float(gradient), abs=1e-5)
-        assert found[layer].importance >= abs(found[layer].predicted) - 1e-9
+        assert result[layer].predicted == pytest.approx(-float(gradient), abs=1e-5)
+        assert result[layer].importance >= abs(result[layer].predicted) - 1e-9
 
 
 class Opened(LayerGates):
@@ -149,12 +149,12 @@ def test_redundancy_is_how_alike_in_and_out_are() -> None:
         for layer, both in enumerate(sites)
         if both is not None
     }
-    found = unit_of(model).redundant(())
-    assert [each.unit for each in found] == sorted(alike, key=lambda layer: -alike[layer])
-    for each in found:
+    result = unit_of(model).redundant(())
+    assert [each.unit for each in result] == sorted(alike, key=lambda layer: -alike[layer])
+    for each in result:
         assert each.score == pytest.approx(-alike[each.unit], abs=1e-5)
     assert select_layers(model, TEXTS, "redundancy", progress=False).order == tuple(
-        each.unit for each in found[:2]
+        each.unit for each in result[:2]
     )
 
 
@@ -221,9 +221,9 @@ def test_budgets_and_bad_wishes() -> None:
 def test_no_two_models_without_layers_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Any]] = []
 
-    def watched(*given: Any, **more: Any) -> Any:
+    def watched(*inputs: Any, **more: Any) -> Any:
         assert not any(each() is not None for each in alive)
-        alive.append(weakref.ref(made := prune_layers(*given, **more)))
+        alive.append(weakref.ref(made := prune_layers(*inputs, **more)))
         return made
 
     monkeypatch.setattr("manyheads.surgery.selection.layers.prune_layers", watched)

@@ -58,7 +58,7 @@ def test_the_curve_is_what_pruned_models_lose(by: Any) -> None:
 
 def test_the_gradient_is_that_of_the_loss() -> None:
     model = build(zoo.DECODERS["llama"], seed=0)
-    found = unit_of(model, [TEXTS[0]]).gradient_scores(())
+    result = unit_of(model, [TEXTS[0]]).gradient_scores(())
     sites = [neuron_site(model.stack, layer) for layer in range(2)]
     seen = ActivationEditor({}, sites)
     logits = forward(model, read_inputs(model, [TEXTS[0]]), seen).logits.values
@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     for layer, (site, gradient) in enumerate(zip(sites, gradients, strict=True)):
         along = (seen[site].values * gradient).detach()
         for neuron in range(40):
-            each = found[layer, neuron]
+            each = result[layer, neuron]
             assert each.importance == pytest.approx(float(along[:, neuron].abs().sum()), abs=1e-5)
             assert each.predicted == pytest.approx(-float(along[:, neuron].sum()), abs=1e-5)
 
@@ -114,9 +114,9 @@ def test_cosines_are_those_of_all_activations(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("manyheads.lens.causal.evaluate.CPU_BATCH_TOKENS", 6)
         parts = unit_of(model)
         assert len(parts.evaluation.batches) == 3
-        found = list(neurons.neuron_similarity(parts.evaluation, model.stack, parts.widths, {}))
-        assert [each.layer for each in found] == [0, 1]
-        for each in found:
+        result = list(neurons.neuron_similarity(parts.evaluation, model.stack, parts.widths, {}))
+        assert [each.layer for each in result] == [0, 1]
+        for each in result:
             cosines = full_cosines(model, each.layer)
             torch.testing.assert_close(each.cosines, cosines)
             assert torch.equal(each.silent, cosines.diagonal() == 0)
@@ -134,31 +134,31 @@ def test_of_two_doubles_the_less_important_goes_and_idle_neurons_before() -> Non
             fed.expand.bias[double] = 2 * fed.expand.bias[of]
         fed.expand.weight[12], fed.expand.bias[12] = 0.0, -1.0
     parts = unit_of(model)
-    found = parts.redundant(())
-    idle = [each.unit for each in found if each.reason == "never fires"]
+    result = parts.redundant(())
+    idle = [each.unit for each in result if each.reason == "never fires"]
     assert (0, 12) in idle
-    assert [each.unit for each in found[: len(idle)]] == idle
+    assert [each.unit for each in result[: len(idle)]] == idle
     worth = parts.gradient_scores(())
-    gone = {each.unit for each in found[len(idle) :]}
+    gone = {each.unit for each in result[len(idle) :]}
     eight = min(((0, 8), (0, 10)), key=lambda part: worth[part].importance)
     assert len(gone & {(0, 8), (0, 10)}) == 1
     assert eight in gone
     assert 1 <= len(gone & {(0, 3), (0, 13), (0, 14)}) <= 2
-    alike = [-each.score for each in found[len(idle) :]]
+    alike = [-each.score for each in result[len(idle) :]]
     assert alike == sorted(alike, reverse=True)
     assert alike[0] == pytest.approx(1.0, abs=1e-5)
     assert alike[-1] >= 0.9
-    assert "duplicate of L" in found[len(idle)].reason
+    assert "duplicate of L" in result[len(idle)].reason
 
 
 def test_more_than_is_redundant_cannot_be_had() -> None:
     model = relu(40)
-    found = len(unit_of(model).redundant(()))
+    result = len(unit_of(model).redundant(()))
     chosen = select_neurons(model, TEXTS, "redundancy", fraction=0.9, progress=False)
     assert not chosen.met
-    assert len(chosen.order) == chosen.count == found
+    assert len(chosen.order) == chosen.count == result
     assert chosen.shortfall.startswith("90% of the neurons cannot be reached: ")
-    assert chosen.shortfall.endswith(f"; only {found} are redundant")
+    assert chosen.shortfall.endswith(f"; only {result} are redundant")
     few = select_neurons(model, TEXTS, "redundancy", fraction=0.01, progress=False)
     assert few.met
     assert few.curve[-1].value == pytest.approx(loss(prune_neurons(model, few.neurons)), abs=1e-5)
@@ -184,10 +184,10 @@ def test_iterating_measures_what_is_left(by: Any) -> None:
 
 
 def by_layer(neurons: Any) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for layer, neuron in neurons:
-        found.setdefault(layer, []).append(neuron)
-    return found
+        result.setdefault(layer, []).append(neuron)
+    return result
 
 
 def test_a_layer_keeps_a_neuron() -> None:

@@ -30,11 +30,11 @@ def test_a_full_disk_is_told_with_where_to_go_on(
     calls: list[int] = []
 
     def full_at_the_second(function: Any) -> Any:
-        def call(*given: Any, **more: Any) -> Any:
+        def call(*inputs: Any, **more: Any) -> Any:
             calls.append(1)
             if len(calls) == 2:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return function(*given, **more)
+            return function(*inputs, **more)
 
         return call
 
@@ -137,12 +137,12 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(place)
-    work, told = DAMAGES[damage]
+    work, message = DAMAGES[damage]
     work(place / "out/checkpoints/step-6")
     train(asked(place), progress=False)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"damaged in {place}/out/checkpoints: step-6 (")
-    assert told in line
+    assert message in line
     assert line.endswith("; using step-4 instead")
     assert weights(place) == weights(finished)
     assert not find_damage(place / "out/checkpoints/step-6"), "it was not replaced"

@@ -19,7 +19,7 @@ def probe(block: int = 3) -> Probe:
     return Probe(texts, (), 1, block)
 
 
-def seen(natural: Any, repeated: Any) -> dict[str, Any]:
+def observe(natural: Any, repeated: Any) -> dict[str, Any]:
     watcher = HeadWatcher(probe())
     watcher.see(Site(0, Tap.PATTERN), Patterns((natural[None], repeated[None])))
     (line,) = watcher.lines()
@@ -33,7 +33,7 @@ def test_each_number_is_its_definition_on_a_pattern_made_by_hand() -> None:
     induction[:, 0] = 1.0
     for query in (3, 4, 5):
         induction[query] = torch.eye(6)[query - 3 + 1]
-    line = seen(previous, induction)
+    line = observe(previous, induction)
     assert line["previous_token"] == [[1.0]]
     assert line["induction"] == [[1.0]]
     assert line["entropy"] == [[0.0]]
@@ -44,7 +44,7 @@ def test_each_number_is_its_definition_on_a_pattern_made_by_hand() -> None:
 def test_an_even_pattern_has_the_entropy_of_its_keys() -> None:
     even = torch.ones(4, 4).tril()
     even = even / even.sum(-1, keepdim=True)
-    line = seen(even, torch.eye(6))
+    line = observe(even, torch.eye(6))
     expected = torch.tensor([1.0, 2.0, 3.0, 4.0]).log().mean().item()
     assert line["entropy"][0][0] == pytest.approx(expected, rel=1e-5)
     assert line["induction"] == [[0.0]]

@@ -31,11 +31,11 @@ def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = TextFiles(str(folder / "pairs.jsonl"), field="second")
     train_tokenizer(source, 300, kind, progress=False).save(str(folder / "tokenizer.json"))
-    asked = tables(folder, steps=1)
+    settings = tables(folder, steps=1)
     shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300}
-    asked["model"] = {"size": "transformer-base", "change": shape}
-    asked["objective"] = {"kind": "Seq2SeqLM", "start": start}
-    asked["data"] = {
+    settings["model"] = {"size": "transformer-base", "change": shape}
+    settings["objective"] = {"kind": "Seq2SeqLM", "start": start}
+    settings["data"] = {
         "kind": "pairs",
         "train": str(folder / "pairs.jsonl"),
         "tokenizer": str(folder / "tokenizer.json"),
@@ -43,7 +43,7 @@ def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
         "batch": 128,
         **data,
     }
-    return asked
+    return settings
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
 def test_a_translator_knows_where_to_start_and_when_to_end(
     tmp_path: Path, kind: str, start: str, end: str
 ) -> None:
-    asked = translating(tmp_path, kind, start)
-    train(parse_run(asked), progress=False)
+    settings = translating(tmp_path, kind, start)
+    train(parse_run(settings), progress=False)
     model = load(tmp_path / "out/model")
     token = model.tokenizer.token_to_id
-    found = GenerationDefaults.of(model)
-    assert (found.decoder_start_token_id, found.eos_token_ids) == (token(start), (token(end),))
-    pieces = parse_run(asked).data[0].load(model.tokenizer, tmp_path).training
+    result = GenerationDefaults.of(model)
+    assert (result.decoder_start_token_id, result.eos_token_ids) == (token(start), (token(end),))
+    pieces = parse_run(settings).data[0].load(model.tokenizer, tmp_path).training
     batch = pieces.batch([0, 1, 2])
     for texts in (batch.texts, batch.others):
         assert texts is not None
@@ -77,13 +77,13 @@ def test_a_translator_knows_where_to_start_and_when_to_end(
 def test_a_source_ends_in_use_as_in_training(
     tmp_path: Path, kind: str, start: str, data: dict[str, str]
 ) -> None:
-    asked = translating(tmp_path, kind, start, **data)
-    train(parse_run(asked), progress=False)
+    tables_of_run = translating(tmp_path, kind, start, **data)
+    train(parse_run(tables_of_run), progress=False)
     model = load(tmp_path / "out/model")
     before = read_tokenizer(
         {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes()}, tmp_path
     )
-    batch = parse_run(asked).data[0].load(before, tmp_path).training.batch([0, 1, 2])
+    batch = parse_run(tables_of_run).data[0].load(before, tmp_path).training.batch([0, 1, 2])
     assert batch.texts is not None
     trained = [batch.texts.of(index).tolist() for index in range(3)]
     texts = [f"the cat {number}" for number in range(3)]
@@ -92,32 +92,35 @@ def test_a_source_ends_in_use_as_in_training(
     assert [each.ids for each in generate(model, texts, **settings)] == [
         each.ids for each in generate(model, trained, **settings)
     ]
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out/model")
-    assert theirs(texts)["input_ids"] == trained
+    peer = AutoTokenizer.from_pretrained(tmp_path / "out/model")
+    assert peer(texts)["input_ids"] == trained
     # A second run on the trained model appends nothing twice.
-    asked["model"], asked["data"]["tokenizer"] = {"folder": str(tmp_path / "out/model")}, ""
-    again = parse_run(asked).data[0].load(model.tokenizer, tmp_path).training.batch([0])
+    tables_of_run["model"], tables_of_run["data"]["tokenizer"] = (
+        {"folder": str(tmp_path / "out/model")},
+        "",
+    )
+    again = parse_run(tables_of_run).data[0].load(model.tokenizer, tmp_path).training.batch([0])
     assert again.texts is not None
     if "end" not in data:
         assert again.texts.of(0).tolist() == trained[0]
 
 
 def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:
-    asked = translating(tmp_path, "wordpiece", "[CLS]")
-    asked["model"] = {
+    settings = translating(tmp_path, "wordpiece", "[CLS]")
+    settings["model"] = {
         "size": "bert-base",
         "change": {"layers": 1, "width": 16, "heads": 2, "hidden": 32, "vocabulary": 300},
     }
-    asked["objective"] = {"kind": "Contrastive", "pooling": "cls"}
-    train(parse_run(asked), progress=False)
+    settings["objective"] = {"kind": "Contrastive", "pooling": "cls"}
+    train(parse_run(settings), progress=False)
     sentence = load(tmp_path / "out/model").sentence
     assert sentence is not None
     assert sentence.pooling == "cls"
 
 
 def test_sentences_that_should_lie_close_end_as_they_are_encoded(tmp_path: Path) -> None:
-    asked = translating(tmp_path, "bytes", "<|end|>")
-    asked["objective"] = {"kind": "Contrastive"}
-    assert getattr(parse_run(asked).data[0], "end", None) == ""
-    asked["data"]["end"] = "[MASK]"
-    assert getattr(parse_run(asked).data[0], "end", None) == "[MASK]"
+    settings = translating(tmp_path, "bytes", "<|end|>")
+    settings["objective"] = {"kind": "Contrastive"}
+    assert getattr(parse_run(settings).data[0], "end", None) == ""
+    settings["data"]["end"] = "[MASK]"
+    assert getattr(parse_run(settings).data[0], "end", None) == "[MASK]"

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from manyheads import load
-from manyheads.data.images import image_normalisation, read_image
+from manyheads.data.images import image_normalization, read_image
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
@@ -30,8 +30,8 @@ def test_texts_are_classified(tmp_path: Path) -> None:
     rows = [{"text": "the cat sat" if n % 2 else "sun was low", "label": n % 2} for n in range(40)]
     for name in ("train", "held"):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = tables(tmp_path, steps=10)
-    asked["model"] = {
+    settings = tables(tmp_path, steps=10)
+    settings["model"] = {
         "size": "bert-base",
         "change": {
             "layers": 1,
@@ -42,16 +42,16 @@ def test_texts_are_classified(tmp_path: Path) -> None:
             "readout": {"kind": "ClassHead", "classes": 2},
         },
     }
-    asked["data"] = {
-        "kind": "labelled",
+    settings["data"] = {
+        "kind": "labeled",
         "train": str(tmp_path / "train.jsonl"),
         "validation": str(tmp_path / "held.jsonl"),
         "tokenizer": str(tmp_path / "tokenizer.json"),
         "length": 16,
         "batch": 64,
     }
-    asked["objective"] = {"kind": "SequenceClassification"}
-    train(parse_run(asked), progress=False)
+    settings["objective"] = {"kind": "SequenceClassification"}
+    train(parse_run(settings), progress=False)
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
     held = MetricsLog(tmp_path / "out/metrics.jsonl").read()[-1]["validation"]
     assert set(held) == {"loss", "accuracy"}
@@ -66,23 +66,23 @@ def moods(place: Path, **model: Any) -> dict[str, Any]:
     write_corpus(place, documents=20)
     rows = [{"text": text, "label": label} for text, label in MOODS] * 20
     (place / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = tables(place, steps=2)
-    asked["model"] = model
-    asked["data"] = {
-        "kind": "labelled",
+    settings = tables(place, steps=2)
+    settings["model"] = model
+    settings["data"] = {
+        "kind": "labeled",
         "train": str(place / "train.jsonl"),
         "validation": str(place / "train.jsonl"),
         "length": 16,
         "batch": 64,
     }
-    asked["objective"] = {"kind": "SequenceClassification"}
-    return asked
+    settings["objective"] = {"kind": "SequenceClassification"}
+    return settings
 
 
 def test_a_model_of_words_is_taught_classes_and_their_names(tmp_path: Path) -> None:
     train(parse_run(moods(tmp_path, folder="house-bert", classes=2)), progress=False)
-    found = load(tmp_path / "out/model")
-    assert found.class_names == ("glad", "sad")
+    result = load(tmp_path / "out/model")
+    assert result.class_names == ("glad", "sad")
     # It goes on with what it has, and numbers labels as the model does.
     again = moods(tmp_path, folder=str(tmp_path / "out/model"))
     again["run"]["folder"] = str(tmp_path / "again")
@@ -107,14 +107,14 @@ def test_classes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     )
     with refuses(ConfigError, message):
         train(parse_run(moods(tmp_path, folder="house-bert")), progress=False)
-    asked = tables(tmp_path)
-    asked["model"]["classes"] = 2
+    settings = tables(tmp_path)
+    settings["model"]["classes"] = 2
     message = (
         "model.classes=2, and the objective has no classes: remove it, or use "
         "SequenceClassification, TokenClassification or ImageClassification."
     )
     with refuses(ConfigError, message):
-        train(parse_run(asked), progress=False)
+        train(parse_run(settings), progress=False)
 
 
 def test_images_are_classified(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_images_are_classified(tmp_path: Path) -> None:
     labels = np.arange(24) % 2
     pixels = draw.integers(0, 100, (24, 8, 8, 1)) + 150 * labels[:, None, None, None]
     np.savez(tmp_path / "images.npz", images=pixels.astype(np.uint8), labels=labels)
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": {
             "size": "vit-b16",
             "change": {
@@ -138,23 +138,23 @@ def test_images_are_classified(tmp_path: Path) -> None:
         },
         "data": {"kind": "images", "train": str(tmp_path / "images.npz"), "batch": 8, "mean": 0.4},
         "objective": {"kind": "ImageClassification"},
-        "optimiser": {"rate": 1e-2},
+        "optimizer": {"rate": 1e-2},
         "run": {"folder": str(tmp_path / "out"), "steps": 8, "device": "cpu"},
     }
-    assert train(parse_run(asked), progress=False).unit == "images"
+    assert train(parse_run(settings), progress=False).unit == "images"
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
-    mean, deviation = image_normalisation(load(tmp_path / "out/model"), 1)
+    mean, deviation = image_normalization(load(tmp_path / "out/model"), 1)
     assert (float(mean), float(deviation)) == pytest.approx((0.4, 0.5))
     # Learning goes on in the range that the model came with.
-    asked["model"] = {"folder": str(tmp_path / "out/model")}
-    del asked["data"]["mean"]
-    asked["run"] = {"folder": str(tmp_path / "more"), "steps": 1, "device": "cpu"}
-    assert train(parse_run(asked), progress=False).state.data["mean"] == 0.4
-    assert float(image_normalisation(load(tmp_path / "more/model"), 1)[0]) == pytest.approx(0.4)
+    settings["model"] = {"folder": str(tmp_path / "out/model")}
+    del settings["data"]["mean"]
+    settings["run"] = {"folder": str(tmp_path / "more"), "steps": 1, "device": "cpu"}
+    assert train(parse_run(settings), progress=False).state.data["mean"] == 0.4
+    assert float(image_normalization(load(tmp_path / "more/model"), 1)[0]) == pytest.approx(0.4)
 
 
 def photos(folder: Path) -> dict[str, Any]:
-    """A run on image files of several sizes, grey and in colour."""
+    """A run on image files of several sizes, grey and in color."""
     draw = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -174,8 +174,8 @@ def photos(folder: Path) -> dict[str, Any]:
 def test_image_files_are_read_in_training_as_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, trained: int
 ) -> None:
-    asked = photos(tmp_path)
-    asked["data"] |= {"mean": 0.4} if size is None else {"size": size}
+    settings = photos(tmp_path)
+    settings["data"] |= {"mean": 0.4} if size is None else {"size": size}
     seen: list[Any] = []
     prepare = ImageClassification.prepare
 
@@ -184,7 +184,7 @@ def test_image_files_are_read_in_training_as_in_use(
         return prepare(self, model, batch, generator)
 
     monkeypatch.setattr(ImageClassification, "prepare", watching)
-    train(parse_run(asked), progress=False)
+    train(parse_run(settings), progress=False)
     model = load(tmp_path / "out/model")
     said = json.loads(model.side_files["preprocessor_config.json"])
     assert said["size"] == {"height": trained, "width": trained}
@@ -194,77 +194,77 @@ def test_image_files_are_read_in_training_as_in_use(
 
 
 def test_images_that_the_model_would_not_read_so_are_refused_at_the_start(tmp_path: Path) -> None:
-    asked = photos(tmp_path)
-    for change, told in (
+    settings = photos(tmp_path)
+    for change, message in (
         ({"size": 10}, "data.size=10 is not a multiple of the patch size 4: use 8"),
         ({"channels": 1}, "data.channels=1, and the model reads 3"),
-        ({"std": 0}, "std=0.0 cannot normalise images"),
-        ({"std": -0.5}, "std=-0.5 cannot normalise images"),
+        ({"std": 0}, "std=0.0 cannot normalize images"),
+        ({"std": -0.5}, "std=-0.5 cannot normalize images"),
     ):
-        with refuses(ConfigError, told):
-            train(parse_run({**asked, "data": {**asked["data"], **change}}), progress=False)
-    for shape, told in (
+        with refuses(ConfigError, message):
+            train(parse_run({**settings, "data": {**settings["data"], **change}}), progress=False)
+    for shape, message in (
         ((6, 12, 12, 3), "images of 12 x 12 pixels...set data.size=12...only image files"),
         ((6, 8, 8), "8 x 8 pixels and 1 channels...convert the arrays"),
         ((6, 8, 12, 3), "8 x 12 pixels...convert the arrays"),
     ):
         labels = np.arange(6) % 2
         np.savez(tmp_path / "images.npz", images=np.zeros(shape, np.uint8), labels=labels)
-        data = {**asked["data"], "train": str(tmp_path / "images.npz")}
-        with refuses(InputError, told):
-            train(parse_run({**asked, "data": data}), progress=False)
+        data = {**settings["data"], "train": str(tmp_path / "images.npz")}
+        with refuses(InputError, message):
+            train(parse_run({**settings, "data": data}), progress=False)
 
 
 def test_recomputed_layers_give_the_same_run(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=40)
-    found = []
+    result = []
     for recompute in ("none", "all", [1]):
-        asked = tables(tmp_path, dropout=0.1, steps=3, recompute=recompute)
-        train(parse_run(asked), fresh=True, progress=False)
-        found.append(losses(tmp_path))
-    assert found[0] == found[1] == found[2]
+        settings = tables(tmp_path, dropout=0.1, steps=3, recompute=recompute)
+        train(parse_run(settings), fresh=True, progress=False)
+        result.append(losses(tmp_path))
+    assert result[0] == result[1] == result[2]
 
 
 def test_what_is_added_to_the_loss_is_told_apart_and_left_out_of_the_model(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=40)
-    asked = tables(tmp_path, steps=3)
-    asked["objective"]["z_loss"] = 1e-4
-    asked["regulariser"] = [
+    settings = tables(tmp_path, steps=3)
+    settings["objective"]["z_loss"] = 1e-4
+    settings["regularizer"] = [
         {"kind": "L0Gates", "weight": 0.01},
         {"kind": "HeadDiversity", "weight": 0.1},
     ]
-    train(parse_run(asked), progress=False)
+    train(parse_run(settings), progress=False)
     line = MetricsLog(tmp_path / "out/metrics.jsonl").read()[-1]
     assert set(line["parts"]) == {"z", "open heads", "head outputs"}
     assert "head_gates" not in " ".join(load(tmp_path / "out/model").state_dict())
     # Gates are trained along, so a run goes on with them.
-    asked["run"]["steps"] = 5
-    assert train(parse_run(asked), progress=False).state.step == 5
+    settings["run"]["steps"] = 5
+    assert train(parse_run(settings), progress=False).state.step == 5
 
 
 def test_a_larger_model_starts_from_a_smaller_one(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=40)
     train(tiny(tmp_path, steps=2), progress=False)
-    asked = tables(tmp_path, steps=1)
-    asked["model"]["tile"] = str(tmp_path / "out/model")
-    asked["model"]["change"] |= {"layers": 3, "width": 32}
-    asked["run"]["folder"] = str(tmp_path / "large")
-    train(parse_run(asked), progress=False)
+    settings = tables(tmp_path, steps=1)
+    settings["model"]["tile"] = str(tmp_path / "out/model")
+    settings["model"]["change"] |= {"layers": 3, "width": 32}
+    settings["run"]["folder"] = str(tmp_path / "large")
+    train(parse_run(settings), progress=False)
     assert load(tmp_path / "large/model").config.stack.width == 32
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=40)
     train(tiny(tmp_path, steps=1), progress=False)
-    asked = tables(tmp_path, steps=2)
-    asked["model"]["change"]["width"] = 32
+    settings = tables(tmp_path, steps=2)
+    settings["model"]["change"]["width"] = 32
     there = tmp_path / "out/checkpoints/step-1"
     message = (
         f"{there} has (300, 16) for embedding.tokens.weight, and the model needs (300, 32): "
-        "resume with the model and the regularisers that the run was started with."
+        "resume with the model and the regularizers that the run was started with."
     )
     with refuses(InputError, message):
-        train(parse_run(asked), resume_from="step-1", progress=False)
+        train(parse_run(settings), resume_from="step-1", progress=False)
 
 
 def test_half_precision_learns_too(tmp_path: Path) -> None:
@@ -279,10 +279,14 @@ def test_a_share_of_rows_is_held_out(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=20)
     rows = [{"first": f"the cat {number}", "second": f"a dog {number}"} for number in range(40)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = tables(tmp_path, steps=1)
-    asked["data"] |= {"kind": "pairs", "train": str(tmp_path / "pairs.jsonl"), "validation": 0.25}
-    del asked["data"]["separator"]
-    asked["objective"] = {"kind": "Contrastive"}
-    train(parse_run(asked), progress=False)
+    settings = tables(tmp_path, steps=1)
+    settings["data"] |= {
+        "kind": "pairs",
+        "train": str(tmp_path / "pairs.jsonl"),
+        "validation": 0.25,
+    }
+    del settings["data"]["separator"]
+    settings["objective"] = {"kind": "Contrastive"}
+    train(parse_run(settings), progress=False)
     lines = MetricsLog(tmp_path / "out/metrics.jsonl").read()
     assert lines[-1]["validation"]["loss"] > 0

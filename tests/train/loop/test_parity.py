@@ -64,23 +64,23 @@ def plain_losses(model: Any, steps: list[Tensor]) -> list[tuple[float, float]]:
         if parameter.dim() >= 2 and not any(table in name for table in tables)
     ]
     spared = [each for each in model.parameters() if all(each is not one for one in decaying)]
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [{"params": decaying, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}],
         lr=RATE,
         betas=(0.9, 0.95),
     )
     model.train()
-    found = []
+    result = []
     for step, ids in enumerate(steps):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / 5)
         loss = model(ids, labels=ids).loss
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimiser.step()
-        optimiser.zero_grad()
-        found.append((loss.item(), norm.item()))
-    return found
+        optimizer.step()
+        optimizer.zero_grad()
+        result.append((loss.item(), norm.item()))
+    return result
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
@@ -89,14 +89,14 @@ def test_the_first_twenty_steps_are_those_of_a_plain_loop(
 ) -> None:
     write_corpus(tmp_path)
     torch.manual_seed(0)
-    theirs = make()
-    theirs.save_pretrained(tmp_path / "start")
-    asked = tables(tmp_path, steps=STEPS, clip=0.5)
-    asked["model"] = {"folder": str(tmp_path / "start")}
-    asked["data"] |= {"layout": "fixed", "store": str(tmp_path / "store")}
-    asked["optimiser"] = {"rate": RATE, "decay": 0.1}
-    asked["schedule"] = {"kind": "Stable", "warmup": 5}
-    train(parse_run(asked), progress=False)
+    peer = make()
+    peer.save_pretrained(tmp_path / "start")
+    settings = tables(tmp_path, steps=STEPS, clip=0.5)
+    settings["model"] = {"folder": str(tmp_path / "start")}
+    settings["data"] |= {"layout": "fixed", "store": str(tmp_path / "store")}
+    settings["optimizer"] = {"rate": RATE, "decay": 0.1}
+    settings["schedule"] = {"kind": "Stable", "warmup": 5}
+    train(parse_run(settings), progress=False)
     ours = [
         (line["loss"], line["norm"]) for line in MetricsLog(tmp_path / "out/metrics.jsonl").read()
     ]
@@ -106,7 +106,7 @@ def test_the_first_twenty_steps_are_those_of_a_plain_loop(
         torch.cat([batch.texts.to_padded() for batch in step.batches if batch.texts is not None])
         for step in islice(stream.steps(), STEPS)
     ]
-    expected = plain_losses(theirs, steps)
+    expected = plain_losses(peer, steps)
     assert [loss for loss, _ in ours] == pytest.approx([loss for loss, _ in expected], abs=1e-4)
     assert [norm for _, norm in ours] == pytest.approx([norm for _, norm in expected], abs=1e-3)
     assert ours[-1][0] < ours[0][0] - 1

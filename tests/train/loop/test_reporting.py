@@ -66,7 +66,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
         line = {"step": step, "loss": 4.0 / step, "parts": {"z": 0.5 * step}, "validation": None}
         board.write(line)
     board.close()
-    found = EventAccumulator(str(tmp_path)).Reload()
-    assert set(found.Tags()["scalars"]) == {"loss", "parts/z"}
-    assert [(each.step, each.value) for each in found.Scalars("loss")] == [(1, 4.0), (2, 2.0)]
-    assert [each.value for each in found.Scalars("parts/z")] == [0.5, 1.0]
+    result = EventAccumulator(str(tmp_path)).Reload()
+    assert set(result.Tags()["scalars"]) == {"loss", "parts/z"}
+    assert [(each.step, each.value) for each in result.Scalars("loss")] == [(1, 4.0), (2, 2.0)]
+    assert [each.value for each in result.Scalars("parts/z")] == [0.5, 1.0]

@@ -24,8 +24,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    actual: dict[str, Any] = json.loads(result.stdout)
+    return actual
 
 
 @pytest.mark.parametrize(

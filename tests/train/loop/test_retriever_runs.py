@@ -31,8 +31,8 @@ def retriever(place: Path, objective: dict[str, Any], **run: Any) -> dict[str, A
         for index, (first, second) in enumerate(zip(WORDS, WORDS[3:], strict=False))
     ]
     (place / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = tables(place, **run)
-    asked["model"] = {
+    settings = tables(place, **run)
+    settings["model"] = {
         "size": "bert-base",
         "change": {
             "layers": 1,
@@ -43,7 +43,7 @@ def retriever(place: Path, objective: dict[str, Any], **run: Any) -> dict[str, A
             "dropout": 0.0,
         },
     }
-    asked["data"] = {
+    settings["data"] = {
         "kind": "pairs",
         "train": str(place / "rows.jsonl"),
         "tokenizer": str(place / "tokenizer.json"),
@@ -53,8 +53,8 @@ def retriever(place: Path, objective: dict[str, Any], **run: Any) -> dict[str, A
         "length": 16,
         "batch": 160,
     }
-    asked["objective"] = objective
-    return asked
+    settings["objective"] = objective
+    return settings
 
 
 def losses(folder: Path) -> list[float]:
@@ -63,16 +63,16 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_negatives_are_learned_in_parts_with_watchers_and_half_precision(tmp_path: Path) -> None:
-    asked = retriever(
+    settings = retriever(
         tmp_path,
         {"kind": "Contrastive", "cache_tokens": 40},
         steps=12,
         precision="bfloat16",
         telemetry_every=6,
     )
-    asked["regulariser"] = [{"kind": "HeadDiversity", "weight": 0.01}]
-    asked["data"]["validation"] = 0.2
-    train(parse_run(asked), progress=False)
+    settings["regularizer"] = [{"kind": "HeadDiversity", "weight": 0.01}]
+    settings["data"]["validation"] = 0.2
+    train(parse_run(settings), progress=False)
     assert losses(tmp_path)[-1] < losses(tmp_path)[0] - 0.1
     model = load(tmp_path / "out/model")
     assert model.sentence is not None
@@ -86,35 +86,35 @@ def test_negatives_are_learned_in_parts_with_watchers_and_half_precision(tmp_pat
 @pytest.mark.parametrize("kind", ["kl", "margin_mse"])
 def test_a_teacher_is_learned_from(tmp_path: Path, kind: str) -> None:
     objective = {"kind": "Distillation", "loss_kind": kind, "cache_tokens": 60}
-    asked = retriever(tmp_path, objective, steps=10)
+    settings = retriever(tmp_path, objective, steps=10)
     with pytest.raises(ConfigError, match=r"set data\.negatives and data\.scores"):
-        parse_run(asked)
-    asked["data"]["scores"] = "scores"
-    train(parse_run(asked), progress=False)
+        parse_run(settings)
+    settings["data"]["scores"] = "scores"
+    train(parse_run(settings), progress=False)
     assert losses(tmp_path)[-1] < losses(tmp_path)[0]
 
 
 def test_a_model_gets_late_interaction_and_keeps_it(tmp_path: Path) -> None:
     objective = {"kind": "Contrastive", "similarity": "maxsim", "token_width": 8}
-    asked = retriever(tmp_path, objective, steps=2, checkpoint_every=2)
-    train(parse_run(asked), progress=False)
-    asked["run"]["steps"] = 4
-    train(parse_run(asked), progress=False)
-    found = load(tmp_path / "out/model")
-    whole = {**asked, "run": {**asked["run"], "folder": str(tmp_path / "whole")}}
+    settings = retriever(tmp_path, objective, steps=2, checkpoint_every=2)
+    train(parse_run(settings), progress=False)
+    settings["run"]["steps"] = 4
+    train(parse_run(settings), progress=False)
+    result = load(tmp_path / "out/model")
+    whole = {**settings, "run": {**settings["run"], "folder": str(tmp_path / "whole")}}
     train(parse_run(whole), progress=False)
     at_once = load(tmp_path / "whole/model")
-    assert found.late is not None
+    assert result.late is not None
     assert at_once.late is not None
-    (dense,), (other,) = found.late.projection, at_once.late.projection
+    (dense,), (other,) = result.late.projection, at_once.late.projection
     assert dense.weight.shape == (8, 16)
     torch.testing.assert_close(dense.weight, other.weight)
     # It was trained: its rows are no longer orthogonal.
     assert (dense.weight @ dense.weight.T - torch.eye(8)).abs().max() > 1e-3
-    assert encode_tokens(found, ["the cat"], progress=False).values.shape[1] == 8
+    assert encode_tokens(result, ["the cat"], progress=False).values.shape[1] == 8
     # It goes on with what it has.
-    again = {**asked, "objective": {"kind": "Contrastive"}, "model": {"folder": found.source}}
-    again["run"] = {**asked["run"], "folder": str(tmp_path / "again")}
+    again = {**settings, "objective": {"kind": "Contrastive"}, "model": {"folder": result.source}}
+    again["run"] = {**settings["run"], "folder": str(tmp_path / "again")}
     train(parse_run(again), progress=False)
     last = load(tmp_path / "again/model").late
     assert last is not None
@@ -122,13 +122,13 @@ def test_a_model_gets_late_interaction_and_keeps_it(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_learned_from_are_refused(tmp_path: Path) -> None:
-    asked = retriever(tmp_path, {"kind": "Contrastive"})
+    settings = retriever(tmp_path, {"kind": "Contrastive"})
 
     def refused(error: type[Exception], match: str, *rows: Any, **data: Any) -> None:
         if rows:
             (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         with pytest.raises(error, match=match):
-            train(parse_run({**asked, "data": {**asked["data"], **data}}), progress=False)
+            train(parse_run({**settings, "data": {**settings["data"], **data}}), progress=False)
 
     one = {"query": "the cat", "text": "a mat", "wrong": ["dog"], "scores": [1.0, 0.0]}
     alike = dict(one, text=SENTENCE)

@@ -57,19 +57,19 @@ def steps_saved(folder: Path) -> set[str]:
 def test_a_run_learns_and_leaves_a_model_that_others_open(place: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    asked = tables(place, steps=8, validate_every=4, telemetry_every=4)
-    asked["data"]["validation"] = 0.1
-    finished = train(parse_run(asked), progress=False)
-    found = losses(place)
-    assert list(found) == list(range(1, 9))
-    assert found[8] < found[1] - 0.5
+    settings = tables(place, steps=8, validate_every=4, telemetry_every=4)
+    settings["data"]["validation"] = 0.1
+    finished = train(parse_run(settings), progress=False)
+    result = losses(place)
+    assert list(result) == list(range(1, 9))
+    assert result[8] < result[1] - 0.5
     assert str(finished.saved).endswith("as gpt2, which transformers can open")
     ours = load(place / "out/model")
     assert ours.tokenizer.get_vocab_size() == 300
     ids = torch.tensor([[5, 6, 7, 8]])
-    theirs = AutoModelForCausalLM.from_pretrained(place / "out/model").eval()
+    peer = AutoModelForCausalLM.from_pretrained(place / "out/model").eval()
     with torch.no_grad():
-        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours(ids).logits, peer(ids).logits, atol=1e-5, rtol=1e-5)
     lines = MetricsLog(place / "out/metrics.jsonl").read()
     held = [line["validation"] for line in lines if "validation" in line]
     assert len(held) == 2
@@ -79,9 +79,9 @@ def test_a_run_learns_and_leaves_a_model_that_others_open(place: Path) -> None:
 
 
 def test_the_last_checkpoints_and_the_marked_ones_stay(place: Path) -> None:
-    asked = tables(place, steps=9, checkpoint_every=2, keep=1, keep_every=4)
-    asked["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
-    train(parse_run(asked), progress=False)
+    settings = tables(place, steps=9, checkpoint_every=2, keep=1, keep_every=4)
+    settings["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
+    train(parse_run(settings), progress=False)
     # 6 is the last at the full rate, 9 the end, 4 and 8 are asked for; 2 was in passing.
     assert steps_saved(place) == {"step-4", "step-6", "step-8", "step-9"}
 
@@ -100,10 +100,10 @@ def test_asked_to_stop_it_saves_and_goes_on_later(
 ) -> None:
     update = Updater.begin
 
-    def interrupted(self: Updater, asked: Any, **more: Any) -> Any:
-        if asked.number == 3:
+    def interrupted(self: Updater, settings: Any, **more: Any) -> Any:
+        if settings.number == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return update(self, asked, **more)
+        return update(self, settings, **more)
 
     train(tiny(place), progress=False)
     whole = losses(place)
@@ -125,12 +125,12 @@ def spoiled(where: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     update, score = Updater.begin, CausalLM.score
     now: dict[str, int] = {}
 
-    def begin(self: Updater, asked: Any, **more: Any) -> Any:
-        now.update(step=asked.number, micro=0)
-        return update(self, asked, **more)
+    def begin(self: Updater, settings: Any, **more: Any) -> Any:
+        now.update(step=settings.number, micro=0)
+        return update(self, settings, **more)
 
-    def spoil(self: CausalLM, *given: Any, **more: Any) -> Any:
-        loss = score(self, *given, **more)
+    def spoil(self: CausalLM, *inputs: Any, **more: Any) -> Any:
+        loss = score(self, *inputs, **more)
         micro = now["micro"]
         now["micro"] += 1
         return loss.plus({}) if where.get(now["step"]) != micro else _nothing(loss)
@@ -185,15 +185,15 @@ def test_three_in_a_row_end_the_run_with_a_good_checkpoint(
 
 
 def test_it_goes_on_from_before_the_decay_on_other_data(place: Path, tmp_path: Path) -> None:
-    asked = tables(place, steps=8)
-    asked["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
-    train(parse_run(asked), progress=False)
+    settings = tables(place, steps=8)
+    settings["schedule"] = {"kind": "WarmupStableDecay", "decay": 4}
+    train(parse_run(settings), progress=False)
     kept = place / "out/checkpoints/step-5"
     first = losses(place)
     (tmp_path / "other.txt").write_text("low sun was over a hill\n\n" * 60)
-    asked["data"] |= {"train": str(tmp_path / "other.txt")}
-    asked["run"]["folder"] = str(tmp_path / "other")
-    finished = train(parse_run(asked), resume_from=str(kept), progress=False)
+    settings["data"] |= {"train": str(tmp_path / "other.txt")}
+    settings["run"]["folder"] = str(tmp_path / "other")
+    finished = train(parse_run(settings), resume_from=str(kept), progress=False)
     lines = MetricsLog(tmp_path / "other/metrics.jsonl").read()
     assert [line["step"] for line in lines] == [6, 7, 8]
     assert (tmp_path / "other/checkpoints/step-5").is_dir(), "it could not go on after a kill"
@@ -205,23 +205,23 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
     train(tiny(place, keep=3), progress=False)
     saved, written = steps_saved(place), losses(place)
     there = place / "out/checkpoints/step-3"
-    asked = tables(place)
-    asked["model"]["change"]["layers"] = 1
-    told = (
+    settings = tables(place)
+    settings["model"]["change"]["layers"] = 1
+    message = (
         f"{there} has stack.layers.1.attention.output.bias, and the model has no such "
         "parameter: resume "
-        "with the model and the regularisers that the run was started with."
+        "with the model and the regularizers that the run was started with."
     )
-    with refuses(InputError, told):
-        train(parse_run(asked), resume_from="step-3", progress=False)
-    asked = tables(place)
-    asked["optimiser"] = {"kind": "Muon"}
-    told = (
-        f"{there} has the optimiser state of AdamW, which Muon cannot use: use "
-        'optimiser.kind="AdamW", or start a run with the saved model as model.folder.'
+    with refuses(InputError, message):
+        train(parse_run(settings), resume_from="step-3", progress=False)
+    settings = tables(place)
+    settings["optimizer"] = {"kind": "Muon"}
+    message = (
+        f"{there} has the optimizer state of AdamW, which Muon cannot use: use "
+        'optimizer.kind="AdamW", or start a run with the saved model as model.folder.'
     )
-    with refuses(InputError, told):
-        train(parse_run(asked), resume_from="step-3", progress=False)
+    with refuses(InputError, message):
+        train(parse_run(settings), resume_from="step-3", progress=False)
     assert (steps_saved(place), losses(place)) == (saved, written)
     assert not (place / "out/before-1").exists()
 
@@ -229,11 +229,11 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
 def test_a_run_that_ends_before_its_checkpoint_is_refused(place: Path) -> None:
     train(tiny(place, steps=4), progress=False)
     newest = place / "out/checkpoints/step-4"
-    told = (
+    message = (
         f"the run file ends at step 2 and {newest} is at step 4: "
         "set more steps, or start again with --fresh."
     )
-    with refuses(ConfigError, told):
+    with refuses(ConfigError, message):
         train(tiny(place, steps=2), progress=False)
 
 
@@ -244,7 +244,7 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(
     begin = Updater.begin
     met: list[Any] = []
 
-    def another(self: Updater, asked: Any, **more: Any) -> Any:
+    def another(self: Updater, settings: Any, **more: Any) -> Any:
         if not met:
             met.append(True)
             with refuses(
@@ -253,7 +253,7 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_works(
                 "wait for it, stop it, or choose another run.folder.",
             ):
                 train(tiny(place, steps=2), progress=False)
-        return begin(self, asked, **more)
+        return begin(self, settings, **more)
 
     monkeypatch.setattr(Updater, "begin", another)
     assert train(tiny(place, steps=2), progress=False).state.step == 2
@@ -282,10 +282,10 @@ def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
     )
     with refuses(ConfigError, message):
         train(tiny(place, steps=4, seed=5), progress=False)
-    asked = tables(place, steps=4)
-    asked["model"]["change"]["layers"] = 1
+    settings = tables(place, steps=4)
+    settings["model"]["change"]["layers"] = 1
     with pytest.raises(ConfigError, match=r"model\.change\.layers was 2 and is 1"):
-        train(parse_run(asked), progress=False)
+        train(parse_run(settings), progress=False)
     assert train(tiny(place, steps=4), progress=False).state.step == 4
 
 
@@ -305,14 +305,14 @@ def test_a_run_made_longer_after_its_decay_says_that_its_rate_goes_up(
 
 
 def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Path) -> None:
-    asked = tables(place)
-    del asked["run"]["steps"]
+    settings = tables(place)
+    del settings["run"]["steps"]
     change = {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "head_size": 8}
-    asked["model"] = {
+    settings["model"] = {
         "size": "llama-1b-shape",
         "change": {**change, "hidden": 32, "vocabulary": 300, "theta": 1000.0},
     }
-    asked["phase"] = [
+    settings["phase"] = [
         {"steps": 4},
         {
             "steps": 3,
@@ -322,7 +322,7 @@ def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Pa
         },
     ]
     (place / "other.txt").write_text("low sun was over a hill\n\n" * 60)
-    train(parse_run(asked), progress=False)
+    train(parse_run(settings), progress=False)
     lines = MetricsLog(place / "out/metrics.jsonl").read()
     assert [round(line["rate"], 5) for line in lines] == [0.01] * 5 + [0.00423, 0.00184]
     assert {"step-4", "step-7"} <= steps_saved(place)
@@ -333,40 +333,40 @@ def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Pa
 
 
 def test_what_is_wrong_with_a_later_phase_is_told_before_the_first(place: Path) -> None:
-    asked = tables(place)
-    del asked["run"]["steps"]
-    asked["phase"] = [{"steps": 4}, {"steps": 3, "rotary": 5000.0}]
+    settings = tables(place)
+    del settings["run"]["steps"]
+    settings["phase"] = [{"steps": 4}, {"steps": 3, "rotary": 5000.0}]
     with refuses(ConfigError, "phase.rotary=5000", "no layer has rotary positions", "leave it out"):
-        train(parse_run(asked), progress=False)
+        train(parse_run(settings), progress=False)
     (place / "rows.jsonl").write_text('{"content": "low sun"}\n')
-    asked["phase"] = [{"steps": 4}, {"steps": 3, "data": {"train": str(place / "rows.jsonl")}}]
-    told = f"{place / 'rows.jsonl'}, line 1 has no field 'text': use one of: content."
-    with refuses(InputError, told):
-        train(parse_run(asked), progress=False)
+    settings["phase"] = [{"steps": 4}, {"steps": 3, "data": {"train": str(place / "rows.jsonl")}}]
+    message = f"{place / 'rows.jsonl'}, line 1 has no field 'text': use one of: content."
+    with refuses(InputError, message):
+        train(parse_run(settings), progress=False)
     assert not (place / "out").exists()
     (place / "rows.jsonl").write_text('{"text": "low sun"}\n{"text": 5}\n')
     with refuses(InputError, f"{place / 'rows.jsonl'}, line 2", "use a field of texts"):
-        train(parse_run(asked), progress=False)
+        train(parse_run(settings), progress=False)
     (place / "short.txt").write_text("low sun")
     later = {"train": str(place / "short.txt"), "layout": "fixed"}
-    asked["phase"] = [{"steps": 4}, {"steps": 3, "data": later}]
+    settings["phase"] = [{"steps": 4}, {"steps": 3, "data": later}]
     with refuses(ConfigError, "fewer than length=16", "use more text"):
-        train(parse_run(asked), progress=False)
+        train(parse_run(settings), progress=False)
     assert not (place / "out/checkpoints").exists()
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "StableAdamW", "Muon"])
-def test_every_optimiser_goes_on_as_if_it_had_not_stopped(place: Path, kind: str) -> None:
-    asked = tables(place, dropout=0.1, steps=2)
+def test_every_optimizer_goes_on_as_if_it_had_not_stopped(place: Path, kind: str) -> None:
+    settings = tables(place, dropout=0.1, steps=2)
     # In half precision this CPU's products differ from call to call, stopped or not.
     single = {"precision": "single"} if kind == "Muon" else {}
-    asked["optimiser"] = {"kind": kind, "rate": 1e-2, **single}
-    asked["data"]["batch"] = 64
-    train(parse_run(asked), progress=False)
-    asked["run"]["steps"] = 4
-    train(parse_run(asked), progress=False)
+    settings["optimizer"] = {"kind": kind, "rate": 1e-2, **single}
+    settings["data"]["batch"] = 64
+    train(parse_run(settings), progress=False)
+    settings["run"]["steps"] = 4
+    train(parse_run(settings), progress=False)
     stopped = losses(place)
-    train(parse_run(asked), fresh=True, progress=False)
+    train(parse_run(settings), fresh=True, progress=False)
     assert losses(place) == stopped
 
 
@@ -383,11 +383,11 @@ def test_an_unknown_checkpoint_is_refused_with_those_that_are_there(place: Path)
 def test_a_compiled_run_learns_what_another_does(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = tables(place, steps=3)
+    settings = tables(place, steps=3)
     # Of one shape, so that it is traced once.
-    asked["data"]["layout"] = "fixed"
-    asked["model"]["change"]["layers"] = 1
-    train(parse_run(asked), progress=False)
+    settings["data"]["layout"] = "fixed"
+    settings["model"]["change"]["layers"] = 1
+    train(parse_run(settings), progress=False)
     expected = losses(place)
     compiled = []
 
@@ -398,8 +398,8 @@ def test_a_compiled_run_learns_what_another_does(
 
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", traced)
-    asked["run"]["compile"] = True
-    train(parse_run(asked), fresh=True, progress=False)
+    settings["run"]["compile"] = True
+    train(parse_run(settings), fresh=True, progress=False)
     assert len(compiled) == 1
     assert losses(place) == pytest.approx(expected, abs=1e-4)
 
@@ -413,7 +413,7 @@ def test_a_run_writes_for_tensorboard_where_asked(place: Path) -> None:
     assert {each.step: each.value for each in board.Scalars("loss")} == pytest.approx(expected)
     [heads] = MetricsLog(place / "out/telemetry.jsonl").read()
     for layer, head in ((0, 0), (1, 1)):
-        [found] = board.Scalars(f"heads/entropy/L{layer}H{head}")
-        assert (found.step, found.value) == (2, pytest.approx(heads["entropy"][layer][head]))
+        [result] = board.Scalars(f"heads/entropy/L{layer}H{head}")
+        assert (result.step, result.value) == (2, pytest.approx(heads["entropy"][layer][head]))
     assert board.Scalars("heads/largest_activation/L1")
     assert board.Scalars("heads/second_copy_loss")

@@ -27,26 +27,28 @@ def inputs(
     return leaf(tokens, WIDTH), leaf(WORDS, WIDTH), leaf(WORDS) if bias else None, answers
 
 
-def plainly(given: Inputs, smoothing: float) -> Tensor:
-    x, vectors, bias, answers = given
+def plainly(arguments: Inputs, smoothing: float) -> Tensor:
+    x, vectors, bias, answers = arguments
     scores = F.linear(x, vectors, bias)
     loss = F.cross_entropy(scores, answers, label_smoothing=smoothing, reduction="sum")
     return torch.stack((loss, scores.logsumexp(1).square().sum()))
 
 
-def gradients(sums: Tensor, given: Inputs, weights: tuple[float, float]) -> list[Tensor]:
-    leaves = [each for each in given[:3] if each is not None]
+def gradients(sums: Tensor, arguments: Inputs, weights: tuple[float, float]) -> list[Tensor]:
+    leaves = [each for each in arguments[:3] if each is not None]
     return list(torch.autograd.grad((sums * torch.tensor(weights)).sum(), leaves))
 
 
 def assert_same(
-    given: Inputs, smoothing: float, squares: bool, room: int, tolerance: float = 1e-10
+    arguments: Inputs, smoothing: float, squares: bool, room: int, tolerance: float = 1e-10
 ) -> None:
     weights = (0.7, 0.3 if squares else 0.0)
-    found = cross_entropy_sums(*given, smoothing=smoothing, squares=squares, max_logits=room)
-    expected = plainly(given, smoothing)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-    pairs = zip(gradients(found, given, weights), gradients(expected, given, weights), strict=True)
+    result = cross_entropy_sums(*arguments, smoothing=smoothing, squares=squares, max_logits=room)
+    expected = plainly(arguments, smoothing)
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+    pairs = zip(
+        gradients(result, arguments, weights), gradients(expected, arguments, weights), strict=True
+    )
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
@@ -62,17 +64,17 @@ def test_chunks_give_the_whole_loss_and_gradient(
 
 
 def test_single_precision_is_summed_in_single_precision() -> None:
-    found = cross_entropy_sums(*inputs(dtype=torch.bfloat16), max_logits=5 * WORDS)
-    assert found.dtype == torch.float32
+    result = cross_entropy_sums(*inputs(dtype=torch.bfloat16), max_logits=5 * WORDS)
+    assert result.dtype == torch.float32
     assert_same(inputs(dtype=torch.float32), 0.1, True, 5 * WORDS, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("squares", [True, False])
 def test_no_token_gives_zero_and_zero_gradients(squares: bool) -> None:
-    given = inputs(tokens=0)
-    sums = cross_entropy_sums(*given, squares=squares)
+    arguments = inputs(tokens=0)
+    sums = cross_entropy_sums(*arguments, squares=squares)
     assert sums.tolist() == [0, 0]
-    for gradient in gradients(sums, given, (1.0, 1.0)):
+    for gradient in gradients(sums, arguments, (1.0, 1.0)):
         assert (gradient == 0).all()
 
 
@@ -83,24 +85,26 @@ def test_a_score_beyond_the_range_of_exp_is_no_infinity() -> None:
 
 @pytest.mark.parametrize("squares", [True, False])
 def test_capped_scores_have_their_own_loss_and_gradient(squares: bool) -> None:
-    given, weights = inputs(), (0.7, 0.3 if squares else 0.0)
-    x, vectors, bias, answers = given
-    found = cross_entropy_sums(*given, squares=squares, softcap=1.5, max_logits=5 * WORDS)
+    arguments, weights = inputs(), (0.7, 0.3 if squares else 0.0)
+    x, vectors, bias, answers = arguments
+    result = cross_entropy_sums(*arguments, squares=squares, softcap=1.5, max_logits=5 * WORDS)
     scores = 1.5 * (F.linear(x, vectors, bias) / 1.5).tanh()
     loss = F.cross_entropy(scores, answers, reduction="sum")
     expected = torch.stack((loss, scores.logsumexp(1).square().sum()))
-    torch.testing.assert_close(found, expected)
-    pairs = zip(gradients(found, given, weights), gradients(expected, given, weights), strict=True)
+    torch.testing.assert_close(result, expected)
+    pairs = zip(
+        gradients(result, arguments, weights), gradients(expected, arguments, weights), strict=True
+    )
     for one, other in pairs:
         torch.testing.assert_close(one, other)
 
 
 def test_without_gradients_there_is_only_the_loss() -> None:
-    given = inputs()
+    arguments = inputs()
     with torch.no_grad():
-        sums = cross_entropy_sums(*given, max_logits=WORDS)
+        sums = cross_entropy_sums(*arguments, max_logits=WORDS)
     assert not sums.requires_grad
-    torch.testing.assert_close(sums, plainly(given, 0.0))
+    torch.testing.assert_close(sums, plainly(arguments, 0.0))
 
 
 def test_frozen_vectors_pass_the_gradient_on() -> None:
@@ -115,14 +119,16 @@ def test_frozen_vectors_pass_the_gradient_on() -> None:
 
 
 def test_autocast_takes_products_in_half_precision_and_sums_in_single() -> None:
-    given = inputs(dtype=torch.float32)
+    arguments = inputs(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = cross_entropy_sums(*given, squares=True, max_logits=5 * WORDS)
-        expected = plainly(given, 0.0)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected.float(), rtol=1e-2, atol=0)
+        result = cross_entropy_sums(*arguments, squares=True, max_logits=5 * WORDS)
+        expected = plainly(arguments, 0.0)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, expected.float(), rtol=1e-2, atol=0)
     for one, other in zip(
-        gradients(found, given, (1.0, 0.1)), gradients(expected, given, (1.0, 0.1)), strict=True
+        gradients(result, arguments, (1.0, 0.1)),
+        gradients(expected, arguments, (1.0, 0.1)),
+        strict=True,
     ):
         assert one.dtype == torch.float32
         assert torch.linalg.norm(one - other) < 0.02 * torch.linalg.norm(other)
@@ -134,17 +140,21 @@ def test_a_compiled_step_may_hold_it_with_any_number_of_tokens() -> None:
     for squares in (True, False):
         torch._dynamo.reset()
 
-        def losses(*given: Any, squares: bool = squares) -> Tensor:
-            return cross_entropy_sums(*given, smoothing=0.1, squares=squares, max_logits=20 * WORDS)
+        def losses(*arguments: Any, squares: bool = squares) -> Tensor:
+            return cross_entropy_sums(
+                *arguments, smoothing=0.1, squares=squares, max_logits=20 * WORDS
+            )
 
         compiled = torch.compile(losses, dynamic=True, backend="aot_eager")
         weights = (1.0, 0.1 if squares else 0.0)
         for tokens in (37, 64):
-            given = inputs(tokens=tokens)
-            found, expected = compiled(*given), plainly(given, 0.1)
-            torch.testing.assert_close(found, expected)
+            arguments = inputs(tokens=tokens)
+            result, expected = compiled(*arguments), plainly(arguments, 0.1)
+            torch.testing.assert_close(result, expected)
             pairs = zip(
-                gradients(found, given, weights), gradients(expected, given, weights), strict=True
+                gradients(result, arguments, weights),
+                gradients(expected, arguments, weights),
+                strict=True,
             )
             for one, other in pairs:
                 torch.testing.assert_close(one, other)

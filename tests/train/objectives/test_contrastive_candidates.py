@@ -12,7 +12,7 @@ from manyheads.models.build import build
 from manyheads.ragged import Ragged
 from manyheads.taps import Site, Tap
 from manyheads.train.objectives import Contrastive
-from manyheads.train.regularisers import HeadDiversity, Regularised
+from manyheads.train.regularizers import HeadDiversity, Regularized
 from tests.models.zoo import DECODERS, ENCODERS, ids
 
 NOBODY = torch.Generator()
@@ -72,10 +72,10 @@ def test_a_candidate_that_is_also_right_is_no_negative(model: Any) -> None:
 def test_parts_change_neither_the_loss_nor_its_gradients(model: Any, objective: Any) -> None:
     whole, expected = gradients(objective, model)
     for tokens in (1, 8, 20):
-        loss, found = gradients(replace(objective, cache_tokens=tokens), model)
+        loss, result = gradients(replace(objective, cache_tokens=tokens), model)
         assert loss == pytest.approx(whole, rel=1e-5)
-        assert found.keys() == expected.keys()
-        for name, each in found.items():
+        assert result.keys() == expected.keys()
+        for name, each in result.items():
             worst = (each - expected[name]).abs().max() / expected[name].abs().max()
             assert worst < 1e-5, name
 
@@ -109,12 +109,12 @@ def test_a_watcher_sees_every_part_and_dropout_is_the_same_in_both_passes() -> N
     assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
 
 
-def test_parts_work_with_regularisers_and_mixed_precision(model: Any) -> None:
-    regularised = Regularised(
-        objective=Contrastive(cache_tokens=8), regularisers=(HeadDiversity(weight=0.1),)
+def test_parts_work_with_regularizers_and_mixed_precision(model: Any) -> None:
+    regularized = Regularized(
+        objective=Contrastive(cache_tokens=8), regularizers=(HeadDiversity(weight=0.1),)
     )
     with torch.autocast("cpu", torch.bfloat16):
-        loss = regularised.loss(model, TRIPLES, NOBODY)
+        loss = regularized.loss(model, TRIPLES, NOBODY)
         whole = Contrastive().loss(model, TRIPLES, NOBODY)
     assert loss.parts.keys() == {"head outputs"}
     assert loss.total.item() == pytest.approx(whole.total.item(), rel=0.02)

@@ -37,12 +37,12 @@ def test_the_loss_is_that_of_one_text_after_another(model: Any, kind: Any) -> No
         scores = Contrastive(temperature=0.1).scores(model, prepared, None)[0]
         expected = torch.zeros(())
         for text, (candidates, teacher) in enumerate(GROUPS):
-            ours, theirs = scores[text, candidates], torch.tensor(teacher)
+            ours, peer = scores[text, candidates], torch.tensor(teacher)
             if kind == "kl":
-                p, q = (theirs / 0.5).softmax(0), ours.softmax(0)
+                p, q = (peer / 0.5).softmax(0), ours.softmax(0)
                 expected += (p * (p / q).log()).sum()
             else:
-                margins = (ours[0] - ours[1:]) - (theirs[0] - theirs[1:])
+                margins = (ours[0] - ours[1:]) - (peer[0] - peer[1:])
                 expected += margins.square().mean()
     loss = objective.loss(model, BATCH, NOBODY)
     assert loss.targets == 3

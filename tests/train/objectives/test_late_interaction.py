@@ -36,18 +36,18 @@ def one_by_one(queries: Ragged, documents: Ragged) -> torch.Tensor:
 def test_scores_and_gradients_are_those_of_one_pair_after_another(block: int) -> None:
     queries, documents = vectors(3, 1, 4, seed=0), vectors(5, 0, 2, 7, 1, seed=1)
     weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(2))
-    found, expected = (
+    result, expected = (
         maxsim_with_gradients(queries, documents, products=block),
         one_by_one(queries, documents),
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     inputs = (queries.values, documents.values)
-    for ours, theirs in zip(
-        torch.autograd.grad((found * weight).sum(), inputs),
+    for ours, peer in zip(
+        torch.autograd.grad((result * weight).sum(), inputs),
         torch.autograd.grad((expected * weight).sum(), inputs),
         strict=True,
     ):
-        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(ours, peer)
 
 
 def test_vectors_of_two_models_are_refused() -> None:

@@ -55,7 +55,7 @@ def test_warmup_stable_decay_is_that_of_transformers(
     shape: Literal["sqrt", "linear", "cosine"],
 ) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
-    theirs = get_wsd_schedule(
+    peer = get_wsd_schedule(
         torch.optim.SGD([weight], lr=1.0),
         num_warmup_steps=5,
         num_stable_steps=10,
@@ -63,7 +63,7 @@ def test_warmup_stable_decay_is_that_of_transformers(
         decay_type={"sqrt": "1-sqrt"}.get(shape, shape),
         min_lr_ratio=0.1,
     )
-    [rate] = theirs.lr_lambdas
+    [rate] = peer.lr_lambdas
     ours = WarmupStableDecay(warmup=5, decay=8, shape=shape, floor=0.1)
     # They warm up from nothing, we from the first of `warmup` equal stairs.
     expected = [rate(step) for step in range(5, 23)]
@@ -85,8 +85,8 @@ def test_inverse_square_root_is_that_of_2017() -> None:
     peak = (width * warmup) ** -0.5
     for step in (1, 1000, 4000, 100_000):
         expected = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        found = peak * InverseSqrt(warmup=warmup).factor(step - 1, 200_000)
-        assert found == pytest.approx(expected)
+        result = peak * InverseSqrt(warmup=warmup).factor(step - 1, 200_000)
+        assert result == pytest.approx(expected)
 
 
 def test_modernberts_batch_grows_with_equal_updates_a_size() -> None:

@@ -11,7 +11,7 @@ from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.loop.session import train
-from manyheads.train.run_file.data_config import Images, Labelled, Pairs, Tagged, Texts
+from manyheads.train.run_file.data_config import Images, Labeled, Pairs, Tagged, Texts
 from manyheads.train.run_file.run_config import parse_run
 from tests.messages import refuses
 from tests.train.tiny import tables, tiny, write_corpus
@@ -39,13 +39,13 @@ def test_a_document_ends_as_the_tokenizer_has_it() -> None:
 @pytest.mark.parametrize("key", ["end", "opening", "closing"])
 def test_a_token_that_is_not_there_is_refused_before_any_work(key: str, tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=4)
-    asked = tables(tmp_path)
-    asked["data"][key] = "[NO]"
+    settings = tables(tmp_path)
+    settings["data"][key] = "[NO]"
     message = (
         f"data.{key}: the tokenizer has no token '[NO]': use one of its tokens, or \"\" for none."
     )
     with refuses(ConfigError, message):
-        train(parse_run(asked), progress=False)
+        train(parse_run(settings), progress=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -96,11 +96,11 @@ def test_bytes_that_are_no_utf8_may_be_replaced(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=40)
     corpus = tmp_path / "corpus.txt"
     corpus.write_bytes(corpus.read_bytes() + b"\xff\xff")
-    asked = tables(tmp_path, steps=1)
+    settings = tables(tmp_path, steps=1)
     with pytest.raises(InputError, match="is not UTF-8"):
-        train(parse_run(asked), progress=False)
-    asked["data"]["errors"] = "replace"
-    assert train(parse_run(asked), progress=False).state.step == 1
+        train(parse_run(settings), progress=False)
+    settings["data"]["errors"] = "replace"
+    assert train(parse_run(settings), progress=False).state.step == 1
 
 
 def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
@@ -112,27 +112,27 @@ def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
         json.dumps({"body": text}) for text in (tmp_path / "corpus.txt").read_text().split("\n\n")
     )
     (hub / "train.jsonl").write_text("\n".join(rows))
-    asked = tables(tmp_path, steps=1)
-    train(parse_run(asked), progress=False)
-    asked["run"]["folder"] = str(tmp_path / "from hub")
-    asked["data"] |= {"train": f"hub:{hub}", "field": "body", "separator": ""}
-    train(parse_run(asked), progress=False)
+    settings = tables(tmp_path, steps=1)
+    train(parse_run(settings), progress=False)
+    settings["run"]["folder"] = str(tmp_path / "from hub")
+    settings["data"] |= {"train": f"hub:{hub}", "field": "body", "separator": ""}
+    train(parse_run(settings), progress=False)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("out", "from hub"))
     assert json.loads(one)["loss"] == json.loads(other)["loss"]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("inputs", "message"),
     [
-        ({"std": 0.0}, "std=0.0 cannot normalise images"),
-        ({"std": (0.5, 0.0, 0.5)}, r"std=\(0.5, 0.0, 0.5\) cannot normalise images"),
-        ({"mean": float("nan")}, "mean=nan cannot normalise images"),
+        ({"std": 0.0}, "std=0.0 cannot normalize images"),
+        ({"std": (0.5, 0.0, 0.5)}, r"std=\(0.5, 0.0, 0.5\) cannot normalize images"),
+        ({"mean": float("nan")}, "mean=nan cannot normalize images"),
         ({"size": 0}, "size must be at least 1 pixel, got 0"),
     ],
 )
-def test_images_that_would_be_no_numbers_are_refused(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        Images(train=("photos",), batch=2, **given)
+def test_images_that_would_be_no_numbers_are_refused(inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Images(train=("photos",), batch=2, **inputs)
 
 
 def test_a_pair_that_no_batch_holds_is_told_by_the_key_of_the_run_file(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_pair_that_no_batch_holds_is_told_by_the_key_of_the_run_file(tmp_path:
         pairs.load(wordpiece(), tmp_path)
 
 
-@pytest.mark.parametrize("kind", [Labelled, Pairs, Tagged])
+@pytest.mark.parametrize("kind", [Labeled, Pairs, Tagged])
 def test_a_field_that_is_not_there_is_told_before_any_work(kind: Any, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"words": "the cat"}\n')

@@ -22,9 +22,9 @@ def test_every_attention_is_changed_and_nothing_else() -> None:
     sizes = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 40}
     config = build("transformer-base", **sizes).config
     changed = HeadOptions(drop=0.25, scale="learned", dropout=0.0).apply_to_config(config)
-    found = [each.config for each in build(changed).modules() if isinstance(each, Attention)]
-    assert len(found) == 6
-    assert {(each.drop_heads, each.head_scale) for each in found} == {(0.25, "learned")}
+    result = [each.config for each in build(changed).modules() if isinstance(each, Attention)]
+    assert len(result) == 6
+    assert {(each.drop_heads, each.head_scale) for each in result} == {(0.25, "learned")}
     assert without_head_dropping(HeadOptions(drop=0.25).apply_to_config(config)) == config
     assert HeadOptions().apply_to_config(config) == config
 
@@ -37,17 +37,17 @@ def test_a_model_keeps_its_weights_and_new_scales_change_nothing() -> None:
     torch.testing.assert_close(scaled(ids).logits.values, model(ids).logits.values)
 
 
-@pytest.mark.parametrize("given", [{"drop": 1.0}, {"dropout": -0.5}])
-def test_a_share_that_is_none_is_refused(given: dict[str, float]) -> None:
+@pytest.mark.parametrize("inputs", [{"drop": 1.0}, {"dropout": -0.5}])
+def test_a_share_that_is_none_is_refused(inputs: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"must be in \[0, 1\)"):
-        HeadOptions(**given)  # type: ignore[arg-type]
+        HeadOptions(**inputs)  # type: ignore[arg-type]
 
 
-def regularised(folder: Path, start: dict[str, Any], heads: dict[str, Any], out: str) -> Any:
-    asked = tables(folder, steps=2)
-    asked["model"] = {**start, "heads": heads}
-    asked["run"]["folder"] = str(folder / out)
-    return asked
+def regularized(folder: Path, start: dict[str, Any], heads: dict[str, Any], out: str) -> Any:
+    settings = tables(folder, steps=2)
+    settings["model"] = {**start, "heads": heads}
+    settings["run"]["folder"] = str(folder / out)
+    return settings
 
 
 def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
@@ -55,22 +55,22 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
 ) -> None:
     write_corpus(tmp_path, documents=40)
     size = tables(tmp_path)["model"]
-    train(parse_run(regularised(tmp_path, size, {}, "plain")), progress=False)
+    train(parse_run(regularized(tmp_path, size, {}, "plain")), progress=False)
     saved = train(
-        parse_run(regularised(tmp_path, size, {"drop": 0.5}, "dropped")), progress=False
+        parse_run(regularized(tmp_path, size, {"drop": 0.5}, "dropped")), progress=False
     ).saved
     assert saved is not None
     assert saved.family == "gpt2"
-    still = regularised(tmp_path, size, {"dropout": 0.25}, "still")
+    still = regularized(tmp_path, size, {"dropout": 0.25}, "still")
     assert "gpt2" in str(train(parse_run(still), progress=False).saved)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("plain", "dropped"))
     assert json.loads(one.splitlines()[0])["loss"] != json.loads(other.splitlines()[0])["loss"]
     # And from a folder, with scales to be thinned out.
-    asked = regularised(
+    settings = regularized(
         tmp_path, {"folder": str(tmp_path / "plain/model")}, {"scale": "learned"}, "scaled"
     )
-    asked["regulariser"] = [{"kind": "L1Scales", "weight": 0.1}]
-    train(parse_run(asked), progress=False)
+    settings["regularizer"] = [{"kind": "L1Scales", "weight": 0.1}]
+    train(parse_run(settings), progress=False)
     first = json.loads((tmp_path / "scaled/metrics.jsonl").read_text().splitlines()[0])
     assert first["parts"]["head scales"] == pytest.approx(0.4)
     scales = [
@@ -82,6 +82,6 @@ def test_heads_are_dropped_in_training_and_the_model_stays_one_of_its_family(
 
 
 def test_a_misspelt_change_is_named(tmp_path: Path) -> None:
-    asked = regularised(tmp_path, {"size": "gpt2"}, {"dropp": 0.1}, "out")
+    settings = regularized(tmp_path, {"size": "gpt2"}, {"dropp": 0.1}, "out")
     with refuses(ConfigError, "model.heads.dropp is not a known key: use model.heads.drop."):
-        parse_run(asked)
+        parse_run(settings)

@@ -10,7 +10,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.train.loop.checkpoint import RunFolder, check_disk_space
 from manyheads.train.loop.session import train
 from manyheads.train.objectives import CausalLM, MaskedLM
-from manyheads.train.optim.optimisers import Muon
+from manyheads.train.optim.optimizers import Muon
 from manyheads.train.optim.schedules import BatchGrowth, Cosine
 from manyheads.train.run_file.run_config import apply_settings, parse_run, read_run
 from tests.messages import refuses
@@ -32,11 +32,11 @@ micro_batch = 64
 kind = "masked-lm"
 mask_fraction = 0.2
 
-[[regulariser]]
+[[regularizer]]
 kind = "HeadDiversity"
 weight = 0.1
 
-[optimiser]
+[optimizer]
 kind = "muon"
 rest = { rate = 3e-4 }
 rates = [{ pattern = "*.attention.query.*", factor = 0.5 }]
@@ -59,18 +59,18 @@ def asked(**sections: Any) -> dict[str, Any]:
 
 def test_a_file_becomes_values(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(WHOLE)
-    run = read_run(tmp_path / "run.toml", ["run.seed=7", "optimiser.rest.rate=1e-4"])
+    run = read_run(tmp_path / "run.toml", ["run.seed=7", "optimizer.rest.rate=1e-4"])
     assert run.data[0].train == ("a.txt", "b/*.jsonl")
     assert run.data[0].batch == BatchGrowth(first=64, last=256, by=64, over=1152)
     assert run.objective == MaskedLM(mask_fraction=0.2)
-    assert isinstance(run.optimiser, Muon)
-    assert run.optimiser.rest.rate == 1e-4
-    assert run.optimiser.rates[0].factor == 0.5
+    assert isinstance(run.optimizer, Muon)
+    assert run.optimizer.rest.rate == 1e-4
+    assert run.optimizer.rates[0].factor == 0.5
     assert run.phases.each[0].schedule == Cosine(warmup=2)
     # Three updates of 64, 128 and 192 tokens, and one of 256.
     assert run.ends == (10,)
     assert (run.run.seed, run.run.recompute, run.run.half) == (7, (0,), True)
-    assert [each.name for each in run.regulariser] == ["head outputs"]
+    assert [each.name for each in run.regularizer] == ["head outputs"]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
             "objective.zloss is not a known key: use objective.z_loss.",
         ),
         (
-            "optimiser",
+            "optimizer",
             {"rate": -1.0},
-            "optimiser: rate must be above 0, got -1: use a value such as 1e-3.",
+            "optimizer: rate must be above 0, got -1: use a value such as 1e-3.",
         ),
         (
             "schedule",
@@ -151,9 +151,9 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
             "least 0, got nan: use 0 or more.",
         ),
         (
-            "optimiser",
+            "optimizer",
             {"kind": "Muon", "rounds": 0},
-            "optimiser: rounds must be at least 1, got 0: use a value such as 5.",
+            "optimizer: rounds must be at least 1, got 0: use a value such as 5.",
         ),
         (
             "run",
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message
         ({"length": 65}, "data: micro_batch=64 cannot hold length=65: use 65 or more."),
         (
             {"kind": "Tables"},
-            "data.kind is 'Tables': use 'Texts', 'Labelled', 'Pairs', 'Tagged' or 'Images'.",
+            "data.kind is 'Tables': use 'Texts', 'Labeled', 'Pairs', 'Tagged' or 'Images'.",
         ),
         (
             {"length": 129, "micro_batch": 0},
@@ -259,9 +259,9 @@ def refused(error: type, message: str, tables: dict[str, Any]) -> None:
 def test_a_table_that_is_left_out_or_misspelt_is_named(
     written: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    asked = {key: table for key, table in tables(tmp_path).items() if key != "objective"}
+    settings = {key: table for key, table in tables(tmp_path).items() if key != "objective"}
     with pytest.raises(ConfigError, match=re.escape(message)):
-        parse_run(asked | written)
+        parse_run(settings | written)
 
 
 def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     made = tables(tmp_path, recompute=[5])
     refused(ConfigError, "run.recompute has layer 5: use 0 to 1.", made)
     made = tables(tmp_path)
-    made["optimiser"]["rates"] = [{"pattern": "*.querry.*", "factor": 2.0}]
+    made["optimizer"]["rates"] = [{"pattern": "*.querry.*", "factor": 2.0}]
     with pytest.raises(ConfigError, match=r"^no parameter matches '\*\.querry\.\*': use a "):
         train(parse_run(made), progress=False)
     made = tables(tmp_path)
@@ -323,8 +323,8 @@ def test_a_disk_too_small_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objective", "kind", "wanted"),
     [
-        ("CausalLM", "pairs", '"texts" or "labelled" or "tagged"'),
-        ("SequenceClassification", "texts", '"labelled"'),
+        ("CausalLM", "pairs", '"texts" or "labeled" or "tagged"'),
+        ("SequenceClassification", "texts", '"labeled"'),
         ("Contrastive", "texts", '"pairs"'),
     ],
 )

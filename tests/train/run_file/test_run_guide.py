@@ -9,14 +9,14 @@ from typing import get_args
 import pytest
 
 from manyheads.train.loop.checkpoint import RunFolder
-from manyheads.train.optim.optimisers import OptimiserConfig
+from manyheads.train.optim.optimizers import OptimizerConfig
 from manyheads.train.optim.schedules import BatchGrowth, Schedule
 from manyheads.train.run_file.data_config import Data
 from manyheads.train.run_file.phases import Phase
 from manyheads.train.run_file.run_config import (
     SECTIONS,
     AnyObjective,
-    AnyRegulariser,
+    AnyRegularizer,
     HeadOptions,
     ModelSource,
     RunOptions,
@@ -29,8 +29,8 @@ TABLES = {
     "model": (ModelSource, HeadOptions),
     "data": (*get_args(Data), BatchGrowth),
     "objective": get_args(AnyObjective),
-    "regulariser": get_args(AnyRegulariser),
-    "optimiser": get_args(OptimiserConfig),
+    "regularizer": get_args(AnyRegularizer),
+    "optimizer": get_args(OptimizerConfig),
     "schedule": get_args(Schedule),
     "phase": (Phase,),
     "run": (RunOptions,),
@@ -45,7 +45,7 @@ def test_every_key_is_named(part: str) -> None:
         assert not missing, f"{kind.__name__}: {missing}"
 
 
-@pytest.mark.parametrize("part", ["objective", "regulariser", "optimiser", "schedule"])
+@pytest.mark.parametrize("part", ["objective", "regularizer", "optimizer", "schedule"])
 def test_every_kind_is_named(part: str) -> None:
     for kind in TABLES[part]:
         assert f"`{kind.__name__}`" in PARTS[part]

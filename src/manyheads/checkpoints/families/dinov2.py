@@ -15,7 +15,7 @@ from manyheads.checkpoints.families.family import (
 from manyheads.checkpoints.families.vit import ACTIVATIONS, square_side
 from manyheads.checkpoints.tensor_map import Either, Entry, Packed
 from manyheads.errors import ConfigError
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead, NoReadout, Readout
 from manyheads.models.recipes import ModelConfig
@@ -93,7 +93,7 @@ class Dinov2Family(Family):
                 width=width, layers=(layer,) * theirs["num_hidden_layers"], final_norm=norm
             ),
             readout=_readout(theirs, 1 + registers),
-            init=Initialisation(draw="truncated", std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(draw="truncated", std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from manyheads.checkpoints.families.family import Family, activation_of
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -64,7 +64,7 @@ class MarianFamily(Family):
             encoder=_stack(theirs, "encoder"),
             decoder=_stack(theirs, "decoder"),
             readout=LanguageHead(tied=True, bias=True),
-            init=Initialisation(std=float(theirs.get("init_std", 0.02))),
+            init=Initialization(std=float(theirs.get("init_std", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

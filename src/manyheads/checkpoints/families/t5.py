@@ -9,7 +9,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
@@ -70,7 +70,7 @@ class T5Family(Family):
                 embedding=embedding,
                 stack=reads,
                 readout=NoReadout(),
-                init=Initialisation(draw="t5"),
+                init=Initialization(draw="t5"),
             )
         if not theirs.get("is_encoder_decoder", True):
             raise ConfigError(
@@ -81,7 +81,7 @@ class T5Family(Family):
             encoder=stack(layers, decodes=False),
             decoder=stack(theirs.get("num_decoder_layers") or layers, decodes=True),
             readout=_readout(theirs),
-            init=Initialisation(draw="t5"),
+            init=Initialization(draw="t5"),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from manyheads.checkpoints.families.family import (
 )
 from manyheads.checkpoints.tensor_map import Entry, Packed
 from manyheads.errors import ConfigError
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead, NoReadout, Readout
 from manyheads.models.recipes import ModelConfig
@@ -96,7 +96,7 @@ class ViTFamily(Family):
                 width=width, layers=(layer,) * theirs["num_hidden_layers"], final_norm=norm
             ),
             readout=_readout(theirs),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from manyheads.cli.arguments import (
     load_texts,
     open_model,
     sample_images,
-    split_labelled,
+    split_labeled,
 )
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise, without_nan
@@ -49,7 +49,7 @@ class Ablate:
     """
 
     model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
+    """The folder of a model with a tokenizer, a bundled model, or a model of the hub: org/name."""
 
     text: ManyTexts = ()
     """A text to read."""
@@ -132,7 +132,7 @@ class Ablate:
             raise InputError(
                 "--text and --ids have no label", "give --file with rows of text and label"
             )
-        return split_labelled(model, self.file, self.tokens)[0]
+        return split_labeled(model, self.file, self.tokens)[0]
 
     def _check(self, model: Any, heads: Any) -> None:
         """Refuse wrong heads before anything is measured."""

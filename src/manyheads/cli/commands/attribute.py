@@ -38,7 +38,7 @@ class Attribute:
     """
 
     model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
+    """The folder of a model with a tokenizer, a bundled model, or a model of the hub: org/name."""
 
     text: OneText = None
     """The text to continue; by default the beginning of an article that comes with manyheads."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from manyheads.models.build import Model
     from manyheads.tasks.extraction.classification_scores import ClassificationScores, ClassScore
 
-LabelledFile = Annotated[Path | None, tyro.conf.arg(metavar="LABELLED", help_behavior_hint="")]
+LabeledFile = Annotated[Path | None, tyro.conf.arg(metavar="LABELED", help_behavior_hint="")]
 ImageFiles = Annotated[
     tyro.conf.UseAppendAction[tuple[Path, ...]],
     tyro.conf.arg(metavar="IMAGE", help_behavior_hint="(repeatable)"),
@@ -62,13 +62,13 @@ class Classify:
     image: ImageFiles = ()
     """For a vision model: a PNG, a JPEG, or a folder of them."""
 
-    evaluate: LabelledFile = None
+    evaluate: LabeledFile = None
     """Texts with labels (.jsonl or .parquet): print precision, recall, F1 and calibration."""
 
     confusion: PngFile = None
     """With --evaluate, a picture of which class is taken for which, .png or .svg."""
 
-    calibrate: LabelledFile = None
+    calibrate: LabeledFile = None
     """Texts with labels: fit the temperature of the probabilities, and store it with the model."""
 
     json: JsonFile = None
@@ -94,8 +94,8 @@ class Classify:
 
     def run(self) -> int:
         """Print label, probability and text of each, or write them and print the counts."""
-        labelled = (self.evaluate is not None, self.calibrate is not None)
-        if sum((bool(self.text), bool(self.file), bool(self.image), *labelled)) != 1:
+        labeled = (self.evaluate is not None, self.calibrate is not None)
+        if sum((bool(self.text), bool(self.file), bool(self.image), *labeled)) != 1:
             raise InputError(
                 "manyheads classify needs --evaluate or --calibrate with labels, or --text, --file "
                 "or --image",
@@ -105,7 +105,7 @@ class Classify:
             if value is not None and self.evaluate is None:
                 raise InputError(f"{flag} needs labels", "add --evaluate labels.jsonl")
         check_json(self.json)
-        if self.out is not None and any(labelled):
+        if self.out is not None and any(labeled):
             raise InputError("--out is for classes of texts, not for scores", "leave it out")
         if self.out is not None:
             from manyheads.encoding.encode import check_file
@@ -152,12 +152,12 @@ class Classify:
         self._output(classes, texts, "text")
         return 0
 
-    def _labelled(self, file: Path, flag: str) -> "tuple[Model, list[str], list[Any]]":
-        from manyheads.data.labelled import LabelledTexts
+    def _labeled(self, file: Path, flag: str) -> "tuple[Model, list[str], list[Any]]":
+        from manyheads.data.labeled import LabeledTexts
         from manyheads.data.sources.rows import FileRows
         from manyheads.models.readout import ClassHead
 
-        rows = list(LabelledTexts(FileRows((str(file),))))
+        rows = list(LabeledTexts(FileRows((str(file),))))
         if not rows:
             raise InputError(f"{flag} {file} has no rows", "give texts with labels")
         model = open_model(self.model, self.device, self.dtype)
@@ -174,7 +174,7 @@ class Classify:
         from manyheads.models.readout import classifier_of
         from manyheads.tasks.extraction.classification_scores import score_classes
 
-        model, texts, labels = self._labelled(file, "--evaluate")
+        model, texts, labels = self._labeled(file, "--evaluate")
         if self.confusion is not None and classifier_of(model).multi_label:
             raise InputError(
                 "--confusion needs one label per text, and the model gives several", "leave it out"
@@ -219,7 +219,7 @@ class Classify:
                 f"--calibrate writes to {CONFIG}, and {self.model} is no folder with one",
                 "save the model to a folder first, with manyheads convert",
             )
-        model, texts, labels = self._labelled(file, "--calibrate")
+        model, texts, labels = self._labeled(file, "--calibrate")
         several = classifier_of(model).multi_label
         result = calibrate(model, texts, labels, thresholds=several, batch_tokens=self.batch_tokens)
         before = json.loads(config.read_text("utf-8"))

@@ -40,7 +40,7 @@ class Compare:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="[BEFORE]", help_behavior_hint="(default: house-gpt)"),
     ] = "house-gpt"
-    """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
+    """The folder of a model with a tokenizer, a bundled model, or a model of the hub: org/name."""
 
     after: Annotated[
         str,

@@ -70,10 +70,10 @@ class Encode:
     ] = None
     """The mean of a text's tokens, the first or the last."""
 
-    normalise: Flag = False
+    normalize: Flag = False
     """Scale vectors to length 1, whatever the model's own setting."""
 
-    no_normalise: Flag = False
+    no_normalize: Flag = False
     """Do not scale vectors, whatever the model's own setting."""
 
     batch_tokens: BatchTokens = None
@@ -109,7 +109,7 @@ class Encode:
         check_target(self.out)
         options = self._options()
         texts = self._texts()
-        from manyheads.encoding.encode import encode_counted
+        from manyheads.encoding.encode import encode_with_counts
 
         model = open_model(self.model, "cpu" if self.engine == "ray" else self.device, self.dtype)
         started = time.perf_counter()
@@ -118,7 +118,7 @@ class Encode:
 
             done = encode_with_ray(model, texts, options, workers=self.workers, device=self.device)
         else:
-            done = encode_counted(model, texts, options)
+            done = encode_with_counts(model, texts, options)
         seconds = time.perf_counter() - started
         store(done.vectors, texts, self.out)
         if done.cut:
@@ -137,9 +137,9 @@ class Encode:
     def _write_activations(self) -> int:
         from manyheads import lens
 
-        if self.pooling is not None or self.normalise or self.no_normalise:
+        if self.pooling is not None or self.normalize or self.no_normalize:
             raise InputError(
-                "--pooling and --normalise make one vector per text, and --site one per token",
+                "--pooling and --normalize make one vector per text, and --site one per token",
                 "leave out one of them",
             )
         assert self.out is not None
@@ -159,10 +159,10 @@ class Encode:
     def _options(self) -> "Options":
         from manyheads.encoding.encode import Options
 
-        if self.normalise and self.no_normalise:
-            raise InputError("--normalise and --no-normalise exclude each other", "give one")
+        if self.normalize and self.no_normalize:
+            raise InputError("--normalize and --no-normalize exclude each other", "give one")
         return Options(
             pooling=self.pooling,
-            normalise=self.normalise if self.normalise or self.no_normalise else None,
+            normalize=self.normalize if self.normalize or self.no_normalize else None,
             batch_tokens=self.batch_tokens,
         )

@@ -50,7 +50,7 @@ class Generate:
     }
 
     model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model that generates, a house model, or a model of the hub: org/name."""
+    """The folder of a model that generates, a bundled model, or a model of the hub: org/name."""
 
     text: Annotated[
         Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
@@ -333,7 +333,7 @@ def _print_plain(
 
 
 def _printable(text: str) -> str:
-    """On a terminal, the text without characters that move the cursor or change colours."""
+    """On a terminal, the text without characters that move the cursor or change colors."""
     if not sys.stdout.isatty():
         return text
     return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)

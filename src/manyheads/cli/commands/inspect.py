@@ -44,7 +44,7 @@ class Inspect:
     """
 
     model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model, a house model, or a model of the hub: org/name."""
+    """The folder of a model, a bundled model, or a model of the hub: org/name."""
 
     text: ManyTexts = ()
     """A text to read."""

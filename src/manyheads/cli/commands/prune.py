@@ -29,7 +29,7 @@ from manyheads.cli.arguments import (
     open_model,
     read_paragraphs,
     sample_images,
-    split_labelled,
+    split_labeled,
     split_pairs,
     split_texts,
     write_json,
@@ -180,7 +180,7 @@ class Prune:
 
         check_tokenizer(model)
         if is_text_classifier(model):
-            return split_labelled(model, self.file, self.tokens)
+            return split_labeled(model, self.file, self.tokens)
         inputs: list[Any] = split_pairs(texts) if isinstance(model, Seq2Seq) else texts
         measured, more = split_texts(model, inputs, self.tokens)
         return (measured, None), (more, None)

@@ -50,7 +50,7 @@ class Report:
     """
 
     model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model with a tokenizer, a house model, or a model of the hub: org/name."""
+    """The folder of a model with a tokenizer, a bundled model, or a model of the hub: org/name."""
 
     text: OneText = None
     """The text to read; without --text and --file, short articles that come with manyheads."""

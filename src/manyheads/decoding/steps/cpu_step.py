@@ -20,7 +20,7 @@ from manyheads.cache import Cache, LayerCache, RingLayerCache
 from manyheads.decoding.steps.ordinary import DecoderWeights, LayerWeights, why_not_ordinary
 from manyheads.models.decoder import Decoder
 from manyheads.parts.feedforward import ACTIVATIONS
-from manyheads.parts.norms import LayerNorm, Normalise
+from manyheads.parts.norms import LayerNorm, Normalize
 from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Ragged
 
@@ -285,7 +285,7 @@ class VectorAttention(OrdinaryAttention):
 
 def _norm(module: nn.Module) -> Function:
     """A norm without the overhead of module calls."""
-    if not isinstance(module, Normalise) or module.config.centred:
+    if not isinstance(module, Normalize) or module.config.centered:
         return module.forward
     weight, bias, eps = module.weight, module.bias, module.config.eps
     if isinstance(module.config, LayerNorm):

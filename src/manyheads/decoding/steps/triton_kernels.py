@@ -56,7 +56,7 @@ def _short_row_product(
 ):
     """y = residual + weight @ norm(x) + bias; gated: SiLU of one half of the rows times the other.
 
-    A program normalises x once and multiplies it with several rows.
+    A program normalizes x once and multiplies it with several rows.
     """
     column = tl.arange(0, COLUMNS)
     here = column < columns

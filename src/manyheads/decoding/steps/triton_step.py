@@ -152,4 +152,4 @@ def _attend(
 def _norm_arguments(norm: nn.Module) -> tuple[Float[Tensor, " c"], float, float]:
     """An RMS norm's weight, what is added to it, and eps."""
     config = cast(RMSNorm, norm.config)
-    return cast(Tensor, norm.weight), float(config.centred), config.eps
+    return cast(Tensor, norm.weight), float(config.centered), config.eps

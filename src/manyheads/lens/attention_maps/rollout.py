@@ -119,27 +119,27 @@ class _Network:
         while (levels == step).any():
             ahead = levels == step
             for layer in np.flatnonzero(ahead.any(1)):
-                for other, table in self._neighbours(int(layer)):
+                for other, table in self._neighbors(int(layer)):
                     reached = (table[ahead[layer]] > MIN_CAPACITY).any(0) & (levels[other] < 0)
                     levels[other, reached] = step + 1
             step += 1
         return levels
 
-    def _neighbours(self, layer: int) -> list[tuple[int, NDArray[np.float64]]]:
+    def _neighbors(self, layer: int) -> list[tuple[int, NDArray[np.float64]]]:
         """The adjacent layers, each with the free capacities to it."""
-        neighbours = []
+        neighbors = []
         if layer < self.depth:
-            neighbours.append((layer + 1, self.down[layer]))
+            neighbors.append((layer + 1, self.down[layer]))
         if layer > 0:
-            neighbours.append((layer - 1, self.up[layer - 1]))
-        return neighbours
+            neighbors.append((layer - 1, self.up[layer - 1]))
+        return neighbors
 
     def _push(self, layer: int, node: int, sink: int, limit: float) -> float:
         """Push flow along one shortest path from a node to the sink."""
         if layer == self.depth and node == sink:
             return limit
         level = self.levels[layer, node]
-        options = self._neighbours(layer)
+        options = self._neighbors(layer)
         # Edges already tried in this phase are exhausted.
         while self.tried[layer, node] < len(options) * self.width:
             turn, target = divmod(int(self.tried[layer, node]), self.width)

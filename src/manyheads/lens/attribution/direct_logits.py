@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.residual_writes import FrozenNorm
-from manyheads.bridge.structure import AttentionFacts, linear_weight
+from manyheads.bridge.structure import ProbedAttention, linear_weight
 from manyheads.bridge.wrapped_parts import WrappedStack
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import (
@@ -31,7 +31,7 @@ from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.models.vision import Vision
 from manyheads.parts.feedforward import ConstantLayer
-from manyheads.parts.norms import ChannelScale, LayerNorm, Normalise, PostNorm
+from manyheads.parts.norms import ChannelScale, LayerNorm, Normalize, PostNorm
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Site, Sublayer, Tap
 
@@ -239,12 +239,12 @@ class _BackwardWalk:
         """Move the direction in front of a norm with a frozen divisor, and set its bias aside."""
         if isinstance(norm, ChannelScale):
             self.towards = self.towards * norm.weight.double()
-        if not isinstance(norm, Normalise):
+        if not isinstance(norm, Normalize):
             return
         if norm.bias is not None:
             bias = norm.bias.double().expand_as(self.towards)
             self.bias = self.bias + self._along(bias, self.towards)
-        weight = norm.weight.double() + (1 if norm.config.centred else 0)
+        weight = norm.weight.double() + (1 if norm.config.centered else 0)
         towards = self.towards * weight
         if isinstance(norm.config, LayerNorm):
             at = at - at.mean(-1, keepdim=True)
@@ -270,7 +270,7 @@ class _WrappedWalk(_BackwardWalk):
         crosses = self.scope.stack.layers[layer].cross is not None
         return layer, Tap.AFTER, Sublayer.CROSS if crosses else Sublayer.ATTENTION
 
-    def _attention_of(self, layer: int, facts: AttentionFacts) -> Float[Tensor, "m c"]:
+    def _attention_of(self, layer: int, facts: ProbedAttention) -> Float[Tensor, "m c"]:
         """Split what an attention adds among its heads and its bias, and return it."""
         sublayer = Sublayer.CROSS if facts.cross else Sublayer.ATTENTION
         outputs = self._value(layer, Tap.HEAD_OUTPUT, sublayer)

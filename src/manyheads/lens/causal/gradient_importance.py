@@ -17,15 +17,15 @@ from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.taps import Site, Sublayer, Tap
 
-Estimate = Literal["importance", "normalised", "predicted"]
+Estimate = Literal["importance", "normalized", "predicted"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class Importance(ByHead):
-    """Estimates from gradients: "importance", "normalised" within each layer, and "predicted".
+    """Estimates from gradients: "importance", "normalized" within each layer, and "predicted".
 
     "importance" is arXiv 1905.10650's E |output_h . dL/d output_h|, summed over the tokens of a
-    text; "normalised" divides it by the l2 norm of its layer. "predicted" keeps the sign: the
+    text; "normalized" divides it by the l2 norm of its layer. "predicted" keeps the sign: the
     change of the metric without the head if the model were linear.
     """
 
@@ -50,7 +50,7 @@ def importance(
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
     >>> importance(model, [[1, 2, 3, 4], [5, 6, 7]]).names
-    ('importance', 'normalised', 'predicted')
+    ('importance', 'normalized', 'predicted')
     """
     scope = head_scope(model, stack, sublayer)
     evaluation = Evaluation.of(
@@ -83,7 +83,7 @@ def _result(scope: HeadScope, scores: list[GradientScores], texts: int, metric: 
     smallest = torch.finfo(torch.float64).tiny
     columns = {
         "importance": [each.importance for each in scores],
-        "normalised": [
+        "normalized": [
             each.importance / each.importance.norm().clamp(min=smallest) for each in scores
         ],
         "predicted": [each.predicted for each in scores],

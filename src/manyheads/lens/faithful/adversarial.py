@@ -63,7 +63,7 @@ def total_variation(
 def find_adversary(
     decision: Decision, *, within: float = 0.01, iterations: int = 100, seed: int = 0
 ) -> Adversary:
-    """Maximise the divergence of all deciding weights while the answer moves by `within` at most.
+    """Maximize the divergence of all deciding weights while the answer moves by `within` at most.
 
     The search of arXiv 1902.10186, by Adam on the softmax scores of the weights, from two starts:
     inverted and random weights. The results are moved back towards the model's own weights until
@@ -77,7 +77,7 @@ def find_adversary(
     if not search.can_move:
         return Adversary(nan, nan)
     scores = search.starts(seed)
-    optimiser = torch.optim.Adam(scores, lr=RATE)
+    optimizer = torch.optim.Adam(scores, lr=RATE)
     best = Adversary(0.0, 0.0)
     losses = []
     for _ in range(iterations):
@@ -92,7 +92,7 @@ def find_adversary(
             return best
         for each, gradient in zip(scores, gradients, strict=True):
             each.grad = gradient
-        optimiser.step()
+        optimizer.step()
     history = torch.stack(losses)
     if history.isnan().any():
         return Adversary(nan, nan, settled=False)
@@ -149,7 +149,7 @@ class _Search:
         )
         moved = total_variation(answers, decision.probabilities.expand_as(answers))
         rows = [
-            jensen_shannon(_normalised(each), _normalised(own).expand_as(each)).mean(1)[:, free]
+            jensen_shannon(_normalized(each), _normalized(own).expand_as(each)).mean(1)[:, free]
             for each, own, free in zip(weights, self.own, self.free, strict=True)
         ]
         return torch.cat(rows, dim=1).mean(1), moved
@@ -179,7 +179,7 @@ class _Search:
         return best
 
 
-def _normalised(weights: Float[Tensor, "*rows s"]) -> Float[Tensor, "*rows s"]:
+def _normalized(weights: Float[Tensor, "*rows s"]) -> Float[Tensor, "*rows s"]:
     """The distribution over the keys without a sink."""
     total = weights.sum(-1, keepdim=True)
     return weights / total.clamp(min=torch.finfo(total.dtype).tiny)

@@ -255,7 +255,7 @@ def rank_keys(decision: Decision) -> dict[str, Float[Tensor, " k"]]:
     return sums
 
 
-def renormalise(
+def renormalize(
     weights: Float[Tensor, "h r s"], kept: Bool[Tensor, " s"], *, sink: bool
 ) -> Float[Tensor, "h r s"]:
     """Remove some keys and rescale the others to the same sum; without any keys left, 0.
@@ -263,7 +263,7 @@ def renormalise(
     The weight of a learned sink counts in the sum.
 
     >>> kept = torch.tensor([False, True, True])
-    >>> renormalise(torch.tensor([[[0.5, 0.3, 0.2]]]), kept, sink=False)
+    >>> renormalize(torch.tensor([[[0.5, 0.3, 0.2]]]), kept, sink=False)
     tensor([[[0.0000, 0.6000, 0.4000]]])
     """
     left = weights * kept
@@ -284,7 +284,7 @@ def erase_key_weights(
         def without(
             layer: int, copy: int, weights: Tensor, some: Bool[Tensor, "few s"] = some
         ) -> Tensor:
-            return renormalise(weights, some[copy], sink=sinks[layer])
+            return renormalize(weights, some[copy], sink=sinks[layer])
 
         with torch.no_grad():
             answers.append(decision.under(without, len(some)))

@@ -268,7 +268,7 @@ def faithfulness(
 
     `texts` are texts, pairs or images, or a dict of several such tasks by name: at least eight of
     each, or the verdict is that one cannot tell. A search for adversarial weights that runs out of
-    iterations does not count in favour of attention. Patterns are formed for one text at a time.
+    iterations does not count in favor of attention. Patterns are formed for one text at a time.
     Ctrl-C keeps the results so far.
 
     >>> from manyheads.models.build import build

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from manyheads.errors import InputError
 from manyheads.formatting import percent, pluralise, without_nan
-from manyheads.lens.head_kinds.patch_attention import PatchAttention
+from manyheads.lens.head_kinds.image_attention import PatchAttention
 from manyheads.lens.head_kinds.significance import benjamini_hochberg, chance_above, interval
 from manyheads.lens.head_kinds.word_targets import WordTargetScores
 from manyheads.lens.measure.measures import offset_name

@@ -28,8 +28,8 @@ from manyheads.lens.head_kinds.criteria import (
     repeat_scores,
     with_draws,
 )
+from manyheads.lens.head_kinds.image_attention import measure_image_attention
 from manyheads.lens.head_kinds.partners import InductionPartner, find_partners
-from manyheads.lens.head_kinds.patch_attention import measure_patch_attention
 from manyheads.lens.head_kinds.word_targets import WordTargetScores, measure_word_targets
 from manyheads.lens.inputs.annotated import AnnotatedText, align_texts
 from manyheads.lens.inputs.cached_run import StackName
@@ -44,7 +44,7 @@ from manyheads.lens.inputs.synthetic import (
 )
 from manyheads.lens.inputs.texts import ModelInputs, read_inputs
 from manyheads.lens.measure.measures import (
-    NEIGHBOURS,
+    NEIGHBORS,
     MeasureScope,
     MeasureSums,
     add_measures,
@@ -110,7 +110,7 @@ def _uniform_measures(
     query = torch.zeros(queries.lengths.total, 1, 1, device=device)
     request = Request(queries=queries.lengths, keys=keys.lengths, mask=mask, scale=1.0)
     tiled = TiledScores(query, torch.zeros(keys.lengths.total, 1, 1, device=device), request)
-    every = tuple(dict.fromkeys((*NEIGHBOURS, *offsets)))
+    every = tuple(dict.fromkeys((*NEIGHBORS, *offsets)))
     spec = RowSumSpec(
         offsets=every if same else (),
         marks=torch.zeros(keys.lengths.total, 0, device=device),
@@ -438,7 +438,7 @@ def measure_images(tests: HeadTests, model: Vision, images: Any, seed: int) -> N
     else:
         tests.scores += score(tests.measure(inputs))
     if tests.complete:
-        patches = measure_patch_attention(model, inputs, draws, progress=tests.progress)
+        patches = measure_image_attention(model, inputs, draws, progress=tests.progress)
         tests.complete &= patches.complete
         by_draw = [list(patch_scores(each, tests.thresholds, sample)) for each in patches.draws]
         for number, each in enumerate(patch_scores(patches, tests.thresholds, sample)):

@@ -61,6 +61,6 @@ def interval(score: float, error: float, samples: float = np.nan) -> tuple[float
     if not count > 0:
         return np.nan, np.nan
     shrink = 1 + NORMAL_95**2 / count
-    centre = (score + NORMAL_95**2 / (2 * count)) / shrink
+    center = (score + NORMAL_95**2 / (2 * count)) / shrink
     half = NORMAL_95 / shrink * sqrt(spread / count + NORMAL_95**2 / (4 * count**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)

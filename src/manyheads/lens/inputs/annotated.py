@@ -70,7 +70,7 @@ def align_texts(
     max_length: int | None = None,
     bos: tuple[int, ...] = (),
 ) -> list[AlignedText]:
-    """Tokenise texts, each after `bos`, and find the tokens of every word.
+    """Tokenize texts, each after `bos`, and find the tokens of every word.
 
     Pairs with a word without tokens are dropped, and so are texts without pairs and texts longer
     than `max_length`.

@@ -22,8 +22,8 @@ from manyheads.lens.results.addresses import (
 )
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
-from manyheads.models.finite import check_finite
 from manyheads.models.layer import Layer
+from manyheads.models.non_finite_weights import check_finite
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged

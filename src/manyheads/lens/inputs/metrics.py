@@ -304,7 +304,7 @@ def _resolve(
 def _pool(model: Model, metric: Similarity, hidden: Ragged) -> Float[Tensor, "b c"]:
     sentence = model.sentence or SentenceConfig()
     pooling = sentence.pooling if metric.pooling == "own" else metric.pooling
-    return pool(hidden, pooling, normalise=True, project=sentence.project)
+    return pool(hidden, pooling, normalize=True, project=sentence.project)
 
 
 def _cross_entropy(

@@ -247,7 +247,7 @@ def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iter
 
 
 def random_images(model: Vision, count: int = 16, seed: int = 0) -> list[Tensor]:
-    """Smooth random colours with a little noise, of the size that the model reads."""
+    """Smooth random colors with a little noise, of the size that the model reads."""
     patches = model.config.patches
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(count, patches.channels, 4, 4, generator=generator)

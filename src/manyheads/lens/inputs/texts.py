@@ -25,7 +25,7 @@ from manyheads.errors import InputError, TruncationWarning
 from manyheads.lens.results.files import Metadata
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.decoder import Decoder
-from manyheads.models.finite import check_finite
+from manyheads.models.non_finite_weights import check_finite
 from manyheads.models.padding import Output
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
@@ -111,7 +111,7 @@ class PackedTargets:
 
 
 def read_inputs(model: Model, texts: Any) -> ModelInputs:
-    """Tokenise strings, or take ids; (source, target) pairs for a `Seq2Seq`, images for a `Vision`.
+    """Tokenize strings, or take ids; (source, target) pairs for a `Seq2Seq`, images for a `Vision`.
 
     A single string is one text, and an iterator is read to its end.
     """
@@ -327,7 +327,7 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 # tokens times parameters stay below this, about a second or two of a core.
 CPU_WORK = 2 * 10**10
 MIN_BATCH_TOKENS = 64
-# Texts that are tokenised and sorted by length together.
+# Texts that are tokenized and sorted by length together.
 TEXTS_PER_CHUNK = 1024
 # A text of more tokens than this is announced before it runs.
 LONG_TEXT = 8192

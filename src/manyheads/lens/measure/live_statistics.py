@@ -25,7 +25,7 @@ LOGGED = ("entropy", "first_token", "induction_score", "largest_logit")
 
 
 class LiveStatistics:
-    """Measures the forwards of a model inside its block; see `patch_attention`."""
+    """Measures the forwards of a model inside its block; see `monitor`."""
 
     def __init__(self, model: Any, every: int) -> None:
         self._inner = _find_model(model)
@@ -154,21 +154,21 @@ def _find_model(model: Any) -> Any:
     )
 
 
-def patch_attention(model: Any, *, every: int = 1) -> LiveStatistics:
+def monitor(model: Any, *, every: int = 1) -> LiveStatistics:
     """Measure the heads of a `transformers` model while your own code trains or runs it.
 
     Inside the block every `every`-th forward is measured; its output and gradients stay the same.
     A forward with gradient checkpointing is not measured. `statistics()` gives the result that
     `lens.statistics` gives.
 
-        with manyheads.patch_attention(model, every=100) as heads:
+        with manyheads.monitor(model, every=100) as heads:
             trainer.train()
         print(heads.statistics()["entropy"])
 
     A SentenceTransformer is measured through the model inside it. To follow a training in
     TensorBoard, give the Trainer a callback instead:
 
-        heads = manyheads.patch_attention(model, every=100)
+        heads = manyheads.monitor(model, every=100)
         trainer = Trainer(model, ..., callbacks=[heads.callback("runs/heads")])
     """
     check_int("every", every, minimum=1)

@@ -182,7 +182,7 @@ class MeasureSums:
 def sum_by_sequence(values: Float[Tensor, "n h"], groups: SequenceGroups) -> Float[Tensor, "b h"]:
     """Sum the values of each sequence."""
     if groups.sequences == 1:
-        # On a GPU, adding all rows to the same index would serialise them.
+        # On a GPU, adding all rows to the same index would serialize them.
         return values.sum(0, keepdim=True)
     zeros = values.new_zeros(groups.sequences, values.shape[1])
     return zeros.index_add(0, groups.owner, values)
@@ -215,7 +215,7 @@ def _concatenate(each: list[Float[Tensor, " _"]]) -> Float[np.ndarray, " h"]:
 SINK_ABOVE = 0.3
 # A gate below this counts as closed.
 GATE_CLOSED_BELOW = 0.1
-NEIGHBOURS = {-1: "previous_token", 0: "self", 1: "next_token"}
+NEIGHBORS = {-1: "previous_token", 0: "self", 1: "next_token"}
 
 # The smallest weight on keys that is more than rounding error.
 LEAST_MASS = 1e-6
@@ -259,7 +259,7 @@ def offset_name(offset: int) -> str:
     >>> offset_name(-1), offset_name(-4), offset_name(2)
     ('previous_token', 'offset-4', 'offset+2')
     """
-    return NEIGHBOURS.get(offset, f"offset{offset:+d}")
+    return NEIGHBORS.get(offset, f"offset{offset:+d}")
 
 
 def has_earlier_copy(ids: Int[Tensor, " n"], lengths: Lengths) -> Bool[Tensor, " n"]:

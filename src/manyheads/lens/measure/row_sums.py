@@ -169,16 +169,16 @@ def _spread_sums(
     total = weights.columns[..., 0].clamp(min=1e-30)
     mass = factor * total
     surprise = spare.mul_(powers).sum(-1)
-    # Positions are relative to a key near the centre, which avoids cancellation far away.
+    # Positions are relative to a key near the center, which avoids cancellation far away.
     near = (weights.columns[..., 1] / total).round()
     key = torch.arange(len(tile.keys), device=powers.device, dtype=torch.float32)
     away = torch.sub(key, near[..., None], out=spare)
     moment = away * powers
-    centre = moment.sum(-1) / total
-    variance = moment.mul_(away).sum(-1) / total - centre.square()
+    center = moment.sum(-1) / total
+    variance = moment.mul_(away).sum(-1) / total - center.square()
     row = torch.arange(tile.rows.start, tile.rows.stop, device=powers.device)
     position = row + tiled.query_offset(tile.sequence)
-    back = (position - tile.keys.start - near) - centre
+    back = (position - tile.keys.start - near) - center
     far = back + 2 * _ahead(tiled, tile, powers, position) / total
     return {
         "mass": mass,

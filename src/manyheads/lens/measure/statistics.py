@@ -10,7 +10,7 @@ from manyheads.errors import InputError
 from manyheads.lens.inputs.texts import ModelInputs, PassSummary, for_each_batch, forward_hidden
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
 from manyheads.lens.measure.measures import (
-    NEIGHBOURS,
+    NEIGHBORS,
     OF_PATTERNS,
     SINK_ABOVE,
     MeasureSums,
@@ -164,7 +164,7 @@ def make_plan(
         columns = token_classes(model.tokenizer, vocabulary, classes)
     elif classes:
         raise InputError("images have no token classes", "omit classes")
-    every = tuple(dict.fromkeys((*NEIGHBOURS, *offsets)))
+    every = tuple(dict.fromkeys((*NEIGHBORS, *offsets)))
     return MeasurementPlan(stacks_of(model), columns, every, sink_above)
 
 

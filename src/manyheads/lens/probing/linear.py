@@ -38,7 +38,7 @@ Level = Literal["token", "word", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A labelled token, word or text: its text, the positions of its tokens, and its type.
+    """A labeled token, word or text: its text, the positions of its tokens, and its type.
 
     Tokens with the same id have one type, and so do words with the same letters.
     """
@@ -51,7 +51,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """All labelled items, and their texts."""
+    """All labeled items, and their texts."""
 
     inputs: ModelInputs
     level: Level
@@ -256,16 +256,16 @@ def gather_features(
         by_text.setdefault(item.text, []).append(number)
     order: list[int] = []
     parts: dict[int, list[Tensor]] = {}
-    labelled = sorted(by_text)
+    labeled = sorted(by_text)
     sizes = items.inputs.sizes(scope.model)
     with (
-        Progress("reading", total=len(labelled), unit="texts", enabled=progress) as bar,
+        Progress("reading", total=len(labeled), unit="texts", enabled=progress) as bar,
         eval_mode(scope.model),
     ):
         for some in batch_by_length(
-            [sizes[text] for text in labelled], default_batch_tokens(scope.model)
+            [sizes[text] for text in labeled], default_batch_tokens(scope.model)
         ):
-            texts = [labelled[index] for index in some]
+            texts = [labeled[index] for index in some]
             numbers = [number for text in texts for number in by_text[text]]
             mine = [items.each[number] for number in numbers]
 
@@ -303,7 +303,7 @@ def _sites(scope: HeadScope, source: Source) -> dict[Site, int]:
     return {scope.site(layer, tap): layer for layer in scope.layers for tap in taps}
 
 
-# Candidates for the inverse of the regularisation.
+# Candidates for the inverse of the regularization.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 MAX_STEPS = 1000
 FOLDS = 3
@@ -337,7 +337,7 @@ def probe(
     strength="chosen" is cross-validated on the rest. "accuracy" has a standard error over texts;
     "majority" is that of the most frequent label. "control" is the accuracy on a control task
     (arXiv 1909.03368): each type of token or word, or each text, has a random label. "selectivity"
-    is accuracy minus control: what the probe finds rather than memorises.
+    is accuracy minus control: what the probe finds rather than memorizes.
 
     Needs the package scikit-learn.
     """
@@ -514,7 +514,7 @@ def _fit_predict(
     held_out: Float[np.ndarray, "m d"],
     strength: float,
 ) -> Int[np.ndarray, " m"]:
-    """The predictions of a logistic regression on standardised features."""
+    """The predictions of a logistic regression on standardized features."""
     if len(np.unique(labels)) < 2:
         return np.full(len(held_out), labels[0])
     scale = _sklearn("preprocessing").StandardScaler().fit(values)

@@ -32,7 +32,7 @@ STEPS = 100
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class SyntaxProbe(Tabular):
-    """Unlabelled attachment scores, with standard errors over sentences.
+    """Unlabeled attachment scores, with standard errors over sentences.
 
     "probe" combines all heads; "offset" is the best fixed distance, "head" the best single head,
     both chosen on the training sentences. `to_head` and `from_head` are the probe's weights: of
@@ -223,7 +223,7 @@ def _tree(
         scope.model.hidden(ids, watch=watcher)
         vectors = mean @ scope.model.table[ids.values].float().cpu()
     words, above = torch.tensor(pairs).unbind(1)
-    # Normalised, so that the scale of a model's embeddings does not matter.
+    # Normalized, so that the scale of a model's embeddings does not matter.
     vectors = vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-6)
     return _Tree(torch.cat(watcher.found), vectors, torch.tensor(there), words, above)
 
@@ -244,13 +244,13 @@ class _WordAttention(Record):
 def _fit(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) -> None:
     """Maximum likelihood with weight decay, by L-BFGS."""
     words = sum(len(tree.words) for tree in trees)
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         scorer.parameters(), max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-7
     )
     with Progress("learning", unit="rounds", enabled=progress) as bar:
 
         def loss() -> Tensor:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             total = torch.zeros(())
             for tree in trees:
                 logs = scorer(tree).log_softmax(-1)
@@ -262,7 +262,7 @@ def _fit(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) 
             return total
 
         with torch.enable_grad():
-            optimiser.step(loss)
+            optimizer.step(loss)
 
 
 def _result(

@@ -37,7 +37,7 @@ def output_similarity(
 
     - "cosine": of the two vectors written at a token, mean over tokens; -1 if one head cancels the
       other. Tokens at which either writes nothing do not count.
-    - "cka": linear centred kernel alignment (Kornblith et al., arXiv 1905.00414) over all tokens,
+    - "cka": linear centered kernel alignment (Kornblith et al., arXiv 1905.00414) over all tokens,
       |Y'X|^2 / (|X'X| |Y'Y|), which ignores rotations. It keeps the outputs of all tokens, as much
       as one residual stream per layer.
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.ragged import Lengths, Ragged
+from manyheads.renamed_keys import CLASSES, with_new_keys
 
 Arrays = dict[str, NDArray[Any]]
 Metadata = dict[str, Any]
@@ -66,7 +67,7 @@ def read_result(path: Path | str, kinds: Mapping[str, type[Result]]) -> Result:
     if not path.is_file():
         raise InputError(f"{path} does not exist", REMEDY)
     about, arrays = _read_json(path) if suffix == ".json" else _read_safetensors(path)
-    kind = about["kind"]
+    kind: str = CLASSES.get(about["kind"], about["kind"])
     if kind not in kinds:
         raise InputError(
             f"{path} holds a result of the unknown type {kind!r}", f"use {', '.join(kinds)}"
@@ -163,6 +164,7 @@ def _encode(value: Any, name: str, arrays: Arrays) -> Any:
 
 def _decode_fields(kind: type[Any], encoded: Metadata, name: str, arrays: Arrays) -> Any:
     hints = get_type_hints(kind)
+    encoded = with_new_keys(encoded, hints)
     return kind(
         **{
             field.name: _decode(

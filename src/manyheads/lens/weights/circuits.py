@@ -26,7 +26,7 @@ from manyheads.models.layer import Residual
 from manyheads.models.readout import LanguageHead, ReadoutLayer, TransformLayer
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.parts.norms import ChannelScale, LayerNorm, Normalise, PostNorm
+from manyheads.parts.norms import ChannelScale, LayerNorm, Normalize, PostNorm
 from manyheads.progress import Progress
 from manyheads.taps import Head, Sublayer
 
@@ -325,10 +325,10 @@ def _draw(tokens: TokenVectors, sample: int | None, seed: int) -> Tensor:
 
 def folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "d c"]:
     """Rows with the norm folded in, so that they read the stream before it, up to its divisor."""
-    if not isinstance(norm, Normalise):
+    if not isinstance(norm, Normalize):
         return rows
     weight = norm.weight.detach().to(rows.dtype)
-    rows = rows * (weight + 1 if norm.config.centred else weight)
+    rows = rows * (weight + 1 if norm.config.centered else weight)
     if isinstance(norm.config, LayerNorm):
         rows = rows - rows.mean(1, keepdim=True)
     return rows
@@ -338,12 +338,12 @@ def through(rows: Float[Tensor, "f c"], norm: nn.Module | None) -> Float[Tensor,
     """Rows after a norm, up to its divisor."""
     if isinstance(norm, ChannelScale):
         return rows * norm.weight.detach().to(rows.dtype)
-    if not isinstance(norm, Normalise):
+    if not isinstance(norm, Normalize):
         return rows
     if isinstance(norm.config, LayerNorm):
         rows = rows - rows.mean(1, keepdim=True)
     weight = norm.weight.detach().to(rows.dtype)
-    return rows * (weight + 1 if norm.config.centred else weight)
+    return rows * (weight + 1 if norm.config.centered else weight)
 
 
 Through = Literal["unembedding", "transform and unembedding", "embedding"]

@@ -243,7 +243,7 @@ def _routing_weight(
     """The router's weight of an expert for each token, 0 where it is not selected."""
     probabilities = module.router(entered).float().softmax(-1)
     weights, experts = probabilities.topk(module.config.top_k, dim=-1)
-    if module.config.renormalise:
+    if module.config.renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return torch.where(experts == expert, weights, 0.0).sum(-1)
 

@@ -287,7 +287,7 @@ def neurons(
     )
     return Neurons(
         tuple(
-            _summarise(feed_forwards, neuron, tracker, reader) for neuron, tracker in found.items()
+            _summarize(feed_forwards, neuron, tracker, reader) for neuron, tracker in found.items()
         ),
         passed.metadata | {"through": through, "by": by},
     )
@@ -365,7 +365,7 @@ class _TokenReader:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
-def _summarise(
+def _summarize(
     feed_forwards: FeedForwards, neuron: Neuron, tracker: ActivationTracker, reader: _TokenReader
 ) -> NeuronSummary:
     with torch.no_grad():

@@ -4,7 +4,7 @@ Importing this file needs triton: import it inside a function that runs on CUDA.
 
     S_{c+1} = exp(whole_c) S_c + added_c
 
-A program walks over `FAN` neighbouring chunks and carries some numbers of one head's state. Longer
+A program walks over `FAN` neighboring chunks and carries some numbers of one head's state. Longer
 sequences are walked twice: once for what every such group adds as a whole, then, when the groups
 themselves have been joined in the same way, for the state before each of their chunks.
 """

@@ -24,7 +24,7 @@ from manyheads.mixers.sparse.key_lists import (
     softmax_where,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Queries that share a list of keys, unless the window is wider.
 SMALLEST_BLOCK = 64
@@ -76,15 +76,15 @@ class KnnMemoryLayer(Mixer):
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         config = self.config
         query, key, value = (
             by_head(part, config.heads) for part in self.project(x.values).chunk(3, dim=-1)
         )
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         kept = config.window + config.memory - 1
         recent = RecentKeys.join(key, value, x.lengths, cache, kept)
         longest = max(x.lengths.longest, 1)
@@ -98,8 +98,8 @@ class KnnMemoryLayer(Mixer):
         fresh = cache is None or cache.state is None
         rows = partial(self._rows, query, key, x.lengths)
         weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=True)
-        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         recent.keep(cache)
         return x.with_values(self.output(mixed.flatten(1)))
 

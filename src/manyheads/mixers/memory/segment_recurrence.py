@@ -23,7 +23,7 @@ from manyheads.mixers.sparse.key_lists import (
 )
 from manyheads.parts.positions import Sinusoidal
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Named, because torch.compile cannot trace a dataclass that is made inside the graph.
 SINUSOID = Sinusoidal()
@@ -86,19 +86,19 @@ class SegmentRecurrenceLayer(Mixer):
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         heads = self.config.heads
-        query = seen(look, Tap.QUERY, by_head(self.project_query(x.values), heads), x)
+        query = observe(context, Tap.QUERY, by_head(self.project_query(x.values), heads), x)
         key, value = (by_head(part, heads) for part in self.project(x.values).chunk(2, dim=-1))
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         fresh = cache is None or cache.state is None
-        mixed = self._mix(query, key, value, x, cache, watched=look is not None)
+        mixed = self._mix(query, key, value, x, cache, watched=context is not None)
         rows = partial(self._rows, query, key, x.lengths)
         weights = partial(ListedWeights, x.lengths, heads, rows, causal=True)
-        mixed = watch_pattern(look if fresh else None, weights, value, mixed)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
     def _mix(

@@ -46,7 +46,7 @@ def recur_in_chunks(
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
-    Neighbouring heads may share queries and keys: decays are applied to values and outputs, so
+    Neighboring heads may share queries and keys: decays are applied to values and outputs, so
     that products of shared keys are computed once. On CUDA kernels compute all this where they can,
     unless `by_triton` says otherwise.
     """

@@ -14,10 +14,10 @@ from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule
 from manyheads.mixers.recurrent.head_norms import gated_norm, unit
-from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
+from manyheads.mixers.recurrent.time_step import draw_pace_bias
 from manyheads.ragged import Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 
 @check_fields
@@ -83,7 +83,7 @@ class GatedDeltaLayer(Mixer):
         self.output = nn.Linear(rows["value"], config.width, bias=False)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         config, state = self.config, None if cache is None else cache.state
         rows = config.rows()
@@ -97,8 +97,8 @@ class GatedDeltaLayer(Mixer):
         repeats = config.heads // config.key_heads
         if repeats > 1:
             query, key = (each.repeat_interleave(repeats, dim=1) for each in (query, key))
-        query, key = seen(look, Tap.QUERY, query, x), seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, by_head(value, config.heads), x)
+        query, key = observe(context, Tap.QUERY, query, x), observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, by_head(value, config.heads), x)
         decay = -self.log_rate.float().exp() * F.softplus(pace.float() + self.dt_bias.float())
         rate = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
         given = None if state is None else state[0]
@@ -106,7 +106,7 @@ class GatedDeltaLayer(Mixer):
         if cache is not None:
             cache.keep(after, recent)
         weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
-        heads = watch_pattern(look if state is None else None, weights, value, heads)
+        heads = watch_pattern(context if state is None else None, weights, value, heads)
         gated = gated_norm(heads, by_head(gate, config.heads), self.norm_weight, config.eps)
-        gated = seen(look, Tap.HEAD_OUTPUT, gated, x)
+        gated = observe(context, Tap.HEAD_OUTPUT, gated, x)
         return x.with_values(self.output(gated.flatten(1)))

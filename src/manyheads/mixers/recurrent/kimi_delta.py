@@ -14,10 +14,10 @@ from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule
 from manyheads.mixers.recurrent.head_norms import gated_norm, unit
-from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
+from manyheads.mixers.recurrent.time_step import draw_pace_bias
 from manyheads.ragged import Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 
 @check_fields
@@ -70,15 +70,15 @@ class KimiDeltaLayer(Mixer):
         self.output = nn.Linear(inner, width, bias=False)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         config, state = self.config, None if cache is None else cache.state
         before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(self.project(x.values)), before)
         query, key, value = (by_head(part, config.heads) for part in mixed.chunk(3, dim=-1))
-        query = seen(look, Tap.QUERY, unit(query, config.head_size**-0.5), x)
-        key = seen(look, Tap.KEY, unit(key), x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, unit(query, config.head_size**-0.5), x)
+        key = observe(context, Tap.KEY, unit(key), x)
+        value = observe(context, Tap.VALUE, value, x)
         rank = config.head_size
         pace, gate, beta = self.narrow(x.values).split([rank, rank, config.heads], dim=-1)
         pace = F.softplus(self.widen_pace(pace).float() + self.dt_bias.float())
@@ -89,8 +89,8 @@ class KimiDeltaLayer(Mixer):
         if cache is not None:
             cache.keep(after, recent)
         weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
-        heads = watch_pattern(look if state is None else None, weights, value, heads)
+        heads = watch_pattern(context if state is None else None, weights, value, heads)
         gate = by_head(self.widen_gate(gate), config.heads)
         gated = gated_norm(heads, gate, self.norm_weight, config.eps, "sigmoid")
-        gated = seen(look, Tap.HEAD_OUTPUT, gated, x)
+        gated = observe(context, Tap.HEAD_OUTPUT, gated, x)
         return x.with_values(self.output(gated.flatten(1)))

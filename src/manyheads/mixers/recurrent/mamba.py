@@ -16,10 +16,10 @@ from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan
-from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
+from manyheads.mixers.recurrent.time_step import draw_pace_bias
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Numbers in the states of the channels that are computed at once.
 BLOCK = {"cpu": 2**20, "cuda": 2**27}
@@ -78,7 +78,7 @@ class MambaLayer(Mixer):
         self.output = nn.Linear(inner, config.width, bias=config.bias)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         state = None if cache is None else cache.state
         mixed, gate = self.project(x.values).chunk(2, dim=-1)
@@ -93,7 +93,7 @@ class MambaLayer(Mixer):
             cache.keep(after, recent)
         scanned = scanned + mixed * self.skip.float()
         gated = (scanned * F.silu(gate.float())).to(mixed.dtype)
-        gated = seen(look, Tap.HEAD_OUTPUT, gated.unsqueeze(1), x).squeeze(1)
+        gated = observe(context, Tap.HEAD_OUTPUT, gated.unsqueeze(1), x).squeeze(1)
         return x.with_values(self.output(gated))
 
     def _normed(self, part: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

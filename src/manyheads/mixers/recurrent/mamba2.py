@@ -15,10 +15,10 @@ from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.mixers.recurrent.head_norms import gated_norm
-from manyheads.mixers.recurrent.pace import draw_pace_bias
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
+from manyheads.mixers.recurrent.time_step import draw_pace_bias
 from manyheads.ragged import Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 
 @check_fields
@@ -83,7 +83,7 @@ class Mamba2Layer(Mixer):
         self.output = nn.Linear(config.inner, config.width, bias=config.bias)
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         config, state = self.config, None if cache is None else cache.state
         gate, mixed, pace = self.project(x.values).split(self.sizes, dim=-1)
@@ -96,12 +96,12 @@ class Mamba2Layer(Mixer):
         value = by_head(value, config.heads)
         steps = state is not None and x.lengths.longest == 1 and x.lengths.uniform
         key, query = (by_head(part, config.groups) for part in (key, query))
-        if look is not None or steps:
+        if context is not None or steps:
             repeats = config.heads // config.groups
             key, query = (part.repeat_interleave(repeats, dim=1) for part in (key, query))
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         decay = -self.log_rate.float().exp() * dt
         # dt k v^T: with dt at the values, heads of a group have the same keys.
         paced = value.float() * dt.unsqueeze(-1)
@@ -113,12 +113,12 @@ class Mamba2Layer(Mixer):
         if cache is not None:
             cache.keep(after, recent)
         heads = heads.to(value.dtype)
-        if look is not None and state is None:
+        if context is not None and state is None:
             weights = partial(DecayWeights, query, key * dt.unsqueeze(-1), decay, x.lengths)
-            heads = watch_pattern(look, weights, value, heads)
+            heads = watch_pattern(context, weights, value, heads)
         heads = heads + value * self.skip.to(value.dtype)[:, None]
         # All heads together are gated, then normed; the gated delta net does it in the other order.
         whole, gate = by_head(heads.flatten(1), 1), by_head(gate, 1)
         gated = gated_norm(whole, gate, self.norm_weight, config.eps, gate_first=True)
-        gated = seen(look, Tap.HEAD_OUTPUT, by_head(gated.flatten(1), config.heads), x)
+        gated = observe(context, Tap.HEAD_OUTPUT, by_head(gated.flatten(1), config.heads), x)
         return x.with_values(self.output(gated.flatten(1)))

@@ -19,9 +19,9 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.mixer import Mixer, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.pace import draw_pace_bias
+from manyheads.mixers.recurrent.time_step import draw_pace_bias
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look
+from manyheads.taps import WatchContext
 
 
 @check_fields
@@ -63,15 +63,15 @@ class S4DLayer(Mixer):
         self.output = nn.Linear(width, width)
 
     def system(self) -> tuple[Complex[Tensor, "c s"], Complex[Tensor, "w c s"]]:
-        """dt A, and C of each direction, discretised by a zero-order hold."""
+        """dt A, and C of each direction, discretized by a zero-order hold."""
         a = torch.complex(-self.log_rate.float().exp(), self.frequency.float())
         step = a * F.softplus(self.pace_bias.float()).unsqueeze(1)
         return step, torch.view_as_complex(self.read.float()) * (step.exp() - 1) / a
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
-        del look  # it has no heads to look at
+        del context  # it has no heads to look at
         step, c = self.system()
         u, lengths = x.values.float(), x.lengths
         if not self.config.causal:

@@ -1,4 +1,4 @@
-"""BigBird (arXiv 2007.14062): blocks that see their neighbours, both ends and a few at random."""
+"""BigBird (arXiv 2007.14062): blocks that see their neighbors, both ends and a few at random."""
 
 from dataclasses import dataclass
 from functools import cache as memoised
@@ -28,7 +28,7 @@ from manyheads.mixers.sparse.key_lists import (
     softmax_where,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Texts of these lengths, filled up to whole blocks, draw as in the paper's code: of the first 1,024
 # tokens only.
@@ -39,7 +39,7 @@ PAPER_REACH = 1024
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BigBird:
-    """Blocks of `block` tokens; each sees itself, its two neighbours, and the first and last block.
+    """Blocks of `block` tokens; each sees itself, its two neighbors, and the first and last block.
 
     The first and the last block see the whole text, and so does every token of a text of up to
     5 + 2 `random_blocks` blocks. Each head of each block also sees `random_blocks` others, drawn by
@@ -97,20 +97,20 @@ class BigBirdLayer(Mixer):
         self.output = nn.Linear(width, width, bias=config.bias in ("output", "all"))
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         refuse_cache(cache)
         query, key, value = (
             by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
         )
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         mixed = self._mix(query, key, value, x.lengths)
         rows = partial(self._rows, query, key, x.lengths)
         weights = partial(ListedWeights, x.lengths, self.config.heads, rows, causal=False)
-        mixed = watch_pattern(look, weights, value, mixed)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = watch_pattern(context, weights, value, mixed)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
     def _mix(
@@ -170,7 +170,7 @@ class BigBirdLayer(Mixer):
         own = blocks.chunks.counts.positions + 1
         last = blocks.chunks.counts.offsets.diff().long()[blocks.text] + 1
         start = torch.zeros_like(own)
-        # Where a neighbour is the first or the last block, it is listed as such.
+        # Where a neighbor is the first or the last block, it is listed as such.
         numbers = torch.stack([start, own, own - 1, own + 1, last], dim=1)
         once = torch.ones_like(numbers, dtype=torch.bool)
         once[:, 2], once[:, 3] = own > 1, own + 1 < last

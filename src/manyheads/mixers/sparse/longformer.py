@@ -29,7 +29,7 @@ from manyheads.mixers.sparse.key_lists import (
 )
 from manyheads.parts.masks import Window
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # Queries that share a list of keys, unless the window is wider.
 SMALLEST_BLOCK = 32
@@ -91,15 +91,15 @@ class LongformerLayer(Mixer):
         self.given: tuple[tuple[int, ...], ...] | None = None
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         refuse_cache(cache)
         query, key, value = (
             by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
         )
-        query = seen(look, Tap.QUERY, query, x)
-        key = seen(look, Tap.KEY, key, x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, query, x)
+        key = observe(context, Tap.KEY, key, x)
+        value = observe(context, Tap.VALUE, value, x)
         tokens = GlobalRows.of(self._positions(x.lengths), x.lengths)
         mixed = self._local(query, key, value, tokens, x.lengths)
         if tokens.counts.total:
@@ -107,8 +107,8 @@ class LongformerLayer(Mixer):
             mixed = mixed.index_copy(0, tokens.rows, self._global(*wide, tokens, x.lengths))
         else:
             wide = query[:0], key, value
-        mixed = self._watched(look, (query, key, value), wide, tokens, x.lengths, mixed)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = self._watched(context, (query, key, value), wide, tokens, x.lengths, mixed)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
     def _positions(self, lengths: Lengths) -> tuple[tuple[int, ...], ...]:
@@ -197,7 +197,7 @@ class LongformerLayer(Mixer):
 
     def _watched(
         self,
-        look: Look | None,
+        context: WatchContext | None,
         parts: Parts,
         wide: Parts,
         tokens: "GlobalRows",
@@ -205,7 +205,7 @@ class LongformerLayer(Mixer):
         mixed: Float[Tensor, "n h d"],
     ) -> Float[Tensor, "n h d"]:
         """The outputs after a watcher has seen the pattern; global tokens have their own values."""
-        if look is None or not look.wants(Tap.PATTERN):
+        if context is None or not context.wants(Tap.PATTERN):
             return mixed
 
         def rows(sequence: int, some: range, heads: slice) -> Float[Tensor, "h t s"]:
@@ -223,7 +223,7 @@ class LongformerLayer(Mixer):
 
         weights = partial(ListedWeights, lengths, self.config.heads, rows, causal=False)
         both = torch.cat([parts[2], wide[2]], dim=-1)
-        local, by_global = watch_pattern(look, weights, both, mixed.repeat(1, 1, 2)).chunk(2, -1)
+        local, by_global = watch_pattern(context, weights, both, mixed.repeat(1, 1, 2)).chunk(2, -1)
         return torch.where(tokens.is_global[:, None, None], by_global, local)
 
 

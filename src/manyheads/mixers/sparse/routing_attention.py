@@ -22,7 +22,7 @@ from manyheads.mixers.sparse.key_lists import (
     softmax_where,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Look, Tap, seen
+from manyheads.taps import Tap, WatchContext, observe
 
 # The cluster of a slot that holds no token.
 EMPTY = -1
@@ -79,14 +79,14 @@ class RoutingAttentionLayer(Mixer):
         self.register_buffer("centroids", F.normalize(start, dim=-1))
 
     def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, look: Look | None = None
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         config = self.config
         query, value = (
             by_head(part, config.heads) for part in self.project(x.values).chunk(2, dim=-1)
         )
-        query = seen(look, Tap.QUERY, F.layer_norm(query, (config.size,)), x)
-        value = seen(look, Tap.VALUE, value, x)
+        query = observe(context, Tap.QUERY, F.layer_norm(query, (config.size,)), x)
+        value = observe(context, Tap.VALUE, value, x)
         tokens = ClusteredTokens(query, value, self.assign(query), x.lengths)
         if self.training:
             self._follow(tokens)
@@ -104,8 +104,8 @@ class RoutingAttentionLayer(Mixer):
         weights = partial(
             ListedWeights, x.lengths, config.heads, partial(self._rows, tokens), causal=True
         )
-        mixed = watch_pattern(look if kept is None else None, weights, value, mixed)
-        mixed = seen(look, Tap.HEAD_OUTPUT, mixed, x)
+        mixed = watch_pattern(context if kept is None else None, weights, value, mixed)
+        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
         return x.with_values(self.output(mixed.flatten(1)))
 
     @torch.no_grad()

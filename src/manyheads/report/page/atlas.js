@@ -1,8 +1,8 @@
-// The atlas: layers down, heads across, coloured by kind, by a measure or by the pattern itself.
+// The atlas: layers down, heads across, colored by kind, by a measure or by the pattern itself.
 
 const GROUPS = [...new Set(data.heads.map((head) => head.group))].filter((group) => group !== "mixed").sort();
 const cells = [];
-let colouring = "kind";
+let coloring = "kind";
 
 function buildAtlas(select) {
   const atlas = document.getElementById("atlas");
@@ -27,7 +27,7 @@ function buildAtlas(select) {
   const menu = document.getElementById("measure");
   menu.append(make("option", "Kind", { value: "kind" }), make("option", "Pattern", { value: "pattern" }));
   data.measures.forEach((measure, index) => menu.append(make("option", measure.title, { value: index })));
-  menu.addEventListener("change", () => { colouring = menu.value; colourAtlas(); });
+  menu.addEventListener("change", () => { coloring = menu.value; colorAtlas(); });
 }
 
 function moveFocus(event, index) {
@@ -38,40 +38,40 @@ function moveFocus(event, index) {
   if (found >= 0) { cells[found].focus(); event.preventDefault(); }
 }
 
-function colourAtlas() {
-  const measure = data.measures[Number(colouring)];
+function colorAtlas() {
+  const measure = data.measures[Number(coloring)];
   const scale = measure ? scaleOf(measure) : null;
   cells.forEach((cell, index) => {
     const head = data.heads[index];
     const [canvas, label] = cell.children;
     const value = measure ? measure.values[index] : null;
-    let colour = null;
-    if (measure && value !== null) colour = scale.colour(value);
-    if (colouring === "kind" && head.group !== "mixed") colour = kindColour(GROUPS.indexOf(head.group));
-    cell.style.background = colour ? css(colour) : "";
-    cell.style.color = colour ? inkOn(colour) : "";
-    canvas.hidden = colouring !== "pattern";
-    label.hidden = colouring === "pattern";
+    let color = null;
+    if (measure && value !== null) color = scale.color(value);
+    if (coloring === "kind" && head.group !== "mixed") color = kindColor(GROUPS.indexOf(head.group));
+    cell.style.background = color ? css(color) : "";
+    cell.style.color = color ? inkOn(color) : "";
+    canvas.hidden = coloring !== "pattern";
+    label.hidden = coloring === "pattern";
     label.textContent = measure ? formatted(value, measure.unit) : breakable(head.kind);
     const description = [head.name, head.kind, ...head.flags, measure ? `${measure.label}: ${label.textContent}` : ""].filter(Boolean);
     cell.title = description.join(", ");
     cell.setAttribute("aria-label", cell.title);
-    if (colouring === "pattern") patternOf(index).then((pattern) => drawPattern(canvas, pattern, Math.min(LENGTH, 72)));
+    if (coloring === "pattern") patternOf(index).then((pattern) => drawPattern(canvas, pattern, Math.min(LENGTH, 72)));
   });
   drawLegend(measure, scale);
 }
 
-// From values to colours: diverging, by the square root, where some values are negative.
+// From values to colors: diverging, by the square root, where some values are negative.
 function scaleOf(measure) {
   const known = measure.values.filter((value) => value !== null);
   const low = Math.min(...known), high = Math.max(...known);
   if (low < 0 && high > 0) {
     const most = Math.max(-low, high);
-    return { low: -most, high: most, colour: (value) => diverging(Math.sign(value) * Math.sqrt(Math.abs(value) / most)) };
+    return { low: -most, high: most, color: (value) => diverging(Math.sign(value) * Math.sqrt(Math.abs(value) / most)) };
   }
   const fraction = measure.unit === "percent";
   const bottom = fraction ? 0 : low, top = fraction ? Math.max(high, 0.1) : high;
-  return { low: bottom, high: top, colour: (value) => sequential(top > bottom ? (value - bottom) / (top - bottom) : 0) };
+  return { low: bottom, high: top, color: (value) => sequential(top > bottom ? (value - bottom) / (top - bottom) : 0) };
 }
 
 // A soft hyphen in long names.
@@ -83,17 +83,17 @@ function drawLegend(measure, scale) {
   const legend = document.getElementById("legend");
   legend.replaceChildren();
   document.getElementById("measured").textContent = measure ? measure.about
-    : colouring === "pattern" ? "The attention pattern of each head on the text: queries down, keys across."
+    : coloring === "pattern" ? "The attention pattern of each head on the text: queries down, keys across."
       : "The most specific kind of each head; heads that reach no threshold are mixed.";
   if (measure) {
     const bar = make("i", "", { class: "ramp" });
-    const stops = Array.from({ length: 9 }, (_, index) => css(scale.colour(scale.low + (scale.high - scale.low) * index / 8)));
+    const stops = Array.from({ length: 9 }, (_, index) => css(scale.color(scale.low + (scale.high - scale.low) * index / 8)));
     bar.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
     legend.append(make("span", formatted(scale.low, measure.unit)), bar, make("span", formatted(scale.high, measure.unit)));
-  } else if (colouring === "kind") {
+  } else if (coloring === "kind") {
     GROUPS.forEach((group, index) => {
       const item = make("span", group, { class: "kind" });
-      item.prepend(make("i", "", { style: `background:${css(kindColour(index))}` }));
+      item.prepend(make("i", "", { style: `background:${css(kindColor(index))}` }));
       legend.append(item);
     });
   }
@@ -111,6 +111,6 @@ function drawPattern(canvas, pattern, side) {
       largest[cell] = Math.max(largest[cell], pattern.weights[index]);
     }
   }
-  largest.forEach((weight, cell) => image.data.set([...weightColour(weight), 255], 4 * cell));
+  largest.forEach((weight, cell) => image.data.set([...weightColor(weight), 255], 4 * cell));
   canvas.getContext("2d").putImageData(image, 0, 0);
 }

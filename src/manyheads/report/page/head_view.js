@@ -84,15 +84,15 @@ async function drawHead() {
   if (tab === "text") drawText(attention);
   if (tab === "lines") drawLines(pattern, attention);
   if (tab === "map") drawMap(pattern, head);
-  summarise(attention, pattern);
+  summarize(attention, pattern);
 }
 
 function drawText(attention) {
   for (const span of spans) { span.style.background = span.style.color = ""; span.classList.remove("at"); }
   for (const [index, weight] of attention) {
-    const colour = weightColour(weight);
-    spans[index].style.background = data.image ? glow(weight / attention[0][1]) : css(colour);
-    spans[index].style.color = inkOn(colour);
+    const color = weightColor(weight);
+    spans[index].style.background = data.image ? glow(weight / attention[0][1]) : css(color);
+    spans[index].style.color = inkOn(color);
   }
   spans[view.at].classList.add("at");
 }
@@ -187,7 +187,7 @@ function drawMap(pattern, head) {
 }
 
 // <bdi> and <tspan> keep right-to-left tokens from reordering the text around them.
-function summarise(attention, pattern) {
+function summarize(attention, pattern) {
   const token = (index) => make("bdi", visibleToken(data.tokens[index]));
   const best = attention.slice(0, 4).filter(([, weight]) => weight >= 0.005);
   const listed = best.flatMap(([index, weight], each) => [each ? ", " : "", token(index), ` ${percent(weight)}`]);

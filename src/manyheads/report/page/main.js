@@ -64,7 +64,7 @@ function clearestHead() {
 
 buildAtlas(selectHead);
 buildHeadView();
-colourAtlas();
+colorAtlas();
 patternOf(clearestHead()).then((pattern) => {
   view.at = clearestQuery(pattern);
   selectHead(clearestHead());
@@ -72,7 +72,7 @@ patternOf(clearestHead()).then((pattern) => {
 
 document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = theme() === "dark" ? "light" : "dark";
-  colourAtlas();
+  colorAtlas();
   drawHead();
 });
 document.getElementById("incoming").addEventListener("change", (event) => { view.incoming = event.target.checked; drawHead(); });
@@ -84,5 +84,5 @@ for (const title of document.querySelectorAll("#heads thead th")) title.addEvent
 for (const link of document.querySelectorAll("a[data-head]")) link.addEventListener("click", () => selectHead(Number(link.dataset.head)));
 // Print in the light theme with all details open.
 let printedTheme = null;
-addEventListener("beforeprint", () => { printedTheme = theme(); root.dataset.theme = "light"; document.querySelectorAll("details").forEach((each) => { each.open = true; }); colourAtlas(); drawHead(); });
-addEventListener("afterprint", () => { root.dataset.theme = printedTheme; colourAtlas(); drawHead(); });
+addEventListener("beforeprint", () => { printedTheme = theme(); root.dataset.theme = "light"; document.querySelectorAll("details").forEach((each) => { each.open = true; }); colorAtlas(); drawHead(); });
+addEventListener("afterprint", () => { root.dataset.theme = printedTheme; colorAtlas(); drawHead(); });

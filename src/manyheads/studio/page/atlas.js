@@ -1,7 +1,7 @@
-// The atlas: a row per layer, a square per head, coloured by a measure. Selected heads have a ring of
-// their own colour; ablated heads are crossed out.
+// The atlas: a row per layer, a square per head, colored by a measure. Selected heads have a ring of
+// their own color; ablated heads are crossed out.
 
-import { css, diverging, inkOn, sequential } from "./colour.js";
+import { css, diverging, inkOn, sequential } from "./color.js";
 import { h, announce } from "./dom.js";
 import { formatted } from "./format.js";
 import { kindElement } from "./kinds.js";
@@ -14,13 +14,13 @@ export class Atlas {
     this.side = side;
     this.cells = new Map();
     this.focused = null;
-    this.select = h("select", { "aria-label": "Measure that colours the heads", on: { change: () => side.colourBy(this.select.value) } });
+    this.select = h("select", { "aria-label": "Measure that colors the heads", on: { change: () => side.colorBy(this.select.value) } });
     this.grid = h("div", { class: "atlas", role: "grid", "aria-label": "Heads of the model", "aria-multiselectable": "true" });
     this.grid.addEventListener("keydown", (event) => this.#key(event));
     this.bar = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
     this.low = h("span", { class: "number" });
     this.high = h("span", { class: "number" });
-    this.colours = h("div", { class: "scale" }, this.low, this.bar, this.high);
+    this.colors = h("div", { class: "scale" }, this.low, this.bar, this.high);
     this.instead = h("p", { class: "instead", role: "note", hidden: true });
     // The head under the pointer has a line of its own, so that nothing jumps.
     this.tip = h("p", { class: "head-tip" });
@@ -32,7 +32,7 @@ export class Atlas {
       h("header", {}, h("h2", {}, "Heads"), this.select),
       this.instead,
       this.grid,
-      this.colours,
+      this.colors,
       this.tip,
       this.about,
       this.picks,
@@ -68,7 +68,7 @@ export class Atlas {
     return cell;
   }
 
-  // Update colours, rings and labels.
+  // Update colors, rings and labels.
   draw() {
     const { side } = this;
     const found = side.statistics;
@@ -82,10 +82,10 @@ export class Atlas {
     [...this.cells].forEach(([head, cell], place) => {
       const value = values[place] ?? null;
       const part = value === null ? 0 : (value - low) / (high - low || 1);
-      const colour = scale(split ? part * 2 - 1 : part);
-      cell.style.setProperty("--fill", value === null ? "var(--well)" : css(colour));
-      cell.style.setProperty("--on", inkOn(colour));
-      cell.style.setProperty("--colour", side.colourOf(head) ?? "transparent");
+      const color = scale(split ? part * 2 - 1 : part);
+      cell.style.setProperty("--fill", value === null ? "var(--well)" : css(color));
+      cell.style.setProperty("--on", inkOn(color));
+      cell.style.setProperty("--color", side.colorOf(head) ?? "transparent");
       cell.classList.toggle("selected", side.selected.includes(head));
       cell.classList.toggle("ablated", side.ablated.has(head));
       cell.classList.toggle("patched", side.patched.has(head));
@@ -110,7 +110,7 @@ export class Atlas {
     if (!same) this.select.replaceChildren(...options);
     this.select.value = side.measure;
     // Hidden without a text, but still there, so that the layout does not jump.
-    for (const each of [this.select, this.colours]) each.style.visibility = names.length ? "" : "hidden";
+    for (const each of [this.select, this.colors]) each.style.visibility = names.length ? "" : "hidden";
   }
 
   #scale(scale, split, low, high) {
@@ -131,14 +131,14 @@ export class Atlas {
     return parts.filter(Boolean).join(", ");
   }
 
-  // What the colours mean, and why it may not be what was selected.
+  // What the colors mean, and why it may not be what was selected.
   #explain() {
     const { side } = this;
     const { measure, statistic } = side;
     const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
     this.about.textContent = side.statistics ? `${labelOf(measure)}: ${definitionOf(measure)}${over}` : "";
     this.instead.hidden = !side.statistics || measure === statistic;
-    this.instead.textContent = this.instead.hidden ? "" : `${whyUndefined(statistic)} The colours show “${labelOf(measure)}” instead.`;
+    this.instead.textContent = this.instead.hidden ? "" : `${whyUndefined(statistic)} The colors show “${labelOf(measure)}” instead.`;
   }
 
   tell(head) {
@@ -160,14 +160,14 @@ export class Atlas {
       return h(
         "li",
         {},
-        h("span", { class: "swatch", vars: { "--colour": side.colourOf(head) } }),
+        h("span", { class: "swatch", vars: { "--color": side.colorOf(head) } }),
         h("b", {}, head),
         kindElement(head in side.kinds, side.kinds[head], side.nearest[head]),
         h("button", { type: "button", "aria-pressed": String(off), "aria-label": `Switch ${head} ${off ? "on" : "off"}`, on: { click: () => side.toggleAblated(head) } }, off ? "Off" : "On"),
         h("button", { type: "button", "aria-label": `Deselect ${head}`, on: { click: () => side.toggleSelected(head) } }, "✕"),
       );
     });
-    if (!items.length) items.push(h("li", { class: "quiet" }, "Select heads above; each gets its own colour."));
+    if (!items.length) items.push(h("li", { class: "quiet" }, "Select heads above; each gets its own color."));
     this.picks.replaceChildren(...items);
   }
 

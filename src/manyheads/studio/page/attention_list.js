@@ -29,7 +29,7 @@ export class AttentionList {
   #list(title, found) {
     const lines = this.side.selected.map((head) => {
       const words = this.#tokens(found[head]);
-      return h("li", {}, h("span", { class: "swatch", vars: { "--colour": this.side.colourOf(head) } }), h("span", { class: "who" }, head), h("span", { class: "what" }, words));
+      return h("li", {}, h("span", { class: "swatch", vars: { "--color": this.side.colorOf(head) } }), h("span", { class: "who" }, head), h("span", { class: "what" }, words));
     });
     return h("div", {}, h("h3", {}, title), h("ul", {}, lines));
   }

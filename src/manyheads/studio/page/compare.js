@@ -1,7 +1,7 @@
 // The difference between two sides.
 
 import { signed } from "./predictions.js";
-import { colourTable, css, diverging } from "./colour.js";
+import { colorTable, css, diverging } from "./color.js";
 import { h, debounce } from "./dom.js";
 import { formatted, percent } from "./format.js";
 import { pixels } from "./map_view.js";
@@ -42,10 +42,10 @@ export class Difference {
     const all = [0, count];
     const [mine, theirs] = await Promise.all([one.patterns.window(heads[0], all, all, count, null), other.patterns.window(heads[1], all, all, count, null)]);
     const common = mine.weights.reduce((sum, weight, place) => sum + Math.min(weight, theirs.weights[place]), 0);
-    const colours = colourTable((value) => diverging(value * 2 - 1));
-    const colourAt = (place) => {
+    const colors = colorTable((value) => diverging(value * 2 - 1));
+    const colorAt = (place) => {
       const apart = mine.weights[place] - theirs.weights[place];
-      return colours[Math.round(127.5 + 127.5 * Math.sign(apart) * Math.sqrt(Math.min(1, Math.abs(apart))))];
+      return colors[Math.round(127.5 + 127.5 * Math.sign(apart) * Math.sqrt(Math.min(1, Math.abs(apart))))];
     };
     const size = Math.max(3, Math.min(14, Math.floor(400 / count))) * count;
     const canvas = h("canvas", { width: size, height: size, role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} attend differently` });
@@ -53,8 +53,8 @@ export class Difference {
     canvas.style.maxWidth = "100%";
     const ink = canvas.getContext("2d");
     ink.imageSmoothingEnabled = count > LARGEST;
-    ink.drawImage(pixels(count, count, colourAt), 0, 0, size, size);
-    const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": css(diverging(value)) } }), ` ${text}`);
+    ink.drawImage(pixels(count, count, colorAt), 0, 0, size, size);
+    const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--color": css(diverging(value)) } }), ` ${text}`);
     this.overlap = common / count;
     return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} attends more`), sign(-0.8, `B ${heads[1]} attends more`), h("span", { "data-overlap": this.overlap.toFixed(4) }, `${percent(this.overlap)} overlap`)));
   }

@@ -1,7 +1,7 @@
 // The view as one SVG that can be read without the page: the text with its selected token, the heads with
 // their scale, the predictions and the attention.
 
-import { css, dark, diverging, inkOn, sequential } from "./colour.js";
+import { css, dark, diverging, inkOn, sequential } from "./color.js";
 import { pluralise, s } from "./dom.js";
 import { formatted, percent } from "./format.js";
 import { brightest } from "./map_view.js";
@@ -85,11 +85,11 @@ function drawText(side, x, y, theme) {
   return { parts, height: shown.length * LINE + (shown.length < lines.length ? 18 : 0) };
 }
 
-// Colours from `low` to `high`, with both values.
-function drawScale(x, y, width, colourAt, low, high, theme) {
+// Colors from `low` to `high`, with both values.
+function drawScale(x, y, width, colorAt, low, high, theme) {
   const steps = 60;
   const step = width / steps;
-  const bands = Array.from({ length: steps }, (_, place) => s("rect", { x: x + place * step, y, width: step + 0.5, height: 9, fill: css(colourAt(place / (steps - 1))) }));
+  const bands = Array.from({ length: steps }, (_, place) => s("rect", { x: x + place * step, y, width: step + 0.5, height: 9, fill: css(colorAt(place / (steps - 1))) }));
   return [...bands, text(x, y + 24, low, theme.quiet, 11.5), text(x + width, y + 24, high, theme.quiet, 11.5, 400, "end")];
 }
 
@@ -97,7 +97,7 @@ function drawAtlas(side, x, y, theme) {
   const { measure } = side;
   const values = side.statistics?.[measure] ?? [];
   const [low, high] = rangeOf(measure, values);
-  const colourAt = measure === "patching" ? (part) => diverging(part * 2 - 1) : sequential;
+  const colorAt = measure === "patching" ? (part) => diverging(part * 2 - 1) : sequential;
   const most = Math.max(...side.model.layers.map((each) => each.heads));
   const cell = Math.max(8, Math.min(36, Math.floor(316 / most)));
   const parts = [text(x, y - 8, `Heads by ${labelOf(measure).toLowerCase()}`, theme.ink, 14, 600)];
@@ -109,20 +109,20 @@ function drawAtlas(side, x, y, theme) {
     for (let head = 0; head < heads; head += 1, place += 1) {
       const name = `L${layer}H${head}`;
       const value = values[place] ?? null;
-      const colour = colourAt(value === null ? 0 : (value - low) / (high - low || 1));
+      const color = colorAt(value === null ? 0 : (value - low) / (high - low || 1));
       const box = { x: left + head * cell, y: top + row * cell, width: cell - 3, height: cell - 3, rx: 4 };
-      const ring = side.colourOf(name);
-      parts.push(s("rect", { ...box, fill: css(colour), stroke: ring ?? theme.line, "stroke-width": ring ? 3 : 0.5 }));
-      if (cell >= 28) parts.push(text(box.x + box.width / 2, box.y + box.height / 2 + 3, shortOf(side.kindOf(name)), inkOn(colour), 9, 400, "middle"));
+      const ring = side.colorOf(name);
+      parts.push(s("rect", { ...box, fill: css(color), stroke: ring ?? theme.line, "stroke-width": ring ? 3 : 0.5 }));
+      if (cell >= 28) parts.push(text(box.x + box.width / 2, box.y + box.height / 2 + 3, shortOf(side.kindOf(name)), inkOn(color), 9, 400, "middle"));
       if (side.ablated.has(name)) parts.push(s("path", { d: `M${box.x + 3} ${box.y + 3}l${cell - 9} ${cell - 9}m0 ${9 - cell}l${9 - cell} ${cell - 9}`, stroke: "#a3341f", "stroke-width": 2 }));
     }
   });
   let under = top + side.model.layers.length * cell + 8;
   const unit = unitOf(measure);
-  if (values.length) parts.push(...drawScale(left, under, most * cell - 3, colourAt, formatted(low, unit), formatted(high, unit), theme));
+  if (values.length) parts.push(...drawScale(left, under, most * cell - 3, colorAt, formatted(low, unit), formatted(high, unit), theme));
   under += 50;
   for (const head of side.selected) {
-    parts.push(s("rect", { x: left, y: under - 9, width: 10, height: 10, rx: 3, fill: side.colourOf(head) }));
+    parts.push(s("rect", { x: left, y: under - 9, width: 10, height: 10, rx: 3, fill: side.colorOf(head) }));
     parts.push(text(left + 18, under, `${head}  ${side.describeKind(head) ?? ""}`, theme.ink, 12.5));
     under += 20;
   }
@@ -187,13 +187,13 @@ async function drawMap(side, x, y, theme) {
   const size = Math.max(3, Math.min(24, Math.floor(560 / found.height)));
   const named = found.height <= MAX_NAMES;
   const [left, top, most] = [x + 120, y + (named ? 84 : 24), brightest(found)];
-  const colourAt = (weight) => sequential(Math.sqrt(weight / most));
+  const colorAt = (weight) => sequential(Math.sqrt(weight / most));
   const parts = [text(left, y - 8, `Attention of ${head}, tokens ${rows[0] + 1} to ${rows[1]}: queries down, keys across`, theme.ink, 14, 600)];
   parts.push(s("rect", { x: left, y: top, width: found.width * size, height: found.height * size, fill: css(sequential(0)), stroke: theme.line, "stroke-width": 0.5 }));
   found.weights.forEach((weight, place) => {
     if (weight < UNSEEN) return;
     const box = { x: left + (place % found.width) * size, y: top + Math.floor(place / found.width) * size, width: size, height: size };
-    parts.push(s("rect", { ...box, fill: css(colourAt(weight)) }, s("title", {}, weight.toFixed(3))));
+    parts.push(s("rect", { ...box, fill: css(colorAt(weight)) }, s("title", {}, weight.toFixed(3))));
   });
   for (let place = 0; named && place < found.height; place += 1) {
     const points = Math.min(12, size);

@@ -97,7 +97,7 @@ export function frame(side) {
       else if (place.firstChild !== view.element) place.replaceChildren(view.element);
       side.lines.pager.hidden = view !== side.lines;
       for (const tab of tabs.children) tab.setAttribute("aria-selected", String(tab.dataset.view === side.view));
-      const swatches = side.selected.map((head) => h("span", {}, h("span", { class: "swatch", vars: { "--colour": side.colourOf(head) } }), ` ${head}`));
+      const swatches = side.selected.map((head) => h("span", {}, h("span", { class: "swatch", vars: { "--color": side.colorOf(head) } }), ` ${head}`));
       const hint = side.tokens.length ? "Bars below a token: attention from the selected token. Bars above: attention to the selected token." : "";
       legend.replaceChildren(...swatches, h("span", {}, hint));
       drawExamples();

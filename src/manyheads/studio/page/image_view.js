@@ -1,7 +1,7 @@
 // Images for vision models: dropped, chosen or pasted, and resized here, so that the server receives
 // plain pixels. The attention of heads is drawn over the image.
 
-import { sequential } from "./colour.js";
+import { sequential } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
 
@@ -107,11 +107,11 @@ export class ImageView {
     const found = await patterns.from(side.selected, side.focus ?? 0);
     if (patterns !== side.patterns) return;
     const figures = [this.#figure("Image: point at a patch", null, null)];
-    for (const head of side.selected) figures.push(this.#figure(head, side.colourOf(head), found[head]));
+    for (const head of side.selected) figures.push(this.#figure(head, side.colorOf(head), found[head]));
     this.views.replaceChildren(...figures);
   }
 
-  #figure(title, colour, weights) {
+  #figure(title, color, weights) {
     const { side } = this;
     const { side: pixels, patch, registers } = side.model.image;
     const first = 1 + registers;
@@ -138,8 +138,8 @@ export class ImageView {
       ink.strokeStyle = "#d55e00";
       ink.strokeRect(((at - first) % across) * step + 1.5, Math.floor((at - first) / across) * step + 1.5, step - 3, step - 3);
     }
-    const swatch = colour ? h("span", { class: "swatch", vars: { "--colour": colour } }) : null;
-    const kind = colour ? ` ${side.kindOf(title) ?? ""}` : "";
+    const swatch = color ? h("span", { class: "swatch", vars: { "--color": color } }) : null;
+    const kind = color ? ` ${side.kindOf(title) ?? ""}` : "";
     return h("figure", {}, canvas, h("figcaption", {}, swatch, title + kind));
   }
 

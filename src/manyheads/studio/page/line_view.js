@@ -1,4 +1,4 @@
-// Lines from tokens to the tokens they attend to: queries at the left, keys at the right, one colour
+// Lines from tokens to the tokens they attend to: queries at the left, keys at the right, one color
 // per head. A long text is drawn around the selected token.
 
 import { h, s } from "./dom.js";
@@ -79,7 +79,7 @@ export class LineView {
           ink.push(
             s("path", {
               d: `M${left} ${y(query) + aside}C${left + bend} ${y(query) + aside} ${right - bend} ${y(key) + aside} ${right} ${y(key) + aside}`,
-              fill: "none", stroke: side.colourOf(head), "stroke-width": (0.8 + 3.4 * weight).toFixed(2), "stroke-opacity": opacity.toFixed(3),
+              fill: "none", stroke: side.colorOf(head), "stroke-width": (0.8 + 3.4 * weight).toFixed(2), "stroke-opacity": opacity.toFixed(3),
               "stroke-dasharray": chosen ? null : "3 4", "stroke-linecap": "round",
             }),
           );

@@ -1,13 +1,13 @@
 // The attention map of one head: queries down, keys across. A long text has a window, and a small
 // overview beside it where a click moves the window.
 
-import { colourTable, sequential } from "./colour.js";
+import { colorTable, sequential } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
 
 const WINDOW = 160;
 const OVERVIEW = 200;
-// The strongest colour is never a smaller weight than this.
+// The strongest color is never a smaller weight than this.
 const FAINTEST = 0.002;
 
 export class MapView {
@@ -79,7 +79,7 @@ export class MapView {
   }
 
   #explain() {
-    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows the attention of its token. The strongest colour is ${percent(this.most)}.`;
+    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows the attention of its token. The strongest color is ${percent(this.most)}.`;
   }
 
   #paint() {
@@ -150,7 +150,7 @@ export class MapView {
 
   #list() {
     const buttons = this.side.selected.map((head) =>
-      h("button", { type: "button", "aria-pressed": String(head === this.head), on: { click: () => this.#turnTo(head) } }, h("span", { class: "swatch", vars: { "--colour": this.side.colourOf(head) } }), head),
+      h("button", { type: "button", "aria-pressed": String(head === this.head), on: { click: () => this.#turnTo(head) } }, h("span", { class: "swatch", vars: { "--color": this.side.colorOf(head) } }), head),
     );
     this.thumbs.replaceChildren(...buttons);
   }
@@ -194,17 +194,17 @@ export function brightest({ weights }) {
   return weights.reduce((most, value) => Math.max(most, value), FAINTEST);
 }
 
-// An image of a window, one pixel per cell, coloured by the square root of the weights.
+// An image of a window, one pixel per cell, colored by the square root of the weights.
 export function painted({ height, width, weights }, most) {
-  const colours = colourTable(sequential);
-  return pixels(height, width, (place) => colours[Math.round(255 * Math.sqrt(Math.min(1, weights[place] / most)))]);
+  const colors = colorTable(sequential);
+  return pixels(height, width, (place) => colors[Math.round(255 * Math.sqrt(Math.min(1, weights[place] / most)))]);
 }
 
-export function pixels(height, width, colourAt) {
+export function pixels(height, width, colorAt) {
   const canvas = h("canvas", { width, height });
   const ink = canvas.getContext("2d");
   const image = ink.createImageData(width, height);
-  for (let place = 0; place < height * width; place += 1) image.data.set([...colourAt(place), 255], place * 4);
+  for (let place = 0; place < height * width; place += 1) image.data.set([...colorAt(place), 255], place * 4);
   ink.putImageData(image, 0, 0);
   return canvas;
 }

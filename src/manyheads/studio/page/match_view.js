@@ -1,6 +1,6 @@
 // Why a document matched: its words, the tokens of both texts, and the heads.
 
-import { css, diverging, inkOn } from "./colour.js";
+import { css, diverging, inkOn } from "./color.js";
 import { h } from "./dom.js";
 import { decimal } from "./format.js";
 
@@ -15,8 +15,8 @@ const signed = (value) => (value > 0 ? `+${decimal(value)}` : decimal(value));
 const largest = (values) => Math.max(1e-12, ...values.map((each) => Math.abs(each ?? 0)));
 
 function fill(value, most) {
-  const colour = diverging((value ?? 0) / most);
-  return { "--fill": css(colour), "--on": inkOn(colour) };
+  const color = diverging((value ?? 0) / most);
+  return { "--fill": css(color), "--on": inkOn(color) };
 }
 
 // The sections about words and tokens.
@@ -73,7 +73,7 @@ function matrix(explained) {
   return h("section", {}, h("h3", {}, "Tokens: query down, document across"), h("p", { class: "quiet" }, means + some), h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Match matrix" }, h("table", { class: "match" }, head, h("tbody", {}, body))));
 }
 
-// One map per side, in the same colours.
+// One map per side, in the same colors.
 export function drawHeads(explained) {
   if (!explained.heads) return h("section", {}, h("h3", {}, "Heads"), h("p", { class: "quiet" }, "This model has no heads to look at."));
   const sides = Object.entries(explained.heads);

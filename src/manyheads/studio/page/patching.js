@@ -17,7 +17,7 @@ export class Patching {
       "details",
       { class: "card patch place-patch" },
       h("summary", {}, "Patching"),
-      h("p", { class: "quiet" }, "Which heads make the difference between two prompts? Each head in turn takes its output from the other prompt, and the heads are coloured by how much of the other answer that restores."),
+      h("p", { class: "quiet" }, "Which heads make the difference between two prompts? Each head in turn takes its output from the other prompt, and the heads are colored by how much of the other answer that restores."),
       this.source,
       this.counts,
       h("div", { class: "row" }, this.every, this.selected),

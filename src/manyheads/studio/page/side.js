@@ -3,7 +3,7 @@
 import { Predictions } from "./predictions.js";
 import { Api, wasAborted, errorMessage } from "./api.js";
 import { Atlas } from "./atlas.js";
-import { headColour, MOST_HEADS } from "./colour.js";
+import { headColor, MOST_HEADS } from "./color.js";
 import { showError, debounce, announce } from "./dom.js";
 import { frame } from "./frame.js";
 import { ImageView } from "./image_view.js";
@@ -71,7 +71,7 @@ export class Side {
     return exampleOf(this.model, this.text);
   }
 
-  // The measure that colours the heads: the selected one, or another if this text does not define it.
+  // The measure that colors the heads: the selected one, or another if this text does not define it.
   get measure() {
     if (!this.statistics || isDefined(this.statistics, this.statistic)) return this.statistic;
     return inOrder(this.statistics).find((name) => isDefined(this.statistics, name)) ?? this.statistic;
@@ -92,9 +92,9 @@ export class Side {
     return { ablated: [...this.ablated], replace_with: this.replaceWith, ...patched };
   }
 
-  colourOf(head) {
+  colorOf(head) {
     const place = this.selected.indexOf(head);
-    return place < 0 ? null : headColour(place);
+    return place < 0 ? null : headColor(place);
   }
 
   kindOf(head) {
@@ -284,7 +284,7 @@ export class Side {
   }
 
   #mark(from, to) {
-    const marks = this.selected.map((head) => ({ colour: this.colourOf(head), from: asMap(from[head]), to: asMap(to[head]) }));
+    const marks = this.selected.map((head) => ({ color: this.colorOf(head), from: asMap(from[head]), to: asMap(to[head]) }));
     this.strip.mark(marks);
   }
 
@@ -356,7 +356,7 @@ export class Side {
     }
   }
 
-  colourBy(name) {
+  colorBy(name) {
     this.statistic = name;
     this.redraw();
   }
@@ -364,7 +364,7 @@ export class Side {
   addStatistic(name, heads, values) {
     const by = new Map(heads.map((head, place) => [head, values[place]]));
     this.statistics = { ...this.statistics, [name]: [...this.atlas.cells.keys()].map((head) => by.get(head) ?? null) };
-    this.colourBy(name);
+    this.colorBy(name);
   }
 
   setView(view) {

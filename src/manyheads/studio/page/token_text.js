@@ -9,7 +9,7 @@ const BYTES = /(?:<0x[0-9A-F]{2}>)+/g;
 const MARK = /^\p{M}/u;
 // Characters that are invisible where they stand alone.
 const INVISIBLE = /^[\s\p{C}\p{M}\u2800\u3164\u115f\u1160]*$/u;
-// What may join with its neighbours to one letter.
+// What may join with its neighbors to one letter.
 const JOINS = /[\p{M}\p{Cf}\p{Emoji_Modifier}\p{RI}\u1100-\u11ff]/u;
 const GRAPHEMES = new Intl.Segmenter("en", { granularity: "grapheme" });
 

@@ -2,7 +2,7 @@
 // attention from the selected token, bars above attention to it. A letter of several tokens stands over
 // all of them.
 
-import { alpha } from "./colour.js";
+import { alpha } from "./color.js";
 import { h } from "./dom.js";
 import { bareBytes, tokenLabel, visibleToken } from "./token_text.js";
 
@@ -59,7 +59,7 @@ export class Tokens {
     this.#draw();
   }
 
-  // [{ colour, from: Map, to: Map }], one per selected head.
+  // [{ color, from: Map, to: Map }], one per selected head.
   mark(marks) {
     const before = this.marks.length;
     this.marks = marks;
@@ -231,13 +231,13 @@ export class Tokens {
         const from = mark.from.get(index) ?? 0;
         const to = mark.to.get(index) ?? 0;
         if (from > 0.004) {
-          ink.fillStyle = alpha(mark.colour, 0.34 * from);
+          ink.fillStyle = alpha(mark.color, 0.34 * from);
           round(ink, x, y, width, TEXT, 6);
-          ink.fillStyle = alpha(mark.colour, 0.12 + 0.88 * Math.sqrt(from));
+          ink.fillStyle = alpha(mark.color, 0.12 + 0.88 * Math.sqrt(from));
           round(ink, x + 2, y + TEXT + 2 + place * (BAR + 1), width - 4, BAR, 1.5);
         }
         if (to > 0.004) {
-          ink.fillStyle = alpha(mark.colour, 0.12 + 0.88 * Math.sqrt(to));
+          ink.fillStyle = alpha(mark.color, 0.12 + 0.88 * Math.sqrt(to));
           round(ink, x + 2, y - 2 - (place + 1) * (BAR + 1) + 1, width - 4, BAR, 1.5);
         }
       });

@@ -14,10 +14,10 @@ from manyheads.surgery.finetune.trainable import freeze, freeze_except
 from manyheads.surgery.lora.adapters import adapt, delete_adapter, merge
 from manyheads.surgery.lora.low_rank import LoraConfig
 from manyheads.surgery.lora.peft_files import check_saveable, save_adapter
-from manyheads.surgery.lora.quantisation import quantise
+from manyheads.surgery.lora.quantization import quantize
 from manyheads.train.loop.model_setup import model_with_weights, record_inference_settings
 from manyheads.train.loop.session import ModelHooks, TrainResult, train
-from manyheads.train.regularisers import L0Gates, L1Scales, Regulariser, final_gates
+from manyheads.train.regularizers import L0Gates, L1Scales, Regularizer, final_gates
 from manyheads.train.run_file.run_config import (
     RUN_TABLES,
     Run,
@@ -32,7 +32,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterTable(LoraConfig):
-    """The [adapter] table of a run file: what is adapted, and whether the base is quantised.
+    """The [adapter] table of a run file: what is adapted, and whether the base is quantized.
 
     `merged` also saves the model with the adapter in its weights.
     """
@@ -56,13 +56,13 @@ class AdapterTable(LoraConfig):
 
     def prepare(self, model: Model, seed: int) -> Model:
         if self.base == "nf4":
-            quantise(model)
+            quantize(model)
         check_saveable(model, adapt(model, self, self.name, seed=seed).modules)
         return model
 
-    def check(self, regularisers: Sequence[Regulariser]) -> None:
-        """Raise for regularisers that cannot be used with an adapter."""
-        for each in regularisers:
+    def check(self, regularizers: Sequence[Regularizer]) -> None:
+        """Raise for regularizers that cannot be used with an adapter."""
+        for each in regularizers:
             if isinstance(each, L0Gates) and not self.merged:
                 raise ConfigError(
                     "L0Gates closes heads of the model, which the files of an adapter cannot store",
@@ -119,9 +119,9 @@ class FreezeTable:
             )
         return self
 
-    def check(self, regularisers: Sequence[Regulariser]) -> None:
-        """Raise for regularisers that would change frozen heads."""
-        if any(isinstance(each, L0Gates) for each in regularisers):
+    def check(self, regularizers: Sequence[Regularizer]) -> None:
+        """Raise for regularizers that would change frozen heads."""
+        if any(isinstance(each, L0Gates) for each in regularizers):
             raise ConfigError(
                 "L0Gates may close any head, also those that [freeze] keeps unchanged",
                 "leave one of them out",
@@ -140,7 +140,7 @@ class FreezeTable:
 
 
 def _save_full_model(model: Model, folder: Path) -> Saved:
-    """Save the model, with the gates of a regulariser folded into its weights."""
+    """Save the model, with the gates of a regularizer folded into its weights."""
     weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
     return save(model_with_weights(cast(ModelConfig, model.config), weights, model), folder / MODEL)
 
@@ -171,7 +171,7 @@ def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> Ad
         if classes:
             change = change.with_head()
         run = replace(parse_run(own), tables=tables)
-        change.check(run.regulariser)
+        change.check(run.regularizer)
         if run.run.distributed == "fsdp":
             raise ConfigError(
                 "run.distributed='fsdp' cannot be used with adapters or frozen heads", "use 'ddp'"

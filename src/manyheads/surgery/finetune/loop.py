@@ -27,10 +27,10 @@ from manyheads.train.distributed import ModelWrapper, ProcessGroup
 from manyheads.train.loop.train_step import MAX_SKIPPED, StepOutcome, Updater, prepare_steps
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
-from manyheads.train.optim.optimisers import AdamW, OptimiserConfig
+from manyheads.train.optim.optimizers import AdamW, OptimizerConfig
 from manyheads.train.optim.param_groups import set_learning_rate
 from manyheads.train.optim.schedules import Cosine, Schedule
-from manyheads.train.regularisers import WatcherChain
+from manyheads.train.regularizers import WatcherChain
 
 CLIP = 1.0
 
@@ -77,7 +77,7 @@ def finetune(
     texts: Any,
     objective: Objective,
     *,
-    optimiser: OptimiserConfig,
+    optimizer: OptimizerConfig,
     schedule: Schedule,
     steps: int,
     batch_tokens: int,
@@ -93,10 +93,10 @@ def finetune(
     device = next(model.parameters()).device
     processes = ProcessGroup(device=device)
     wrapper = ModelWrapper(model, processes)
-    built = optimiser.build(model)
+    built = optimizer.build(model)
     updater = Updater(
         wrapper=wrapper,
-        optimiser=built,
+        optimizer=built,
         score=objective.score,
         processes=processes,
         seed=seed,
@@ -169,7 +169,7 @@ DECAY = Cosine()
 class RecoveryConfig:
     """How a model is trained after pruning: a small learning rate with cosine decay."""
 
-    optimiser: OptimiserConfig = SMALL_STEPS
+    optimizer: OptimizerConfig = SMALL_STEPS
     schedule: Schedule = DECAY
     batch_tokens: int = 2048
 
@@ -212,7 +212,7 @@ def recover(
         recovered,
         inputs,
         chosen,
-        optimiser=config.optimiser,
+        optimizer=config.optimizer,
         schedule=config.schedule,
         steps=steps,
         batch_tokens=config.batch_tokens,

@@ -26,7 +26,7 @@ from manyheads.surgery.lora.modules_to_save import (
     drop_modules,
     modules_of,
 )
-from manyheads.surgery.lora.quantisation import Quantised
+from manyheads.surgery.lora.quantization import Quantized
 from manyheads.surgery.lora.targets import (
     Projection,
     Spans,
@@ -79,7 +79,7 @@ def adapt(model: nn.Module, config: LoraConfig, name: str = "default", *, seed: 
             columns=columns,
             root=config.scaling == "root",
         )
-        update.initialise(generator)
+        update.initialize(generator)
         attach(part.layer, name, part.name, _like_linear(update, part.layer))
     add_modules(model, name, dict.fromkeys(modules))
     set_adapter(model, name)
@@ -179,10 +179,10 @@ def merge(model: nn.Module, *names: str) -> None:
     merged = names or active_adapters(model)
     set_adapter(model, *merged)
     for linear in _adapted_linears(model):
-        if isinstance(linear, Quantised):
+        if isinstance(linear, Quantized):
             raise ConfigError(
                 "adapters cannot be merged into four-bit weights, which would lose the update",
-                "delete the adapter, call surgery.dequantise, and add it again",
+                "delete the adapter, call surgery.dequantize, and add it again",
             )
     for linear in _adapted_linears(model):
         here = active_on(linear)

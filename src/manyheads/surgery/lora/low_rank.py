@@ -14,7 +14,7 @@ from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.surgery.addresses import AnyHead
 from manyheads.surgery.lora.modules_to_save import ModuleName
-from manyheads.surgery.lora.quantisation import Quantised
+from manyheads.surgery.lora.quantization import Quantized
 from manyheads.surgery.lora.targets import Spans
 
 
@@ -78,7 +78,7 @@ class LowRankUpdate(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """As in the paper: `up` starts at zero, so that the output does not change."""
         weight = torch.empty(self.down.weight.shape)
         nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
@@ -145,19 +145,19 @@ class Adapted(nn.Linear):
         return output
 
 
-class AdaptedQuantised(Adapted, Quantised):
+class AdaptedQuantized(Adapted, Quantized):
     """The same with four-bit weights."""
 
     def own_weight(self) -> Tensor:
         return self.unpacked(self.kind)
 
     def base_output(self, x: Tensor) -> Tensor:
-        return Quantised.forward(self, x)
+        return Quantized.forward(self, x)
 
 
 ADAPTED: dict[type[nn.Linear], type[Adapted]] = {
     nn.Linear: Adapted,
-    Quantised: AdaptedQuantised,
+    Quantized: AdaptedQuantized,
 }
 PLAIN = {adapted: plain for plain, adapted in ADAPTED.items()}
 

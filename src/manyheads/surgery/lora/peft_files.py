@@ -28,7 +28,7 @@ from manyheads.surgery.lora.adapters import Adapter, check_name, list_adapters, 
 from manyheads.surgery.lora.low_rank import LowRankUpdate, adapters_on, attach, span_indices
 from manyheads.surgery.lora.modules_to_save import add_modules, modules_of
 from manyheads.surgery.lora.targets import Projection, join_spans, projections_of
-from manyheads.train.regularisers import final_gates
+from manyheads.train.regularizers import final_gates
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
@@ -67,21 +67,21 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
         for path, layer, entry in _linears(model)
         for module, update in _to_peft(entry, adapters_on(layer).get(name, {}), path).items()
     }
-    stabilised = any(update.root for update in updates_by_module.values())
+    stabilized = any(update.root for update in updates_by_module.values())
     tensors: dict[str, Tensor] = {}
     for module, update in updates_by_module.items():
         tensors[f"{PREFIX}{module}{DOWN}"] = update.down.contiguous().cpu()
         tensors[f"{PREFIX}{module}{UP}"] = update.up.contiguous().cpu()
     ranks = {module: update.down.shape[0] for module, update in updates_by_module.items()}
     alphas = {
-        module: update.scale * (math.sqrt(ranks[module]) if stabilised else ranks[module])
+        module: update.scale * (math.sqrt(ranks[module]) if stabilized else ranks[module])
         for module, update in updates_by_module.items()
     }
     modules = modules_to_peft(model, modules_of(model, name))
     tensors |= {
         PREFIX + each: tensor.detach().contiguous().cpu() for each, tensor in modules.items()
     }
-    described = _config(model, ranks, alphas, stabilised, updates_by_module)
+    described = _config(model, ranks, alphas, stabilized, updates_by_module)
     names = sorted({each.rpartition(".")[0] for each in modules})
     described["modules_to_save"] = names or None
     files: dict[str, Callable[[Path], Any]] = {
@@ -215,7 +215,7 @@ def _config(
     model: Model,
     ranks: Mapping[str, int],
     alphas: Mapping[str, float],
-    stabilised: bool,
+    stabilized: bool,
     updates_by_module: Mapping[str, _PeftUpdate],
 ) -> dict[str, Any]:
     rank, alpha = _most_common(list(ranks.values())), _most_common(list(alphas.values()))
@@ -229,7 +229,7 @@ def _config(
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": max(update.dropout for update in updates_by_module.values()),
-        "use_rslora": stabilised,
+        "use_rslora": stabilized,
         "fan_in_fan_out": any(update.transposed for update in updates_by_module.values()),
         "bias": "none",
         "init_lora_weights": True,

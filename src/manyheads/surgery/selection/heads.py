@@ -181,7 +181,7 @@ class HeadUnit(Unit[Address]):
             candidates[goes] = Candidate(goes, reason, -similarity)
         return list(candidates.values())
 
-    def openness(self) -> dict[Address, float]:
+    def gate_probability(self) -> dict[Address, float]:
         gates = train_l0_gates(
             self.evaluation.model,
             self.evaluation.inputs,

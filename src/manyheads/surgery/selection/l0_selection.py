@@ -20,15 +20,15 @@ from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.rebuild import LayerPlan, full_plan, rebuild
 from manyheads.surgery.selection.results import UnitName
 from manyheads.taps import Patterns, Site
-from manyheads.train.optim.optimisers import AdamW
+from manyheads.train.optim.optimizers import AdamW
 from manyheads.train.optim.schedules import Stable
-from manyheads.train.regularisers import (
+from manyheads.train.regularizers import (
     GATES,
     GatedSite,
     HardConcrete,
     HeadGates,
     L0Gates,
-    Regularised,
+    Regularized,
 )
 
 # The cost of an open gate, relative to a head. In proportion to the weights of house-gpt it is
@@ -144,7 +144,7 @@ def train_l0_gates(
     copy.requires_grad_(False)
     inputs = read_inputs(copy, texts)
     cost = UnitGates(weight=config.weight * COSTS[unit], start=config.start, unit=unit, stack=stack)
-    gated = Regularised(objective=objective_for(copy, inputs, targets), regularisers=(cost,))
+    gated = Regularized(objective=objective_for(copy, inputs, targets), regularizers=(cost,))
     gated.attach(copy)
     gates = getattr(copy, GATES)
     assert isinstance(gates, HardConcrete)
@@ -152,7 +152,7 @@ def train_l0_gates(
         copy,
         inputs,
         gated,
-        optimiser=AdamW(rate=config.rate, decay=0.0),
+        optimizer=AdamW(rate=config.rate, decay=0.0),
         schedule=Stable(),
         steps=config.steps,
         batch_tokens=config.batch_tokens,
@@ -161,8 +161,8 @@ def train_l0_gates(
         label="training gates",
     )
     by_site: dict[Site, Tensor] = {}
-    for (site, _, _), openness in zip(gates.sites, gates.openness, strict=True):
-        by_site[site] = openness.detach().double().cpu()
+    for (site, _, _), gate_probability in zip(gates.sites, gates.gate_probability, strict=True):
+        by_site[site] = gate_probability.detach().double().cpu()
         assert torch.isfinite(by_site[site]).all(), "steps that are not finite are skipped"
     return by_site
 

@@ -131,7 +131,7 @@ class LayerUnit(Unit[int]):
         ]
         return sorted(candidates, key=lambda each: each.sort_key)
 
-    def openness(self) -> dict[int, float]:
+    def gate_probability(self) -> dict[int, float]:
         gates = train_l0_gates(
             self.evaluation.model,
             self.evaluation.inputs,

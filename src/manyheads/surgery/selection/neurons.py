@@ -171,7 +171,7 @@ class NeuronUnit(Unit[Neuron]):
                 duplicates[goes] = Candidate(goes, reason, -cosine)
         return [*silent, *duplicates.values()]
 
-    def openness(self) -> dict[Neuron, float]:
+    def gate_probability(self) -> dict[Neuron, float]:
         gates = train_l0_gates(
             self.evaluation.model,
             self.evaluation.inputs,
@@ -183,9 +183,9 @@ class NeuronUnit(Unit[Neuron]):
             progress=self.evaluation.progress,
         )
         return {
-            (site.layer, neuron): openness
+            (site.layer, neuron): gate_probability
             for site, gate in gates.items()
-            for neuron, openness in enumerate(gate.tolist())
+            for neuron, gate_probability in enumerate(gate.tolist())
         }
 
     def _importance(self, gone: Sequence[Neuron]) -> Mapping[Neuron, float]:

@@ -74,7 +74,7 @@ class Unit(ABC, Generic[Each]):
         """The units that duplicate others that are left, most redundant first."""
 
     @abstractmethod
-    def openness(self) -> Mapping[Each, float]:
+    def gate_probability(self) -> Mapping[Each, float]:
         """How open each unit's trained L0 gate is."""
 
     def counts(self, limit: int) -> Sequence[int]:
@@ -287,7 +287,7 @@ def by_redundancy(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
 
 def by_l0(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
     """The most closed gates first, trained on the texts with all weights frozen."""
-    gates = unit.openness()
+    gates = unit.gate_probability()
     result = [
         Candidate(each, f"gate at {gates[each]:+.2f}", gates[each]) for each in unit.left(gone)
     ]

@@ -16,8 +16,8 @@ import torch
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
 from manyheads.data.sources.files import Paths
 from manyheads.encoding.encode import Options
+from manyheads.encoding.filter_rule import KNOWN_NAMES, TextRule
 from manyheads.encoding.text_reader import require_text_model, resolve_max_length
-from manyheads.encoding.text_rule import KNOWN_NAMES, TextRule
 from manyheads.encoding.text_scores import scored_classes
 from manyheads.errors import InputError, check_int, check_number
 from manyheads.formatting import percent, pluralise
@@ -148,7 +148,7 @@ def filter_corpus(
     This is how FineWeb-Edu was made (arXiv 2406.17557). `paths` are .jsonl, .parquet and .txt
     files, compressed or not, folders or globs; a plain text is one document, or several with a
     `separator`. `keep` is a rule such as `score >= 3 and language == "en"`: see
-    `manyheads.encoding.text_rule`. The score is the output of a regression model, or the expected
+    `manyheads.encoding.filter_rule`. The score is the output of a regression model, or the expected
     class number. The kept rows go to Parquet shards in the folder `out`, with all their columns
     and with score, label and probability, whose names begin with `prefix`.
 
@@ -218,7 +218,7 @@ def _judged(
 
 
 def _judged_here(run: RunPlan, model: Model, first: int, skip: int) -> Iterator[tuple[int, Judged]]:
-    """The next block is read and tokenised while the model reads this one."""
+    """The next block is read and tokenized while the model reads this one."""
 
     def prepared() -> Iterator[tuple[int, Prepared]]:
         for index in range(first, len(run.groups)):

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from manyheads.encoding.encode import Options
-from manyheads.encoding.text_rule import UNKNOWN, RuleName, RuleTypeError, TextRule
+from manyheads.encoding.filter_rule import UNKNOWN, RuleName, RuleTypeError, TextRule
 from manyheads.encoding.text_scores import (
     TextScores,
-    TokenisedTexts,
+    TokenizedTexts,
     score_texts,
-    tokenise_texts,
+    tokenize_texts,
 )
 from manyheads.errors import InputError
 from manyheads.models.build import Model
@@ -58,12 +58,12 @@ class JudgeConfig(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A block whose texts are tokenised, but for those that their columns rule out."""
+    """A block whose texts are tokenized, but for those that their columns rule out."""
 
     block: CorpusBlock
     columns: Mapping[str, list[Any]]
     chosen: list[int]
-    texts: TokenisedTexts
+    texts: TokenizedTexts
     counts: FilterCounts
     problems: list[Problem]
 
@@ -79,7 +79,7 @@ class Judged(NamedTuple):
 
 
 def prepare(model: Model, block: CorpusBlock, config: JudgeConfig) -> Prepared:
-    """Tokenise the texts that the model has to read."""
+    """Tokenize the texts that the model has to read."""
     columns = {name: block.column(name) for name in config.rule.columns}
     chosen: list[int] = []
     problems = [each for each in block.problems if not each.ends_file]
@@ -97,7 +97,7 @@ def prepare(model: Model, block: CorpusBlock, config: JudgeConfig) -> Prepared:
             decided += 1
         else:
             chosen.append(index)
-    texts = tokenise_texts(model, [block.texts[index] or "" for index in chosen], config.longest)
+    texts = tokenize_texts(model, [block.texts[index] or "" for index in chosen], config.longest)
     counts = FilterCounts(
         documents=len(block.texts) + sum(not each.ends_file for each in block.problems),
         tokens=sum(map(len, texts.ids)),

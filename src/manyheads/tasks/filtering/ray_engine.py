@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from manyheads.encoding.classify import Classification, classify_counted
-from manyheads.encoding.encode import Encoded, Options, encode_counted
+from manyheads.encoding.encode import Encoded, Options, encode_with_counts
 from manyheads.errors import InputError, ManyheadsError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.progress import Progress
@@ -254,7 +254,7 @@ def encode_with_ray(
     work = partial(_encode_some, options=replace(options, device="cpu", progress=False))
     done = list(_over_texts(model, texts, work, options, workers, device))
     if not done:
-        return encode_counted(model, texts, options)
+        return encode_with_counts(model, texts, options)
     vectors = torch.cat([each.vectors for each in done]).to(options.device)
     tokens, cut = sum(each.tokens for each in done), sum(each.cut for each in done)
     return Encoded(vectors, tokens, cut, done[0].longest)
@@ -280,7 +280,7 @@ def classify_with_ray(
 
 
 def _encode_some(model: Model, texts: list[Any], options: Options) -> Encoded:
-    return encode_counted(model, texts, options)
+    return encode_with_counts(model, texts, options)
 
 
 def _classify_some(

@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 class ChunkSettings:
     """How documents are split: `chunk_tokens` per chunk, title and special tokens included.
 
-    Neighbours share `overlap` tokens. With `whole` a document is one chunk. With `code` Python is
+    Neighbors share `overlap` tokens. With `whole` a document is one chunk. With `code` Python is
     split by functions and classes, and other texts at the ends of lines.
     """
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.checkpoints.folder import load
-from manyheads.encoding.encode import Options, encode_counted
+from manyheads.encoding.encode import Options, encode_with_counts
 from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError, ManyheadsError, TruncationWarning, check_int, short_repr
@@ -283,7 +283,9 @@ class Index:
         texts = [chunk.encoded for chunk in chunks]
         if late:
             return encode_late(self.model, texts, "document").values.cpu()
-        vectors = encode_counted(self.model, texts, Options(normalise=True, progress=False)).vectors
+        vectors = encode_with_counts(
+            self.model, texts, Options(normalize=True, progress=False)
+        ).vectors
         return F.normalize(vectors.mean(0), dim=0)
 
     def add(self, documents: Documents, *, progress: bool = True) -> IndexingReport:
@@ -477,7 +479,7 @@ def _plan(
 def _encode_queries(model: Model, queries: Sequence[str], row_vectors: RowVectors) -> list[Tensor]:
     if row_vectors == "late":
         return [each.cpu() for each in encode_late(model, queries, "query").to_list()]
-    return list(encode_counted(model, queries, Options(normalise=True, progress=False)).vectors)
+    return list(encode_with_counts(model, queries, Options(normalize=True, progress=False)).vectors)
 
 
 def _similarities(query: Tensor, rows: RowVectorsInMemory) -> Float[np.ndarray, " n"]:

@@ -300,7 +300,7 @@ class _DenseScorer:
         return _array(pairs.sum(1)), _array(pairs.sum(0))
 
     def _vector(self, states: Ragged) -> Float[Tensor, "b c"]:
-        return pool(states, self.sentence.pooling, normalise=True, project=self.sentence.project)
+        return pool(states, self.sentence.pooling, normalize=True, project=self.sentence.project)
 
     def _parts(self, side: _ReadText) -> Float[Tensor, "t c"]:
         """Vectors of the tokens that sum to the vector of the text."""

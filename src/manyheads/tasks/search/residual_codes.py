@@ -33,7 +33,7 @@ SAMPLE = 2**15
 PER_CENTROID = 16
 ITERATIONS = 4
 ROWS = 4096
-NAMES = ("centroids", "cutoffs", "weights", "normalised")
+NAMES = ("centroids", "cutoffs", "weights", "normalized")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class ResidualCodec:
     centroids: Float[Tensor, "k c"]
     cutoffs: Float[Tensor, "c 3"]
     weights: Float[Tensor, "c 4"]
-    normalised: bool = True
+    normalized: bool = True
 
     @property
     def width(self) -> int:
@@ -86,7 +86,7 @@ class ResidualCodec:
         packed += 256 * torch.arange(packed.shape[1], dtype=torch.int32, device=rows.device)
         residual = F.embedding(packed, table).flatten(1)[:, : self.width]
         vectors = F.embedding(number, self.centroids) + residual
-        return F.normalize(vectors, dim=-1) if self.normalised else vectors
+        return F.normalize(vectors, dim=-1) if self.normalized else vectors
 
     def _encode(self, vectors: Float[Tensor, "n c"]) -> UInt8[Tensor, "n b"]:
         number = nearest(vectors, self.centroids)
@@ -118,11 +118,11 @@ class ResidualCodec:
     def to(self, device: torch.device | str) -> "ResidualCodec":
         """The same codec on a device."""
         centroids, cutoffs = self.centroids.to(device), self.cutoffs.to(device)
-        return ResidualCodec(centroids, cutoffs, self.weights.to(device), self.normalised)
+        return ResidualCodec(centroids, cutoffs, self.weights.to(device), self.normalized)
 
     def save(self, file: str | Path) -> None:
         """Write the codec as .safetensors; `load` restores it."""
-        values = (self.centroids, self.cutoffs, self.weights, torch.tensor(self.normalised))
+        values = (self.centroids, self.cutoffs, self.weights, torch.tensor(self.normalized))
         tensors = {name: each.cpu().contiguous() for name, each in zip(NAMES, values, strict=True)}
         with atomic_write(Path(file)) as temporary:
             write_tensors(tensors, temporary)
@@ -132,12 +132,12 @@ class ResidualCodec:
         """Read a codec that `save` wrote."""
         try:
             tensors = load_file(file)
-            centroids, cutoffs, weights, normalised = (tensors[name] for name in NAMES)
+            centroids, cutoffs, weights, normalized = (tensors[name] for name in NAMES)
         except (SafetensorError, KeyError) as error:
             raise InputError(
                 f"{file} is not a codec of residuals ({error})", "create the index again"
             ) from None
-        return cls(centroids, cutoffs, weights, bool(normalised))
+        return cls(centroids, cutoffs, weights, bool(normalized))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,12 +209,12 @@ def train_codec(
     most = max(SAMPLE, PER_CENTROID * centroids)
     chosen = torch.randperm(count, generator=generator)[:most].to(vectors.device)
     sample = vectors[chosen].float()
-    normalised = bool(((sample.norm(dim=-1) - 1).abs() < 1e-2).all())
-    means = k_means(sample, centroids, spherical=normalised, generator=generator, progress=progress)
+    normalized = bool(((sample.norm(dim=-1) - 1).abs() < 1e-2).all())
+    means = k_means(sample, centroids, spherical=normalized, generator=generator, progress=progress)
     residual = sample - means[nearest(sample, means)]
     ascending = residual[:SAMPLE].sort(0).values
     cutoffs, weights = _quarters(ascending)
-    return ResidualCodec(means, cutoffs.T.contiguous(), weights.T.contiguous(), normalised)
+    return ResidualCodec(means, cutoffs.T.contiguous(), weights.T.contiguous(), normalized)
 
 
 def _quarters(

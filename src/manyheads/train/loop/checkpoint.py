@@ -110,15 +110,15 @@ def read_state(checkpoint: Path) -> TrainingState:
 
 
 def state_tensors(
-    model: nn.Module, optimiser: Optimizer
+    model: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every tensor of model and optimiser by name, and the optimiser's plain numbers."""
+    """Every tensor of model and optimizer by name, and the optimizer's plain numbers."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     numbers: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
-        for entry, value in optimiser.state.get(parameter, {}).items():
+        for entry, value in optimizer.state.get(parameter, {}).items():
             holder = tensors if isinstance(value, Tensor) else numbers
-            holder[f"optimiser.{name}.{entry}"] = value
+            holder[f"optimizer.{name}.{entry}"] = value
     return tensors, numbers
 
 
@@ -130,7 +130,7 @@ def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
         raise InputError(f"{checkpoint} is damaged ({error})", REMEDY) from None
     if not stored:
         raise InputError(f"{checkpoint} has no weights", REMEDY)
-    same = "resume with the model and the regularisers that the run was started with"
+    same = "resume with the model and the regularizers that the run was started with"
     state = model.state_dict()
     for name, tensor in state.items():
         result = getattr(stored.get(f"model.{name}"), "size", None)
@@ -147,13 +147,13 @@ def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
 
 
 def restore(
-    checkpoint: Path, model: nn.Module, optimiser: Optimizer | None, processes: ProcessGroup
+    checkpoint: Path, model: nn.Module, optimizer: Optimizer | None, processes: ProcessGroup
 ) -> TrainingState:
-    """Load the tensors of a checkpoint into model and optimiser, in place."""
+    """Load the tensors of a checkpoint into model and optimizer, in place."""
     state = read_state(checkpoint)
     stored = check_weights(checkpoint, model)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    entries = {} if optimiser is None else _empty_optimiser_state(model, optimiser, stored)
+    entries = {} if optimizer is None else _empty_optimizer_state(model, optimizer, stored)
     tensors |= {name: tensor for name, (_, _, tensor) in entries.items()}
     _ignore_single_process_warning()
     reader = HuggingFaceStorageReader(str(checkpoint))
@@ -164,21 +164,21 @@ def restore(
         no_dist=processes.is_single,
     )
     for parameter, entry, tensor in entries.values():
-        assert optimiser is not None
-        optimiser.state[parameter][entry] = tensor
-    if optimiser is not None:
-        _restore_numbers(model, optimiser, state.numbers)
+        assert optimizer is not None
+        optimizer.state[parameter][entry] = tensor
+    if optimizer is not None:
+        _restore_numbers(model, optimizer, state.numbers)
     return state
 
 
-def _empty_optimiser_state(
-    model: nn.Module, optimiser: Optimizer, stored: Mapping[str, Any]
+def _empty_optimizer_state(
+    model: nn.Module, optimizer: Optimizer, stored: Mapping[str, Any]
 ) -> dict[str, tuple[nn.Parameter, str, Tensor]]:
-    """Empty tensors for the optimiser state of each parameter, on the device where it lives."""
-    groups = {each: group for group in optimiser.param_groups for each in group["params"]}
+    """Empty tensors for the optimizer state of each parameter, on the device where it lives."""
+    groups = {each: group for group in optimizer.param_groups for each in group["params"]}
     entries = {}
     for name, parameter in model.named_parameters():
-        prefix = f"optimiser.{name}."
+        prefix = f"optimizer.{name}."
         for key in (key for key in stored if key.startswith(prefix)):
             size, dtype = stored[key].size, stored[key].properties.dtype
             if tuple(size) == tuple(parameter.shape):
@@ -192,12 +192,12 @@ def _empty_optimiser_state(
     return entries
 
 
-def _restore_numbers(model: nn.Module, optimiser: Optimizer, numbers: Mapping[str, Any]) -> None:
+def _restore_numbers(model: nn.Module, optimizer: Optimizer, numbers: Mapping[str, Any]) -> None:
     for name, parameter in model.named_parameters():
-        prefix = f"optimiser.{name}."
+        prefix = f"optimizer.{name}."
         for key, number in numbers.items():
             if key.startswith(prefix):
-                optimiser.state[parameter][key.removeprefix(prefix)] = number
+                optimizer.state[parameter][key.removeprefix(prefix)] = number
 
 
 class Checkpoints:

@@ -23,7 +23,7 @@ from manyheads.data.images import (
     image_size,
     record_image_preprocessing,
 )
-from manyheads.data.labelled import Examples
+from manyheads.data.labeled import Examples
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.provenance import SentenceConfig
@@ -42,11 +42,11 @@ from manyheads.train.objectives import (
 )
 from manyheads.train.objectives.late_interaction import fold_projection
 from manyheads.train.objectives.text_similarity import TextSimilarity
-from manyheads.train.regularisers import Regularised, fold_gates
+from manyheads.train.regularizers import Regularized, fold_gates
 from manyheads.train.run_file.data_config import (
     Data,
     Images,
-    Labelled,
+    Labeled,
     Pairs,
     PhaseData,
     RolePairs,
@@ -78,7 +78,7 @@ def with_found_classes(source: ModelSource, data: Data) -> ModelSource:
     """The source with the classes that the data have, where it says so."""
     if source.classes != "data":
         return source
-    if not isinstance(data, Labelled | Tagged):
+    if not isinstance(data, Labeled | Tagged):
         raise ConfigError(
             f'model.classes="data" needs labels, and data.kind is "{type(data).__name__.lower()}"',
             "set model.classes to the names of the classes",
@@ -200,7 +200,7 @@ def set_class_names(model: Model, names: tuple[str, ...]) -> None:
 
 
 def with_image_preprocessing(data: Data, model: Model) -> Data:
-    """The data with the model's own size, channels and normalisation of images where not set.
+    """The data with the model's own size, channels and normalization of images where not set.
 
     So image files are read as `read_image` reads them for the trained model.
     """
@@ -213,7 +213,7 @@ def with_image_preprocessing(data: Data, model: Model) -> Data:
 
 def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
     """Pairs as the late interaction of the model reads them, with its prompts and lengths."""
-    if isinstance(objective, Regularised):
+    if isinstance(objective, Regularized):
         objective = objective.objective
     if not isinstance(objective, TextSimilarity) or not isinstance(data, Pairs):
         return data
@@ -240,7 +240,7 @@ def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
 
 
 def record_inference_settings(model: Model, objective: Objective, data: Data) -> None:
-    """Record in the model how to use it: start and end tokens, image normalisation, pooling.
+    """Record in the model how to use it: start and end tokens, image normalization, pooling.
 
     Start and end tokens that the model has already are kept. The tokenizer of an encoder-decoder
     ends texts as training did, so that `generate` encodes a source in the same way.

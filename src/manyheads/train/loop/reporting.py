@@ -245,7 +245,7 @@ class Display:
     _next: float = 0.0
     _drawn: bool = False
 
-    def step(self, step: int, loss: float, speed: Speed, utilisation: float) -> None:
+    def step(self, step: int, loss: float, speed: Speed, utilization: float) -> None:
         if not self.progress or self.clock() < self._next:
             return
         out = self._out()
@@ -254,8 +254,8 @@ class Display:
         known = [f"step {step:,} of {self.total:,}", f"loss {loss:.4f}"]
         if speed.tokens:
             known.append(f"{speed.tokens:,.0f} {self.unit}/s")
-        if utilisation:
-            known.append(f"{utilisation:.0%} of peak")
+        if utilization:
+            known.append(f"{utilization:.0%} of peak")
         if speed.steps:
             known.append(f"{duration((self.total - step) / speed.steps)} left")
         self._write(", ".join(known), over=out.isatty())

@@ -28,7 +28,6 @@ from manyheads.train.loop.checkpoint import (
     restore,
 )
 from manyheads.train.loop.evaluation import SEQUENCES, Probe, Validation, make_probe
-from manyheads.train.loop.loop import Loop
 from manyheads.train.loop.model_setup import (
     check_fits,
     check_negatives,
@@ -42,6 +41,7 @@ from manyheads.train.loop.model_setup import (
     with_image_preprocessing,
     with_late_roles,
 )
+from manyheads.train.loop.phase_loop import Loop
 from manyheads.train.loop.reporting import (
     Display,
     MetricsLog,
@@ -193,7 +193,7 @@ class _Session:
             self.objective.check(model)
             model.tokenizer = own
         # This also checks the patterns of learning-rate factors.
-        config.optimiser.build(model)
+        config.optimizer.build(model)
         for phase in config.phases.each:
             if phase.rotary != "kept":
                 _check_rotary(phase.rotary, model)
@@ -209,7 +209,7 @@ class _Session:
         state = read_state(origin)
         self._check_end(origin, state.step)
         if resume_from:
-            _check_optimiser(origin, state.run, self.config.tables)
+            _check_optimizer(origin, state.run, self.config.tables)
         else:
             begun = sum(end <= state.step for end in self.config.ends) + 1
             check_resumable(state, self.config.tables, begun)
@@ -235,7 +235,7 @@ class _Session:
             each.rate_factor(last) for each in (parse_phases(state.run), self.config.phases)
         )
         if now > JUMP * before:
-            rate = self.config.optimiser.rate
+            rate = self.config.optimizer.rate
             self.display.message(
                 f"the run is longer than before: at step {state.step:,} its rate rises from "
                 f"{rate * before:.2g} to {rate * now:.2g}; to resume from before the decay, "
@@ -288,9 +288,9 @@ class _Session:
             # Sentence embeddings do not use the readout.
             find_unused=isinstance(config.objective, TextSimilarity),
         )
-        optimiser = config.optimiser.build(model)
+        optimizer = config.optimizer.build(model)
         if origin is not None:
-            restore(origin, model, optimiser, self.processes)
+            restore(origin, model, optimizer, self.processes)
         stream = Stream(
             phase_data.training,
             batch_tokens=data.micro_batch_size,
@@ -312,7 +312,7 @@ class _Session:
             seed=config.run.seed,
             first=state.step,
         )
-        loop = self._loop(index, wrapper, optimiser, phase_data)
+        loop = self._loop(index, wrapper, optimizer, phase_data)
         if origin is not None and origin.parent != self.folder.checkpoints:
             # If the run is killed before its next checkpoint, it must not start from scratch.
             loop.save(state)
@@ -335,9 +335,9 @@ class _Session:
         model.tokenizer = here
 
     def _load_data(self, data: Data, model: Model, *, seen: bool) -> PhaseData:
-        """The main process tokenises, then all processes open the result.
+        """The main process tokenizes, then all processes open the result.
 
-        Texts that were not trained on yet may have changed since they were tokenised.
+        Texts that were not trained on yet may have changed since they were tokenized.
         """
         if self.processes.is_main:
             if isinstance(data, Texts) and not seen:
@@ -351,26 +351,26 @@ class _Session:
         return phase_data
 
     def _loop(
-        self, index: int, wrapper: ModelWrapper, optimiser: Optimizer, phase_data: PhaseData
+        self, index: int, wrapper: ModelWrapper, optimizer: Optimizer, phase_data: PhaseData
     ) -> Loop:
         config, settings = self.config, self.config.run
         score = self.objective.score
 
         def rate(step: int) -> float:
             factor = config.phases.rate_factor(step)
-            set_learning_rate(optimiser, factor)
-            return config.optimiser.rate * factor
+            set_learning_rate(optimizer, factor)
+            return config.optimizer.rate * factor
 
         return Loop(
             updater=Updater(
                 wrapper=wrapper,
-                optimiser=optimiser,
+                optimizer=optimizer,
                 score=torch.compile(score) if settings.compile else score,
                 processes=self.processes,
                 seed=settings.seed,
                 half=settings.half,
                 clip=settings.clip,
-                ahead=can_run_ahead(optimiser),
+                ahead=can_run_ahead(optimizer),
             ),
             rate=rate,
             checkpoints=self.checkpoints,
@@ -460,11 +460,11 @@ def _plateau_end(phases: Phases, index: int) -> set[int]:
     return {start + full[-1] + 1} if len(full) > 1 else set()
 
 
-def _check_optimiser(origin: Path, before: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
-    """Muon's optimiser state differs from that of the others."""
-    was, now = (each.get("optimiser", {}).get("kind", "AdamW") for each in (before, tables))
+def _check_optimizer(origin: Path, before: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
+    """Muon's optimizer state differs from that of the others."""
+    was, now = (each.get("optimizer", {}).get("kind", "AdamW") for each in (before, tables))
     if was != now and "Muon" in (was, now):
         raise InputError(
-            f"{origin} has the optimiser state of {was}, which {now} cannot use",
-            f'use optimiser.kind="{was}", or start a run with the saved model as model.folder',
+            f"{origin} has the optimizer state of {was}, which {now} cannot use",
+            f'use optimizer.kind="{was}", or start a run with the saved model as model.folder',
         )

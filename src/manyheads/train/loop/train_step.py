@@ -1,4 +1,4 @@
-"""One optimiser step: gradients of all micro-batches, clipped, or skipped if not finite."""
+"""One optimizer step: gradients of all micro-batches, clipped, or skipped if not finite."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -77,12 +77,12 @@ def prepare_steps(
         yield PreparedStep(step, number, tuple(batches))
 
 
-def can_run_ahead(optimiser: Optimizer) -> bool:
-    """Whether clipping and skipping can be left to the optimiser: torch's fused AdamW on CUDA."""
-    weights = [each for group in optimiser.param_groups for each in group["params"]]
+def can_run_ahead(optimizer: Optimizer) -> bool:
+    """Whether clipping and skipping can be left to the optimizer: torch's fused AdamW on CUDA."""
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
     return (
-        isinstance(optimiser, torch.optim.AdamW)
-        and bool(optimiser.defaults["fused"])
+        isinstance(optimizer, torch.optim.AdamW)
+        and bool(optimizer.defaults["fused"])
         and all(each.is_cuda and not hasattr(each, "full_tensor") for each in weights)
     )
 
@@ -125,14 +125,14 @@ class PendingOutcome:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Updater:
-    """Takes optimiser steps: gradients summed over micro-batches and processes, per target.
+    """Takes optimizer steps: gradients summed over micro-batches and processes, per target.
 
     `score` is the objective's method, possibly compiled. With `ahead` the device itself clips and
     skips, so that the host can queue the next step; see `can_run_ahead`.
     """
 
     wrapper: ModelWrapper
-    optimiser: Optimizer
+    optimizer: Optimizer
     score: Score
     processes: ProcessGroup
     seed: int
@@ -163,8 +163,8 @@ class Updater:
         )
         if not self.ahead and pending.outcome().finite:
             torch._foreach_mul_(self._gradients(), float(scale))
-            self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return pending
 
     def _backward(self, prepared: PreparedStep, index: int) -> Loss:
@@ -223,19 +223,19 @@ class Updater:
     def _step_on_device(self, scale: Tensor, numbers: Tensor, batches: int) -> None:
         """Step without waiting for the outcome.
 
-        torch's fused optimisers divide gradients by `grad_scale` and skip the step if `found_inf`
+        torch's fused optimizers divide gradients by `grad_scale` and skip the step if `found_inf`
         is 1, which torch uses for half-precision gradients.
         """
         finite = numbers[:batches].isfinite().all() & numbers[-1].isfinite()
-        setattr(self.optimiser, "grad_scale", (1 / scale).float())  # noqa: B010
-        setattr(self.optimiser, "found_inf", (~finite).float())  # noqa: B010
-        self.optimiser.step()
+        setattr(self.optimizer, "grad_scale", (1 / scale).float())  # noqa: B010
+        setattr(self.optimizer, "found_inf", (~finite).float())  # noqa: B010
+        self.optimizer.step()
 
     def _gradients(self) -> list[Tensor]:
-        """The gradients of all parameters of the optimiser."""
+        """The gradients of all parameters of the optimizer."""
         return [
             parameter.grad
-            for group in self.optimiser.param_groups
+            for group in self.optimizer.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]

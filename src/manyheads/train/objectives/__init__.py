@@ -8,7 +8,7 @@ from manyheads.train.objectives.classification import (
 )
 from manyheads.train.objectives.contrastive import Contrastive
 from manyheads.train.objectives.distillation import Distillation
-from manyheads.train.objectives.language_modelling import CausalLM, MaskedLM, Seq2SeqLM
+from manyheads.train.objectives.language_modeling import CausalLM, MaskedLM, Seq2SeqLM
 from manyheads.train.objectives.objective import Objective, Routing
 
 __all__ = [

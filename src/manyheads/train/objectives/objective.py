@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def combined(self) -> Float[Tensor, ""]:
-        """The sum that is minimised."""
+        """The sum that is minimized."""
         combined = self.total
         for part in self.parts.values():
             combined = combined + part
@@ -136,7 +136,7 @@ class Objective(ABC):
         return self.score(model, self.prepare(model, batch, generator).to(device), watch=watch)
 
     def attach(self, model: nn.Module) -> None:
-        """Add trainable modules to the model, before the optimiser is built."""
+        """Add trainable modules to the model, before the optimizer is built."""
         del model
 
     @abstractmethod

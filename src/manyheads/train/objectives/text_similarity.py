@@ -279,8 +279,8 @@ def _with_hidden_keys(part: TextPart, watch: Watcher | None) -> Watcher | None:
     """A watcher that also hides the tokens that expand queries from the others."""
     if part.attended == part.ids.lengths.each:
         return watch
-    # Regularisers import objectives.
-    from manyheads.train.regularisers import WatcherChain
+    # Regularizers import objectives.
+    from manyheads.train.regularizers import WatcherChain
 
     hides = HiddenKeys(part.attended)
     return hides if watch is None else WatcherChain([hides, watch])

@@ -1,1 +1,1 @@
-"""Optimisers, their parameter groups and update rules, and learning-rate schedules."""
+"""Optimizers, their parameter groups and update rules, and learning-rate schedules."""

@@ -138,7 +138,7 @@ def build_param_groups(
     decay_embeddings: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for a torch optimiser.
+    """Parameter groups for a torch optimizer.
 
     Beside torch's own entries, `peak` is the learning rate that a schedule multiplies, and `parts`
     are the sizes along `axis` of the fused matrices, and their own factors.
@@ -182,9 +182,9 @@ def check_patterns(weights: Sequence[ParameterInfo], rates: Sequence[RateFactor]
             )
 
 
-def set_learning_rate(optimiser: Optimizer, factor: float) -> None:
+def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
     """Set the learning rate of every group to `factor` of its peak."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = group["peak"] * factor
 
 

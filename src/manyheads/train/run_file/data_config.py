@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks
 from manyheads.data.images import ImageArrays, ImageFolder, PerChannel, load_idx, load_npz
-from manyheads.data.labelled import (
-    LabelledTexts,
+from manyheads.data.labeled import (
+    LabeledTexts,
     TaggedTexts,
     TextPair,
     TextPairs,
     label_array,
-    labelled_examples,
+    labeled_examples,
     paired_examples,
     tag_names,
     tagged_examples,
@@ -26,7 +26,7 @@ from manyheads.data.sources.rows import HUB, RowSource, row_source
 from manyheads.data.sources.texts import Errors, Format, TextSource, text_source
 from manyheads.data.store import TokenStore
 from manyheads.data.tag_schemes import Scheme
-from manyheads.data.tokenise import store_mismatch, write_store
+from manyheads.data.tokenize import store_mismatch, write_store
 from manyheads.data.tokenizer_training import (
     EOS,
     KNOWN_EOS,
@@ -140,7 +140,7 @@ def token_id(tokenizer: Any, name: str, key: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsData(BatchConfig, ABC):
-    """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenised in memory.
+    """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenized in memory.
 
     Texts are truncated to `length` tokens. `validation` is other files, or a fraction of the rows.
     """
@@ -189,18 +189,18 @@ class RowsData(BatchConfig, ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled(RowsData):
+class Labeled(RowsData):
     """A text and a label per row, or a list of any number of labels."""
 
     text: str = "text"
     label: str = "label"
 
-    def _source(self, paths: tuple[str, ...]) -> LabelledTexts:
-        return LabelledTexts(row_source(paths), self.text, self.label)
+    def _source(self, paths: tuple[str, ...]) -> LabeledTexts:
+        return LabeledTexts(row_source(paths), self.text, self.label)
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         source = self._source(paths)
-        return labelled_examples(source, tokenizer, max_length=self.length, names=names)
+        return labeled_examples(source, tokenizer, max_length=self.length, names=names)
 
     def find_classes(self) -> int | tuple[str, ...]:
         """The names of the classes in the training data, or their number."""
@@ -329,7 +329,7 @@ RANGE = "use finite numbers, and standard deviations above 0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts(BatchConfig):
-    """Plain texts: files, folders, globs, or a dataset of the hub, tokenised once into `store`.
+    """Plain texts: files, folders, globs, or a dataset of the hub, tokenized once into `store`.
 
     `validation` is other files, or a fraction of the training texts, taken from the end. Documents
     are cut into chunks of `length` tokens, or concatenated and cut every `length` tokens ("fixed"),
@@ -398,7 +398,7 @@ class Texts(BatchConfig):
         )
 
     def set_aside_stale(self, tokenizer: Any, folder: Path) -> None:
-        """Rename stores whose texts have changed, so that they are tokenised again."""
+        """Rename stores whose texts have changed, so that they are tokenized again."""
         for paths in (self.train, self.validation):
             if self.store or not isinstance(paths, tuple):
                 continue
@@ -437,7 +437,7 @@ class Texts(BatchConfig):
                 f"{', '.join(paths)}: the tokens of this run were made {changed}",
                 "restore the texts, or start again with --fresh",
             )
-        with interruptible("tokenising (finished parts are kept)"):
+        with interruptible("tokenizing (finished parts are kept)"):
             source, end = self._source(paths), self._end(tokenizer)
             store = write_store(source, tokenizer, store_folder, end=end)
         if not store.size:
@@ -501,7 +501,7 @@ class Images(BatchConfig):
             if not all(map(math.isfinite, numbers)) or (
                 name == "std" and min(numbers, default=1) <= 0
             ):
-                raise ConfigError(f"{name}={value} cannot normalise images", RANGE)
+                raise ConfigError(f"{name}={value} cannot normalize images", RANGE)
 
     @property
     def length(self) -> int:
@@ -556,7 +556,7 @@ class Images(BatchConfig):
         return arrays
 
 
-Data = Texts | Labelled | Pairs | Tagged | Images
+Data = Texts | Labeled | Pairs | Tagged | Images
 
 
 def without_eos(data: Data) -> Data:

@@ -12,7 +12,7 @@ from manyheads.train.run_file.data_config import Data
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of a run: `steps` optimiser steps, or as many as it takes to see `tokens`.
+    """A part of a run: `steps` optimizer steps, or as many as it takes to see `tokens`.
 
     `rotary` is the rotary base of the layers with global attention. The steps of the schedule count
     from the start of the phase.
@@ -40,7 +40,7 @@ class Phase:
 
     @property
     def step_count(self) -> int:
-        """The number of optimiser steps."""
+        """The number of optimizer steps."""
         batch = self.data.batch
         if self.steps:
             return self.steps

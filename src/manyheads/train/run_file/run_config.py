@@ -26,12 +26,12 @@ from manyheads.train.objectives import (
     TokenClassification,
 )
 from manyheads.train.objectives.text_similarity import TextSimilarity
-from manyheads.train.optim.optimisers import AdamW, OptimiserConfig
-from manyheads.train.regularisers import HeadDiversity, L0Gates, L1Scales, Regularised
+from manyheads.train.optim.optimizers import AdamW, OptimizerConfig
+from manyheads.train.regularizers import HeadDiversity, L0Gates, L1Scales, Regularized
 from manyheads.train.run_file.data_config import (
     Data,
     Images,
-    Labelled,
+    Labeled,
     Pairs,
     Tagged,
     Texts,
@@ -179,7 +179,7 @@ AnyObjective = (
     | Contrastive
     | Distillation
 )
-AnyRegulariser = HeadDiversity | L1Scales | L0Gates
+AnyRegularizer = HeadDiversity | L1Scales | L0Gates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +287,8 @@ class Run:
 
     model: ModelSource
     objective: AnyObjective
-    regulariser: tuple[AnyRegulariser, ...] = ()
-    optimiser: OptimiserConfig = AdamW()
+    regularizer: tuple[AnyRegularizer, ...] = ()
+    optimizer: OptimizerConfig = AdamW()
     phases: Phases
     data: tuple[Data, ...]
     run: RunOptions
@@ -313,10 +313,10 @@ class Run:
 
     @property
     def full_objective(self) -> Objective:
-        """The objective with its regularisers."""
-        if not self.regulariser:
+        """The objective with its regularizers."""
+        if not self.regularizer:
             return self.objective
-        return Regularised(objective=self.objective, regularisers=self.regulariser)
+        return Regularized(objective=self.objective, regularizers=self.regularizer)
 
 
 def _check_data(objective: AnyObjective, data: Data) -> None:
@@ -340,18 +340,18 @@ def _check_data(objective: AnyObjective, data: Data) -> None:
 
 # Tokens can be predicted in any texts, with or without labels.
 DATA_FOR: dict[type, tuple[type, ...]] = {
-    CausalLM: (Texts, Labelled, Tagged),
-    MaskedLM: (Texts, Labelled, Tagged),
+    CausalLM: (Texts, Labeled, Tagged),
+    MaskedLM: (Texts, Labeled, Tagged),
     Seq2SeqLM: (Pairs,),
     Contrastive: (Pairs,),
     Distillation: (Pairs,),
-    SequenceClassification: (Labelled,),
-    MultiLabelClassification: (Labelled,),
+    SequenceClassification: (Labeled,),
+    MultiLabelClassification: (Labeled,),
     TokenClassification: (Tagged,),
     ImageClassification: (Images,),
 }
 
-OWN = ("model", "objective", "regulariser", "optimiser", "run")
+OWN = ("model", "objective", "regularizer", "optimizer", "run")
 SECTIONS = (*OWN, "data", "schedule", "phase")
 
 

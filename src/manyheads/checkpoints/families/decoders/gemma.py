@@ -26,7 +26,7 @@ from manyheads.checkpoints.families.family import (
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -66,7 +66,7 @@ class GemmaFamily(LlamaFamily):
                 "use_bidirectional_attention=true is not supported", "use a causal Gemma"
             )
         width, family = theirs["hidden_size"], theirs["model_type"]
-        norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps", 1e-6), centred=True)
+        norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps", 1e-6), centered=True)
         kinds = layer_kinds(theirs, EVERY[family] if family == GEMMA2 else _pattern(theirs))
         rotary = {kind: _rotary(theirs, kind) for kind in (FULL, SLIDING)}
         scores, logits = (theirs.get(key, cap) for key, cap in CAPS[family].items())
@@ -110,7 +110,7 @@ class GemmaFamily(LlamaFamily):
                 width=width, layers=tuple(layer(kind) for kind in kinds), final_norm=norm
             ),
             readout=causal_readout(theirs, head),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from manyheads.checkpoints.families.family import (
 from manyheads.checkpoints.tensor_map import Entry, Interleaved
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead, TokenHead
 from manyheads.models.recipes import ModelConfig
@@ -86,7 +86,7 @@ class GPTNeoXFamily(Family):
                 width=width, layers=(layer,) * theirs["num_hidden_layers"], final_norm=norm
             ),
             readout=causal_readout(theirs, LanguageHead(tied=tied)),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

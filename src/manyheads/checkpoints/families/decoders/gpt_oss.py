@@ -29,7 +29,7 @@ from manyheads.checkpoints.tensor_map import Alternating, Entry
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -52,13 +52,13 @@ EVERY = 2
 
 
 class GptOssFamily(Family):
-    """gpt-oss, not quantised."""
+    """gpt-oss, not quantized."""
 
     name = "gpt_oss"
     tied_copies = LLAMA.tied_copies
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        _refuse_quantised(theirs)
+        _refuse_quantized(theirs)
         width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
         norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps", 1e-5))
         experts = Experts(
@@ -104,7 +104,7 @@ class GptOssFamily(Family):
                 final_norm=norm,
             ),
             readout=causal_readout(theirs, LanguageHead(tied=tied)),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
@@ -174,11 +174,11 @@ def _layer_entries(ours: str, theirs: str) -> Iterator[Entry]:
     yield Entry(f"{ours}.feedforward.contract_bias", (f"{experts}.down_proj_bias",))
 
 
-def _refuse_quantised(theirs: Mapping[str, Any]) -> None:
-    quantised = theirs.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+def _refuse_quantized(theirs: Mapping[str, Any]) -> None:
+    quantized = theirs.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
         raise ConfigError(
-            f"weights quantised by {method!s:.40} are not supported",
+            f"weights quantized by {method!s:.40} are not supported",
             "load it in transformers with Mxfp4Config(dequantize=True) and save it again",
         )

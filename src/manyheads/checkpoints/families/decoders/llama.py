@@ -24,7 +24,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -42,7 +42,7 @@ CLASSES = {
     "mixtral": "Mixtral",
     "qwen3_moe": "Qwen3Moe",
 }
-# The families that normalise queries and keys.
+# The families that normalize queries and keys.
 NORMED = ("qwen3", "qwen3_moe", "qwen3_next")
 # What `transformers` assumes where config.json does not say it.
 WINDOW = 4096
@@ -102,7 +102,7 @@ class LlamaFamily(Family):
             readout=causal_readout(
                 theirs, LanguageHead(tied=bool(theirs.get("tie_word_embeddings", False)))
             ),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
@@ -78,7 +78,7 @@ class MambaFamily(Family):
                 width=width, layers=(layer,) * theirs["num_hidden_layers"], final_norm=norm
             ),
             readout=causal_readout(theirs, LanguageHead(tied=bool(theirs["tie_word_embeddings"]))),
-            init=Initialisation(std=float(theirs["initializer_range"])),
+            init=Initialization(std=float(theirs["initializer_range"])),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -117,6 +117,6 @@ def _expert_keys(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_mixtral(config: DecoderConfig) -> bool:
-    """Only Qwen3-MoE normalises queries and keys."""
+    """Only Qwen3-MoE normalizes queries and keys."""
     attention = config.stack.attention(0)
     return attention is not None and not isinstance(attention.query_norm, RMSNorm)

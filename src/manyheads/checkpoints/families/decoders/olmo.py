@@ -26,7 +26,7 @@ from manyheads.checkpoints.families.family import (
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -88,7 +88,7 @@ class OlmoFamily(LlamaFamily):
                 width=width, layers=tuple(layer(kind) for kind in kinds), final_norm=norm
             ),
             readout=causal_readout(theirs, LanguageHead(tied=tied)),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

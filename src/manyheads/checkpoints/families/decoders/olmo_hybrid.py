@@ -24,7 +24,7 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
@@ -111,7 +111,7 @@ class OlmoHybridFamily(Family):
                 width=width, layers=tuple(layers[kind] for kind in kinds), final_norm=norm
             ),
             readout=causal_readout(theirs, LanguageHead(tied=tied)),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -141,7 +141,7 @@ def feedforward_of(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
         top_k=theirs["num_experts_per_tok"],
         shared=shared,
         shared_gate="sigmoid" if shared else "none",
-        renormalise=bool(theirs["norm_topk_prob"]),
+        renormalize=bool(theirs["norm_topk_prob"]),
     )
 
 
@@ -177,7 +177,7 @@ def describe_experts(inside: Sequence[FeedForwardConfig]) -> dict[str, Any]:
         "num_experts": first.count,
         "num_experts_per_tok": first.top_k,
         "moe_intermediate_size": first.hidden,
-        "norm_topk_prob": first.renormalise,
+        "norm_topk_prob": first.renormalize,
         **({"shared_expert_intermediate_size": first.shared} if first.shared else {}),
     }
 

@@ -68,7 +68,7 @@ class QwenNextFamily(Family):
         kinds = layer_kinds(theirs)
         plain = LLAMA.read_config(theirs)
         assert isinstance(plain, DecoderConfig)
-        norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps"), centred=True)
+        norm = RMSNorm(eps=eps_of(theirs, "rms_norm_eps"), centered=True)
         gated = with_attention(plain, gates=GATES, query_norm=norm, key_norm=norm)
         delta = read_delta(theirs, eps=norm.eps)
         layers = tuple(

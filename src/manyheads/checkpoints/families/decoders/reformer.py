@@ -17,7 +17,7 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.lsh_attention import LshAttention
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
@@ -95,7 +95,7 @@ class ReformerFamily(Family):
             ),
             stack=StackConfig(width=width, layers=tuple(layers), final_norm=norm),
             readout=LanguageHead(tied=False),
-            init=Initialisation(std=float(theirs["initializer_range"])),
+            init=Initialization(std=float(theirs["initializer_range"])),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

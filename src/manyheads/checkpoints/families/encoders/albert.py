@@ -17,7 +17,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -107,7 +107,7 @@ class AlbertFamily(Family):
             ),
             stack=StackConfig(width=width, layers=(layer,) * len(owners), weights_of=owners),
             readout=readout_of(theirs, "Albert", words, POOLER),
-            init=Initialisation(std=float(theirs["initializer_range"])),
+            init=Initialization(std=float(theirs["initializer_range"])),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

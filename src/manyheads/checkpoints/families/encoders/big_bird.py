@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.sparse.big_bird import BigBird
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, ReadoutTransform
 from manyheads.models.recipes import ModelConfig
@@ -101,7 +101,7 @@ class BigBirdFamily(Family):
             ),
             stack=StackConfig(width=width, layers=layers),
             readout=readout,
-            init=Initialisation(std=float(theirs["initializer_range"])),
+            init=Initialization(std=float(theirs["initializer_range"])),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

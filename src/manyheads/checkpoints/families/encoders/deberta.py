@@ -20,7 +20,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -137,7 +137,7 @@ class DebertaFamily(Family):
             ),
             stack=StackConfig(width=width, layers=(layer,) * theirs["num_hidden_layers"]),
             readout=_readout(theirs, norm),
-            init=Initialisation(std=float(theirs.get("initializer_range", 0.02))),
+            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.mixers.fourier import Fourier
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, ReadoutTransform
 from manyheads.models.recipes import ModelConfig
@@ -53,7 +53,7 @@ class FNetFamily(Family):
     tied_copies = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 
     def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        # The optimisations for TPUs compute the same transform.
+        # The optimizations for TPUs compute the same transform.
         theirs = {**DEFAULTS, **theirs}
         width, dropout = theirs["hidden_size"], float(theirs["hidden_dropout_prob"])
         norm = LayerNorm(eps=eps_of(theirs, "layer_norm_eps"))
@@ -78,7 +78,7 @@ class FNetFamily(Family):
             readout=readout_of(
                 theirs, "FNet", ReadoutTransform(activation=activation, norm=norm), POOLER
             ),
-            init=Initialisation(std=float(theirs["initializer_range"])),
+            init=Initialization(std=float(theirs["initializer_range"])),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.sparse.longformer import Longformer
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -105,7 +105,7 @@ class LongformerFamily(Family):
             ),
             stack=StackConfig(width=width, layers=tuple(layer(each) for each in _windows(theirs))),
             readout=readout,
-            init=Initialisation(std=float(theirs["initializer_range"])),
+            init=Initialization(std=float(theirs["initializer_range"])),
         )
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:

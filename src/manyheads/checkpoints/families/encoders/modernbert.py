@@ -16,7 +16,7 @@ from manyheads.checkpoints.tensor_map import Entry
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialisation import Initialisation
+from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -97,7 +97,7 @@ class ModernBertFamily(Family):
                 bias="all" if theirs.get("attention_bias", False) else "none",
                 dropout=dropout,
             )
-            # The embedding is already normalised, so the first attention has no norm.
+            # The embedding is already normalized, so the first attention has no norm.
             before = PreNorm(NoNorm()) if index == 0 else PreNorm(norm)
             return LayerConfig(
                 attention=Branch(attention, before, dropout),
@@ -117,7 +117,7 @@ class ModernBertFamily(Family):
                 final_norm=norm,
             ),
             readout=_readout(theirs),
-            init=Initialisation(
+            init=Initialization(
                 draw="truncated",
                 std=float(theirs.get("initializer_range", 0.02)),
                 scaled_outputs=True,

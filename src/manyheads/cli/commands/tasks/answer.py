@@ -41,7 +41,7 @@ class AnswerCommand:
     """The question; without it, questions are asked for, or read from a pipe line by line."""
 
     reader: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(required)")] = ""
-    """The model that answers: a folder, a house model, smollm2, or a model of the hub."""
+    """The model that answers: a folder, a bundled model, smollm2, or a model of the hub."""
 
     top_k: int = 5
     """Give the reader this many passages."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from manyheads.tasks.extraction.span_scores import EntityScores
 
 TaggedFile = Annotated[Path | None, tyro.conf.arg(metavar="TAGGED", help_behavior_hint="")]
-# Colours of types on a terminal, by their order.
+# Colors of types on a terminal, by their order.
 STYLES = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 
@@ -118,7 +118,7 @@ class Extract:
             _print_marked(texts, found)
 
     def _score(self, file: Path) -> None:
-        from manyheads.data.labelled import TaggedTexts
+        from manyheads.data.labeled import TaggedTexts
         from manyheads.data.sources.conll import tagged_rows
         from manyheads.tasks import entities_of_tags, score_entities
 
@@ -163,7 +163,7 @@ def _score_row(scores: "EntityScores") -> dict[str, Any]:
 
 
 def _print_marked(texts: list[str], found: "list[list[Entity]]") -> None:
-    """Each text on its line, with [entities](type); in colour on a terminal."""
+    """Each text on its line, with [entities](type); in color on a terminal."""
     from rich.console import Console
     from rich.text import Text
 

@@ -86,7 +86,7 @@ class FilterCommand:
         check_out_folder(self.out, self.model)
         check_engine(self.engine, self.workers)
         # A wrong rule or corpus is reported before a model is loaded.
-        from manyheads.encoding.text_rule import TextRule
+        from manyheads.encoding.filter_rule import TextRule
 
         TextRule.parse(self.keep)
         from manyheads.tasks.filtering.corpus import plan

@@ -59,7 +59,7 @@ class IndexCommand:
     """Tokens per chunk, title included; at most as many as the model reads."""
 
     overlap: int = 32
-    """Tokens that neighbouring chunks share."""
+    """Tokens that neighboring chunks share."""
 
     vectors: Literal["float32", "float16", "2bit"] = "float32"
     """How vectors are stored; 2bit is for late interaction."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manyheads.encoding.encode import Options, encode_counted
+from manyheads.encoding.encode import Options, encode_with_counts
 from manyheads.errors import InputError
 from manyheads.models.build import Model
 from manyheads.progress import Progress
@@ -176,8 +176,8 @@ class IndexWriter:
         assert self.model is not None
         if self.plan.row_vectors == "dense":
             batch_tokens = BATCH_TOKENS[self._device]
-            options = Options(normalise=True, batch_tokens=batch_tokens, progress=False)
-            done = encode_counted(self.model, texts, options)
+            options = Options(normalize=True, batch_tokens=batch_tokens, progress=False)
+            done = encode_with_counts(self.model, texts, options)
             self.report.tokens += done.tokens
             self.report.truncated += done.cut
             return done.vectors

@@ -1,0 +1,224 @@
+"""Language modeling: next tokens, masked tokens, sequence to sequence."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.data.batch import Batch
+from manyheads.data.masking import Masking, MaskingVocabulary, mask_tokens, masking_vocabulary
+from manyheads.errors import ConfigError, InputError
+from manyheads.models.encoder import TextModel
+from manyheads.models.readout import LanguageHead
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.stack import StackConfig
+from manyheads.parts.halting import AddedLoss
+from manyheads.taps import Watcher
+from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
+from manyheads.train.objectives.objective import (
+    Loss,
+    Objective,
+    PreparedBatch,
+    RoutedObjective,
+    check_readout,
+    check_smoothing,
+    check_weight,
+    require_texts,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModeling(RoutedObjective):
+    """Tokens are predicted; their cross-entropy is computed in chunks."""
+
+    z_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_weight("z_loss", self.z_loss)
+
+    def _language_loss(
+        self,
+        model: Any,
+        hidden: Float[Tensor, "n c"],
+        prepared: PreparedBatch,
+        router: tuple[AddedLoss, ...],
+        smoothing: float = 0.0,
+    ) -> Loss:
+        readout = model.readout
+        sums = cross_entropy_sums(
+            readout.features(hidden.index_select(0, prepared.positions)),
+            readout.vectors(model.table),
+            readout.bias,
+            prepared.labels,
+            smoothing=smoothing,
+            squares=self.z_loss > 0,
+            softcap=readout.softcap,
+        )
+        loss = self.with_router_losses(sums[0], prepared, router)
+        if self.z_loss:
+            loss = replace(loss, parts={"z": self.z_loss * sums[1], **loss.parts})
+        return loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLM(LanguageModeling):
+    """Prediction of the next token; `z_loss` as in arXiv 2204.02311."""
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, TextModel, LanguageHead)
+        assert isinstance(model, TextModel)
+        _check_causal(self, model.config.stack)
+
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del model, generator
+        texts = require_texts(self, batch)
+        lengths = texts.lengths
+        ends = lengths.offsets.diff()[lengths.sequence_of_token] - 1
+        positions = (lengths.positions < ends).nonzero().squeeze(1)
+        return PreparedBatch(batch=batch, positions=positions, labels=texts.values[positions + 1])
+
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        hidden, router = model.hidden(prepared.batch.texts, watch=watch)
+        return self._language_loss(model, hidden.values, prepared, router)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedLM(LanguageModeling):
+    """Prediction of masked tokens; the fractions and `whole_words` are as in `Masking`.
+
+    The ids of the mask and of the special tokens, which are never masked, come from the model's
+    tokenizer by default.
+    """
+
+    mask_fraction: float = 0.3
+    mask_token_fraction: float = 0.8
+    random_token_fraction: float = 0.1
+    whole_words: bool = False
+    mask: int | Literal["tokenizer"] = "tokenizer"
+    specials: tuple[int, ...] | Literal["tokenizer"] = "tokenizer"
+
+    def __post_init__(self) -> None:
+        LanguageModeling.__post_init__(self)
+        _ = self.masking
+
+    @property
+    def masking(self) -> Masking:
+        return Masking(
+            mask_fraction=self.mask_fraction,
+            mask_token_fraction=self.mask_token_fraction,
+            random_token_fraction=self.random_token_fraction,
+            whole_words=self.whole_words,
+        )
+
+    def vocabulary(self, model: TextModel) -> MaskingVocabulary:
+        size = model.config.embedding.vocabulary
+        return masking_vocabulary(model.tokenizer, size, mask=self.mask, specials=self.specials)
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, TextModel, LanguageHead)
+        assert isinstance(model, TextModel)
+        _check_bidirectional(self, model.config.stack)
+        words = self.vocabulary(model)
+        if self.whole_words and words.continues_word is None:
+            raise ConfigError("whole_words needs a tokenizer", "give the model its tokenizer")
+
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        masked = mask_tokens(
+            require_texts(self, batch), self.vocabulary(model), self.masking, generator
+        )
+        return PreparedBatch(
+            batch=replace(batch, texts=masked.texts),
+            positions=masked.positions,
+            labels=masked.labels,
+        )
+
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        hidden, router = model.hidden(prepared.batch.texts, watch=watch)
+        return self._language_loss(model, hidden.values, prepared, router)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seq2SeqLM(LanguageModeling):
+    """Prediction of every token of `others` from those before it and from `texts`.
+
+    The decoder reads `start` and then all tokens but the last. `start` is the id of a token or its
+    name, such as "<|end|>"; "model" is the start token of the model's config.json.
+    """
+
+    label_smoothing: float = 0.1
+    start: int | str = "model"
+
+    def __post_init__(self) -> None:
+        LanguageModeling.__post_init__(self)
+        check_smoothing(self.label_smoothing)
+
+    def check(self, model: nn.Module) -> None:
+        check_readout(self, model, Seq2Seq, LanguageHead)
+        assert isinstance(model, Seq2Seq)
+        _check_causal(self, model.config.decoder)
+        start, words = self.start_of(model), model.config.embedding.vocabulary
+        if not 0 <= start < words:
+            raise ConfigError(
+                f"start={start} is outside the vocabulary of {words} tokens",
+                f"use 0 to {words - 1}",
+            )
+
+    def start_of(self, model: Seq2Seq) -> int:
+        if isinstance(self.start, int):
+            return self.start
+        if self.start != "model":
+            known = None if model.tokenizer is None else model.tokenizer.token_to_id(self.start)
+            if known is None:
+                raise ConfigError(
+                    f"start: the tokenizer has no token {self.start!r}", "use one of its tokens"
+                )
+            return int(known)
+        for settings in (model.generation, model.source_config or {}):
+            for name in ("decoder_start_token_id", "bos_token_id"):
+                if isinstance(settings.get(name), int):
+                    return int(settings[name])
+        raise ConfigError(
+            "the model has no start token for its decoder",
+            "set start to the id or the name of a token",
+        )
+
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+        del generator
+        if batch.texts is None or batch.others is None:
+            raise InputError("Seq2SeqLM needs pairs of texts", "give texts and others")
+        labels = batch.others.values
+        read = labels.roll(1)
+        read = torch.where(batch.others.lengths.positions == 0, self.start_of(model), read)
+        positions = torch.arange(labels.shape[0], device=labels.device)
+        return PreparedBatch(
+            batch=replace(batch, others=batch.others.with_values(read)),
+            positions=positions,
+            labels=labels,
+        )
+
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        hidden, router = model.hidden(prepared.batch.texts, prepared.batch.others, watch=watch)
+        return self._language_loss(model, hidden.values, prepared, router, self.label_smoothing)
+
+
+def _check_bidirectional(objective: Objective, stack: StackConfig) -> None:
+    masks = [each.mask for each in map(stack.attention, range(len(stack.layers))) if each]
+    if masks and all(mask.reach.after == 0 for mask in masks):
+        raise ConfigError(
+            f"no layer sees the tokens after a masked one, with {masks[0]}, and "
+            f"{type(objective).__name__} needs both sides",
+            "use CausalLM, or an encoder",
+        )
+
+
+def _check_causal(objective: Objective, stack: StackConfig) -> None:
+    for index in range(len(stack.layers)):
+        attention = stack.attention(index)
+        if attention is not None and attention.mask.reach.after > 0:
+            raise ConfigError(
+                f"layer {index} sees the tokens that {type(objective).__name__} predicts, "
+                f"with {attention.mask}",
+                "use Causal() or a window without `after`",
+            )

@@ -1,0 +1,350 @@
+"""Optimizers: their configs, and the update rules of AdamW, StableAdamW and Muon."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyheads.errors import ConfigError
+from manyheads.train.optim.param_groups import (
+    RateFactor,
+    build_param_groups,
+    check_patterns,
+    describe_parameters,
+    part_of_row,
+    spans,
+)
+
+FUSED_ON = {"cpu", "cuda", "mps", "xpu"}
+
+
+def _check(rate: float, decay: float, betas: tuple[float, ...], eps: float = 0.0) -> None:
+    for name, number in (("rate", rate), ("decay", decay), ("eps", eps)):
+        if not math.isfinite(number):
+            raise ConfigError(f"{name} must be finite, got {number}", "use a finite number")
+    if eps < 0:
+        raise ConfigError(f"eps must be at least 0, got {eps:g}", "use a value such as 1e-8")
+    if rate <= 0:
+        raise ConfigError(f"rate must be above 0, got {rate:g}", "use a value such as 1e-3")
+    if decay < 0:
+        raise ConfigError(f"decay must be at least 0, got {decay:g}", "use 0 or more")
+    for beta in betas:
+        if not 0 <= beta < 1:
+            raise ConfigError(
+                f"betas and momentum must be in [0, 1), got {beta:g}", "use a value such as 0.9"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """Adam with decoupled weight decay (arXiv 1711.05101), fused where possible.
+
+    `rate` is the peak learning rate, which a schedule multiplies; `decay` does not apply to norms,
+    biases, scales and, unless `decay_embeddings`, embeddings; `rates` are factors for parts of the
+    model.
+    """
+
+    rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    decay: float = 0.1
+    decay_embeddings: bool = False
+    rates: tuple[RateFactor, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.rate, self.decay, self.betas, self.eps)
+
+    def build(self, model: nn.Module) -> Optimizer:
+        weights = describe_parameters(model)
+        check_patterns(weights, self.rates)
+        groups = build_param_groups(
+            weights,
+            rate=self.rate,
+            decay=self.decay,
+            decay_embeddings=self.decay_embeddings,
+            rates=self.rates,
+        )
+        kinds = {each.parameter.device.type for each in weights}
+        return ScaledAdamW(
+            groups, lr=self.rate, betas=self.betas, eps=self.eps, fused=kinds <= FUSED_ON
+        )
+
+    def entries(self) -> dict[str, Any]:
+        return {"rule": "adamw", "betas": self.betas, "eps": self.eps}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StableAdamW:
+    """AdamW whose steps are clipped by their root mean square (arXiv 2304.13013).
+
+    Each matrix is clipped separately, queries, keys and values too. The defaults are those of
+    ModernBERT-base.
+    """
+
+    rate: float = 8e-4
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+    decay: float = 1e-5
+    decay_embeddings: bool = False
+    rates: tuple[RateFactor, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.rate, self.decay, self.betas, self.eps)
+
+    def build(self, model: nn.Module) -> Optimizer:
+        weights = describe_parameters(model)
+        check_patterns(weights, self.rates)
+        entries: dict[str, Any] = {"rule": "stable", "betas": self.betas, "eps": self.eps}
+        return RuleOptimizer(
+            build_param_groups(
+                weights,
+                rate=self.rate,
+                decay=self.decay,
+                decay_embeddings=self.decay_embeddings,
+                rates=self.rates,
+                **entries,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muon:
+    """Orthogonalised momentum for the matrices, AdamW for the `rest`.
+
+    The rest is embeddings, readout, norms and biases. Queries, keys, values and both halves of a
+    gated feed-forward are separate matrices. `size="adamw"` scales steps to the size of AdamW's, so
+    that its learning rates fit (arXiv 2502.16982); "original" needs a rate of about 0.02.
+    """
+
+    rate: float = 0.02
+    momentum: float = 0.95
+    nesterov: bool = True
+    decay: float = 0.1
+    rounds: int = 5
+    size: Literal["original", "adamw"] = "original"
+    precision: Literal["half", "single"] = "half"
+    rest: AdamW = AdamW()
+    rates: tuple[RateFactor, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.rate, self.decay, (self.momentum,))
+        if self.rounds < 1:
+            raise ConfigError(
+                f"rounds must be at least 1, got {self.rounds}", "use a value such as 5"
+            )
+        if self.rest.rates:
+            raise ConfigError("rest.rates cannot be used with Muon", "set rates of Muon itself")
+
+    def build(self, model: nn.Module) -> Optimizer:
+        weights = describe_parameters(model)
+        check_patterns(weights, self.rates)
+        entries: dict[str, Any] = {
+            "rule": "muon",
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "rounds": self.rounds,
+            "size": self.size,
+            "precision": self.precision,
+        }
+        matrices = [each for each in weights if each.matrix]
+        others = [each for each in weights if not each.matrix]
+        rest, rates = self.rest, self.rates
+        return RuleOptimizer(
+            build_param_groups(matrices, rate=self.rate, decay=self.decay, rates=rates, **entries)
+            + build_param_groups(
+                others,
+                rate=rest.rate,
+                decay=rest.decay,
+                decay_embeddings=rest.decay_embeddings,
+                rates=rates,
+                **rest.entries(),
+            )
+        )
+
+
+OptimizerConfig = AdamW | StableAdamW | Muon
+
+
+# arXiv 2502.16982: singular values are close to one after five rounds.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+Group = dict[str, Any]
+State = dict[str, Any]
+
+
+class ScaledAdamW(torch.optim.AdamW):
+    """torch's AdamW, with the step scaled separately for each part of a fused matrix.
+
+    AdamW is invariant to the scale of a gradient, so the change of the parameter is scaled.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        scaled = [
+            (group, parameter, _local(parameter).clone())
+            for group in self.param_groups
+            if any(factor != 1 for _, factor in group["parts"])
+            for parameter in group["params"]
+        ]
+        loss = super().step(closure)
+        for group, parameter, before in scaled:
+            after = _local(parameter)
+            after.copy_(torch.lerp(before, after, _factors(group, parameter)))
+        return loss
+
+
+class RuleOptimizer(Optimizer):
+    """An optimizer whose parameter groups have different update rules."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        super().__init__(groups, {"rule": "adamw"})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    RULES[group["rule"]](parameter, self.state[parameter], group)
+        return loss
+
+
+def _adam(parameter: Tensor, state: State, group: Group, *, clips: bool = False) -> None:
+    """AdamW (arXiv 1711.05101), with moments that are stored bias-corrected."""
+    if not state:
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = torch.zeros_like(parameter)
+        state["exp_avg_sq"] = torch.zeros_like(parameter)
+    state["step"] += 1
+    first, second = (_unbiased(beta, int(state["step"])) for beta in group["betas"])
+    assert parameter.grad is not None
+    gradient = _local(parameter.grad)
+    mean, square = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
+    mean.lerp_(gradient, 1 - first)
+    square.lerp_(gradient.square(), 1 - second)
+    rate = group["lr"] * _factors(group, parameter)
+    if clips:
+        surprise = gradient.square().div_(square.clamp(min=group["eps"] ** 2))
+        rate = rate / _part_means(surprise, group, parameter).sqrt().clamp(min=1)
+    own = _local(parameter)
+    if group["weight_decay"]:
+        own.mul_(1 - rate * group["weight_decay"])
+    own.sub_(rate * mean / square.sqrt().add_(group["eps"]))
+
+
+def _stable(parameter: Tensor, state: State, group: Group) -> None:
+    """StableAdamW: a step is divided by the RMS of gradient over second moment, if above 1."""
+    _adam(parameter, state, group, clips=True)
+
+
+def _muon(parameter: Tensor, state: State, group: Group) -> None:
+    """Orthogonalised momentum (arXiv 2502.16982)."""
+    if not state:
+        state["momentum_buffer"] = torch.zeros_like(parameter)
+    gradient = parameter.grad
+    assert gradient is not None
+    momentum: Tensor = state["momentum_buffer"]
+    momentum.lerp_(gradient, 1 - group["momentum"])
+    direction = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+    whole = direction.full_tensor() if hasattr(direction, "full_tensor") else direction
+    step = torch.empty_like(whole)
+    for span, factor in spans(group):
+        index = [slice(None)] * group["axis"] + [span]
+        part = whole[tuple(index)]
+        update = orthogonalise(part, group["rounds"], group["precision"])
+        step[tuple(index)] = update * (factor * _step_scale(part.shape, group["size"]))
+    if group["weight_decay"]:
+        decay = group["lr"] * group["weight_decay"]
+        _local(parameter).mul_(1 - decay * _factors(group, parameter))
+    _local(parameter).sub_(group["lr"] * _own_shard(step, parameter))
+
+
+RULES: dict[str, Callable[[Tensor, State, Group], None]] = {
+    "adamw": _adam,
+    "stable": _stable,
+    "muon": _muon,
+}
+
+
+def orthogonalise(
+    matrix: Float[Tensor, "*batch rows columns"], rounds: int, precision: str
+) -> Float[Tensor, "*batch rows columns"]:
+    """The nearest matrix whose singular values are all about one, by Newton-Schulz."""
+    x = matrix.to(torch.bfloat16 if precision == "half" else torch.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(rounds):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if tall else x).to(matrix.dtype)
+
+
+def _step_scale(shape: torch.Size, size: str) -> float:
+    """The scale of an orthogonalised step: "adamw" matches the size of AdamW's."""
+    rows, columns = shape[-2:]
+    return 0.2 * math.sqrt(max(rows, columns)) if size == "adamw" else max(1, rows / columns) ** 0.5
+
+
+def _unbiased(beta: float, step: int) -> float:
+    return beta * (1 - beta ** (step - 1)) / (1 - beta**step)
+
+
+def _along(values: Tensor, axis: int, dims: int) -> Tensor:
+    return values.view([-1 if index == axis else 1 for index in range(dims)])
+
+
+def _factors(group: Group, parameter: Tensor) -> Tensor | float:
+    """The factor of each part, broadcast along this process's shard of the parameter."""
+    factors = tuple(factor for _, factor in group["parts"])
+    if set(factors) <= {1.0}:
+        return 1.0
+    spread = _on(factors, parameter.device)[part_of_row(group, parameter)].to(parameter.dtype)
+    return _along(spread, group["axis"], parameter.dim())
+
+
+def _part_means(x: Tensor, group: Group, parameter: Any) -> Tensor:
+    """The mean of each part over all processes, broadcast like `_factors`."""
+    axis, count = group["axis"], max(len(group["parts"]), 1)
+    if parameter.dim() == 0:
+        return x
+    owner = part_of_row(group, parameter)
+    sums = x.new_zeros(count).index_add(0, owner, x.movedim(axis, 0).reshape(len(owner), -1).sum(1))
+    if hasattr(parameter, "device_mesh"):
+        for index, placement in enumerate(parameter.placements):
+            if placement.is_shard():
+                torch.distributed.all_reduce(sums, group=parameter.device_mesh.get_group(index))
+    sizes = tuple(size for size, _ in group["parts"]) or (parameter.shape[axis],)
+    per_row = parameter.numel() / parameter.shape[axis]
+    return _along((sums / (_on(sizes, x.device) * per_row))[owner], axis, parameter.dim())
+
+
+@lru_cache(maxsize=256)
+def _on(numbers: tuple[float | int, ...], device: torch.device) -> Tensor:
+    """A tensor cached on the device, since creating it would wait for the device."""
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The shard of this process."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _own_shard(whole: Tensor, parameter: Any) -> Tensor:
+    if not hasattr(parameter, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = parameter.device_mesh
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=parameter.placements).to_local()

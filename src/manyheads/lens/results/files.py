@@ -67,7 +67,8 @@ def read_result(path: Path | str, kinds: Mapping[str, type[Result]]) -> Result:
     if not path.is_file():
         raise InputError(f"{path} does not exist", REMEDY)
     about, arrays = _read_json(path) if suffix == ".json" else _read_safetensors(path)
-    kind: str = CLASSES.get(about["kind"], about["kind"])
+    kind = str(about["kind"])
+    kind = CLASSES.get(kind, kind)
     if kind not in kinds:
         raise InputError(
             f"{path} holds a result of the unknown type {kind!r}", f"use {', '.join(kinds)}"

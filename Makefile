@@ -33,22 +33,15 @@ demo: $(READY) ## look at the heads of the small model: a table, pictures and a 
 explain: $(READY) ## walk a sentence through one layer, write multi_head_attention_map.png
 	$(BIN)/manyheads explain "$(SENTENCE)" --language ru --picture multi_head_attention_map.png
 
-# Types are checked on one core while tests run on the other. Those that cannot run with shape checks,
-# as torch.compile cannot trace them, share one process; pytest alone would give each its own.
-UNCHECKED = $(shell grep -rl shapes_unchecked tests --include='test_*.py' --exclude-dir=gpu)
-
-quick: $(COMPLETE) ## check format, lint and types, run a sample of the tests
+quick: $(COMPLETE) ## check format, lint and types, run the tests nearest to what changed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -q --quick; tests=$$?; wait $$types && exit $$tests
+	$(BIN)/python -m tests.lanes --changed --lanes $(WORKERS)
 
 test: $(COMPLETE) ## check format, lint and types, run tests and doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@$(BIN)/mypy & types=$$!; \
-	MANYHEADS_NO_TYPECHECK=1 $(BIN)/pytest -q -m shapes_unchecked $(UNCHECKED); tests=$$?; \
-	wait $$types && exit $$tests
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not shapes_unchecked"
+	$(BIN)/python -m tests.lanes --lanes $(WORKERS)
 
 # COUNT and SEED choose the cases: make fuzz COUNT=500 SEED=7
 COUNT ?= 10000
@@ -71,7 +64,7 @@ gpu-test: ## run tests/gpu with the torch and pytest that PYTHON has
 	    --show-capture=no --tb=short --share $$share/$(SHARES) $(GPU_OPTIONS) \
 	    --ledger build/gpu/$$share.json > build/gpu/$$share.log 2>&1 & running="$$running $$!"; \
 	done; \
-	for one in $$running; do wait $$one || failed=1; done; \
+	for process in $$running; do wait $$process || failed=1; done; \
 	grep -hE '^(E  |FAILED|ERROR)|(passed|failed|error).* in |^Exit:' build/gpu/*.log | cut -c1-300 | uniq; \
 	test -n "$$(ls build/gpu/*.json 2>/dev/null)" && $(PYTHON) tests/gpu/ledger.py build/gpu/*.json; \
 	exit $$failed

@@ -10,11 +10,10 @@ import re
 import subprocess
 import sys
 from dataclasses import is_dataclass
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -31,24 +30,6 @@ NEED_TRITON = [
 ]
 collect_ignore = [] if find_spec("triton") else NEED_TRITON
 
-# `--quick` runs one test in so many, and no file that imports one of these peers: they load slowly.
-ONE_IN = 30
-PEERS = {
-    "datasets",
-    "peft",
-    "playwright",
-    "scipy",
-    "sentence_transformers",
-    "sklearn",
-    "transformer_lens",
-    "transformers",
-}
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers fill the cores already; more threads than cores would only wait for one another.
-    # torch reads this once, when it is imported.
-    os.environ["OMP_NUM_THREADS"] = "1"
-
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 if SHAPES_ARE_CHECKED:
@@ -58,11 +39,13 @@ if SHAPES_ARE_CHECKED:
     # A quote that is neither of a class nor of a shape: of a Literal, or around an annotation.
     QUOTED = re.compile(r"""(?<!<class )(?<!Tensor, )['"](?=\w)""")
 
-    # How often a function was called or, within another, made; forgotten before each test.
+    # How often a function was called or, within another, made; forgotten before each file.
     SEEN: dict[object, int] = {}
+    # The file whose tests are running, if any are.
+    FILE: list[Path] = []
 
     def is_due(key: object) -> bool:
-        """Whether this is the first, second, fourth, eighth ... time in this test."""
+        """Whether this is the first, second, fourth, eighth ... time in this file."""
         SEEN[key] = times = SEEN.get(key, 0) + 1
         return not times & (times - 1)
 
@@ -71,7 +54,7 @@ if SHAPES_ARE_CHECKED:
 
         To check the shapes of every call takes more time than the tests themselves do, and to
         prepare every function more than to import torch. So a function is prepared when it is
-        first called, and in each test its shapes are checked ever more rarely.
+        first called, and in each file its shapes are checked ever more rarely.
         """
         if checked is None:
             return partial(check_shapes, typechecker=typechecker)
@@ -141,7 +124,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         # Random weights and texts are the same in every run.
         seed_all(sys.modules["torch"])
     if SHAPES_ARE_CHECKED:
-        SEEN.clear()
+        if item.path not in FILE:
+            FILE[:] = [item.path]
+            SEEN.clear()
     elif item.get_closest_marker("shapes_unchecked") and "torch._dynamo" in sys.modules:
         # As in a process of its own: what others compiled counts against no limit.
         sys.modules["torch._dynamo"].reset()
@@ -177,43 +162,3 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if result.returncode:
         pytest.fail(result.stdout + result.stderr, pytrace=False)
     return True
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run a small, fixed sample of the tests")
-
-
-@cache
-def needs_a_peer(file: Path) -> bool:
-    """Whether a test file, or one of tests/ that it imports, loads a peer."""
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    modules = re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)
-    names = re.findall(r"^from (tests[\w.]*) import (\w+)$", text, re.MULTILINE)
-    files = [module for module in modules if module.startswith("tests.")]
-    files += [f"{folder}.{name}" for folder, name in names]
-    return any(module.partition(".")[0] in PEERS for module in modules) or any(
-        needs_a_peer(HERE / f"{module.replace('.', '/')}.py") for module in files
-    )
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    quick = config.getoption("--quick") and collection_path.suffix == ".py"
-    return True if quick and needs_a_peer(collection_path) else None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep every rule of the architecture, and of the rest those whose names fall into the sample.
-
-    A name decides for itself, so that the sample is the same for every process and a test that is
-    added or removed changes nothing for the others.
-    """
-    if not config.getoption("--quick"):
-        return
-
-    def kept(item: pytest.Item) -> bool:
-        if item.get_closest_marker("shapes_unchecked"):
-            return False
-        return "test_floors" in item.nodeid or not crc32(item.nodeid.encode()) % ONE_IN
-
-    config.hook.pytest_deselected(items=[item for item in items if not kept(item)])
-    items[:] = [item for item in items if kept(item)]

@@ -162,18 +162,18 @@ def test_every_site_is_shown_once_and_no_other_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_patterns_are_softmaxes_of_scores_and_give_the_same_answer(name: str) -> None:
-    model, request = small(WATCHED[name]), pattern_sites(every_site(WATCHED[name]))
-    record = Record(request)
+    model, sites = small(WATCHED[name]), pattern_sites(every_site(WATCHED[name]))
+    record = Record(sites)
     with torch.no_grad():
         expected, output = answer(model), answer(model, watch=record)
     torch.testing.assert_close(values(output.hidden), values(expected.hidden), rtol=1e-4, atol=1e-4)
-    for site, (queries, keys, heads) in request.items():
+    for site, (queries, keys, heads) in sites.items():
         seen = record[site]
         assert isinstance(seen, Patterns)
         shapes = [(heads, rows, columns) for rows, columns in zip(queries, keys, strict=True)]
         assert [tuple(each.shape) for each in seen.each] == shapes
     sinks = name == "decoder sinks"
-    for site in request:
+    for site in sites:
         if site.tap is Tap.PATTERN:
             for index, pattern in enumerate(record[site].each):
                 scores = record[replace(site, tap=Tap.SCORES)].of(index)
@@ -198,9 +198,9 @@ def test_a_head_reads_its_values_by_its_pattern() -> None:
         torch.testing.assert_close(record[taps[Tap.HEAD_OUTPUT]].of(sequence), read)
 
 
-@pytest.mark.parametrize("request", [{1}, {0, 2}, set(), {0, 1, 2}])
+@pytest.mark.parametrize("layers", [{1}, {0, 2}, set(), {0, 1, 2}])
 def test_a_pattern_switches_only_the_asked_layers(
-    request: set[int], monkeypatch: pytest.MonkeyPatch
+    layers: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small(ENCODERS["modernbert"])
     attend, mix = manyheads.attention.attend, reference.mix
@@ -216,10 +216,10 @@ def test_a_pattern_switches_only_the_asked_layers(
 
     monkeypatch.setattr(manyheads.attention, "attend", counted_attend)
     monkeypatch.setattr(reference, "mix", counted_mix)
-    record = Record([Site(index, Tap.PATTERN) for index in request] + [Site(1, Tap.HEAD_OUTPUT)])
+    record = Record([Site(index, Tap.PATTERN) for index in layers] + [Site(1, Tap.HEAD_OUTPUT)])
     with torch.no_grad():
         model(ids(), watch=record)
-    assert calls == Counter(attend=3 - len(request), mix=len(request))
+    assert calls == Counter(attend=3 - len(layers), mix=len(layers))
 
 
 @pytest.mark.parametrize("norm", [PreNorm(), SandwichNorm()])

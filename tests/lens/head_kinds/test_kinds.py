@@ -13,7 +13,7 @@ from manyheads.attention import AttentionConfig
 from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.errors import InputError
-from manyheads.lens.head_kinds import head_tests, monitor
+from manyheads.lens.head_kinds import head_tests, image_attention
 from manyheads.lens.head_kinds.criteria import (
     KindScores,
     Label,
@@ -287,7 +287,7 @@ def test_heads_of_images_are_told_by_where_they_look_on_the_grid() -> None:
 def test_images_are_looked_at_in_pieces_with_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(MODELS["vision vit"])
     whole = found_in(model)
-    monkeypatch.setattr(monitor, "CHUNK_WEIGHTS", 1)
+    monkeypatch.setattr(image_attention, "CHUNK_WEIGHTS", 1)
     pieces = found_in(model)
     for name in whole.scores.names:
         np.testing.assert_allclose(pieces.scores.means[name], whole.scores.means[name], atol=1e-6)

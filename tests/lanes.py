@@ -1,0 +1,215 @@
+"""All checks side by side, in as many lanes as there are cores to spare.
+
+    python -m tests.lanes              everything: types, compiled tests, tests and doctests
+    python -m tests.lanes --changed    the tests nearest to what changed, and a sample of the others
+    python -m tests.lanes --record     everything, and note how long each file took
+
+A lane is one process after another: first a job of its own (types, or the tests that cannot run
+with shape checks), then one pytest with a share of the files. Files are dealt out by the seconds
+they took when they were last recorded, longest first, so that the lanes end together and nothing
+is collected twice. The time of every part is printed at the end.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DURATIONS = ROOT / "tests" / "durations.json"
+LOGS = ROOT / "build" / "tests"
+# Seconds of a file that nobody has timed yet, and of the start of a process with torch in it.
+UNKNOWN = 2.0
+# torch.compile cannot trace shape checks: these tests share a process without them.
+COMPILED = "shapes_unchecked"
+
+
+@dataclass(slots=True)
+class Lane:
+    """Jobs that run one after another: a name and a command each."""
+
+    number: int
+    jobs: list[tuple[str, list[str]]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How one job of a lane ended."""
+
+    lane: int
+    name: str
+    seconds: float
+    cpu_seconds: float
+    returncode: int
+    summary: str
+
+
+def test_files() -> list[str]:
+    """Every file with tests, and every module with doctests, below the root."""
+    tests = [
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "gpu" not in path.relative_to(ROOT / "tests").parts[:1]
+    ]
+    modules = [path for path in (ROOT / "src").rglob("*.py") if ">>> " in path.read_text("utf-8")]
+    return sorted(path.relative_to(ROOT).as_posix() for path in [*tests, *modules])
+
+
+def compiled_files() -> list[str]:
+    return [name for name in test_files() if COMPILED in (ROOT / name).read_text("utf-8")]
+
+
+def read_durations() -> dict[str, float]:
+    return json.loads(DURATIONS.read_text("utf-8")) if DURATIONS.exists() else {}
+
+
+def deal(
+    files: Iterable[str], durations: Mapping[str, float], lanes: Sequence[Lane]
+) -> Sequence[Lane]:
+    """Give each file, the longest first, to the lane that would end first."""
+    for file in sorted(files, key=lambda file: (-durations.get(file, UNKNOWN), file)):
+        lane = min(lanes, key=lambda lane: lane.seconds)
+        lane.files.append(file)
+        lane.seconds += durations.get(file, UNKNOWN)
+    return lanes
+
+
+def plan(files: Sequence[str], *, lanes: int, types: bool, record: bool) -> Sequence[Lane]:
+    """The lanes with their jobs; types and compiled tests start first, in different lanes."""
+    durations = read_durations()
+    made = [Lane(number + 1) for number in range(lanes)]
+    if types:
+        made[0].jobs.append(("types", [sys.executable, "-m", "mypy"]))
+        made[0].seconds += durations.get("types", 60.0)
+    if compiled := [name for name in compiled_files() if name in files]:
+        lane = made[-1]
+        lane.jobs.append(
+            ("compiled tests", pytest_command(compiled, lane.number, record, only=COMPILED))
+        )
+        lane.seconds += durations.get("compiled tests", 90.0)
+    deal(files, durations, made)
+    for lane in made:
+        if lane.files:
+            command = pytest_command(lane.files, lane.number, record, only=f"not {COMPILED}")
+            lane.jobs.append(("tests", command))
+    return made
+
+
+def pytest_command(files: Sequence[str], lane: int, record: bool, *, only: str) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", only, *files]
+    if record:
+        name = "compiled" if only == COMPILED else str(lane)
+        command += [f"--junitxml={LOGS / name}.xml"]
+    return command
+
+
+def run_lane(lane: Lane, parts: list[Part]) -> None:
+    """Run the jobs of a lane, and print their lines as they come, behind the lane's number."""
+    for name, command in lane.jobs:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if name == "compiled tests":
+            environment["MANYHEADS_NO_TYPECHECK"] = "1"
+        started, last = time.monotonic(), ""
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        with (LOGS / f"{lane.number}-{name.replace(' ', '-')}.log").open("w") as log:
+            for line in process.stdout:
+                log.write(line)
+                print(f"{lane.number}| {line}", end="", flush=True)
+                last = line.strip() or last
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        cpu = usage.ru_utime + usage.ru_stime
+        parts.append(
+            Part(lane.number, name, time.monotonic() - started, cpu, process.returncode, last)
+        )
+
+
+def run(lanes: Sequence[Lane]) -> int:
+    """Run all lanes at once; print the time of every part; 1 if any part failed."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    parts: list[Part] = []
+    started = time.monotonic()
+    threads = [threading.Thread(target=run_lane, args=(lane, parts)) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print("\nlane  part             wall    core  result")
+    for part in sorted(parts, key=lambda part: part.lane):
+        print(
+            f"{part.lane:>4}  {part.name:<15}{part.seconds:5.0f} s {part.cpu_seconds:5.0f} s"
+            f"  {part.summary.strip('= ')}"
+        )
+    cpu = sum(part.cpu_seconds for part in parts)
+    print(f" all                 {time.monotonic() - started:5.0f} s {cpu:5.0f} s")
+    # pytest ends with 5 where no test was selected.
+    return int(any(part.returncode not in (0, 5) for part in parts))
+
+
+def record_durations() -> None:
+    """Note the seconds of each file, summed over its tests, from the reports of this run."""
+    seconds: dict[str, float] = {}
+    for report in LOGS.glob("*.xml"):
+        if report.stem == "compiled":
+            continue
+        for case in ET.parse(report).iter("testcase"):
+            name = case_file(case.get("classname", ""))
+            seconds[name] = seconds.get(name, 0.0) + float(case.get("time", 0))
+    rounded = {name: round(value, 1) for name, value in sorted(seconds.items()) if name}
+    DURATIONS.write_text(json.dumps(rounded, indent=0) + "\n", "utf-8")
+
+
+def case_file(name: str) -> str:
+    """The file of a test case, from the dotted name that pytest gives it.
+
+    A doctest has the name of its module, a test that of its file and perhaps a class.
+    """
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        for path in (Path(*parts[:count]), Path("src", *parts[:count])):
+            if (ROOT / path).with_suffix(".py").is_file():
+                return path.with_suffix(".py").as_posix()
+            if (ROOT / path / "__init__.py").is_file():
+                return (path / "__init__.py").as_posix()
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--changed", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    files = test_files()
+    if options.changed:
+        from tests.changed import choose
+
+        files = choose(files, read_durations())
+    status = run(plan(files, lanes=options.lanes, types=True, record=options.record))
+    if options.record and not status:
+        record_durations()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

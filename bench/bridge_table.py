@@ -30,7 +30,8 @@ from manyheads.bridge.structure import ProbedAttention
 from manyheads.bridge.wrapped_model import WrappedModel, wrap
 from manyheads.errors import ManyheadsError
 from manyheads.lens.inputs.cached_run import ActivationEditor
-from manyheads.lens.inputs.texts import ModelInputs, read_inputs, run_wrapped
+from manyheads.lens.inputs.texts import read_inputs
+from manyheads.models.model_interface import ModelInputs
 from manyheads.taps import Record, Site, Sublayer, Tap, Watcher
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "wrapped-models.md"
@@ -337,7 +338,7 @@ def compare_ablation(wrapped: WrappedModel, inputs: ModelInputs) -> dict[str, fl
 
 
 def final_of(wrapped: WrappedModel, inputs: ModelInputs, watch: Watcher) -> Tensor:
-    hidden = run_wrapped(wrapped, inputs, watch).hidden
+    hidden = wrapped.run_inputs(inputs, watch).hidden
     return hidden if isinstance(hidden, Tensor) else hidden.values
 
 

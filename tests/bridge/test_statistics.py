@@ -82,7 +82,7 @@ def test_statistics_are_those_of_the_eager_weights(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_watched_model_gives_the_same_logits(name: str) -> None:
     model, texts = tiny(name), texts_of(name)
-    from manyheads.lens.inputs.texts import forward, read_inputs
+    from manyheads.lens.inputs.texts import read_inputs
     from manyheads.taps import Record, Site, Tap
 
     wrapped = wrap(model)
@@ -90,7 +90,7 @@ def test_a_watched_model_gives_the_same_logits(name: str) -> None:
     record = Record([Site(0, Tap.QUERY, stack=wrapped.readout_stack)])
     for number in range(len(texts)):
         with torch.no_grad():
-            result = forward(wrapped, inputs.select([number]), record)
+            result = wrapped.run_inputs(inputs.select([number]), record)
             plain = model(**arguments_of(texts[number]))
         expected = plain.logits[0] if "logits" in plain else plain.last_hidden_state[0]
         got = result.hidden if result.logits is None else result.logits

@@ -10,7 +10,6 @@ from torch import nn
 
 from manyheads.attention import AttentionConfig
 from manyheads.lens.head_kinds.kinds import kinds
-from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import build
@@ -18,6 +17,7 @@ from manyheads.models.decoder import DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
 from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
 from manyheads.parts.gates import Gate

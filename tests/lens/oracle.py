@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from manyheads.lens.inputs.texts import ModelInputs
-from manyheads.lens.results.addresses import Block, blocks_of, heads_at, mask_in, stacks_of
+from manyheads.lens.results.addresses import Block, blocks_of, heads_at, mask_in
 from manyheads.mixers.mixer import Mixer
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.gates import GATE_TAPS
@@ -88,7 +88,7 @@ def by_definition(
         keys = tokens.get(block.stack if same else "encoder")
         seen = record[site]
         assert isinstance(seen, Patterns)
-        stack = stacks_of(model)[block.stack]
+        stack = model.stacks()[block.stack]
         attention = heads_at(stack, block.layer, block.sublayer)
         mask = mask_in(stack.config.layers[block.layer], block.sublayer)
         has_sink = getattr(attention, "sink", None) is not None

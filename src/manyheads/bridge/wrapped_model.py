@@ -23,8 +23,8 @@ from manyheads.errors import InputError, MissingPackageError, NativeModelError
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import Encoder, EncoderConfig
+from manyheads.models.model_interface import ModelInputs, ModelInterface
 from manyheads.models.padding import BatchLayout, Output, to_ragged
-from manyheads.models.provenance import Provenance
 from manyheads.models.readout import (
     ClassHead,
     LanguageHead,
@@ -34,7 +34,7 @@ from manyheads.models.readout import (
     TokenHead,
 )
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from manyheads.models.stack import StackConfig
+from manyheads.models.stack import Stack, StackConfig
 from manyheads.models.vision import Patches, Vision, VisionConfig
 from manyheads.parts.positions import Learned, NoPosition
 from manyheads.ragged import Lengths, Ragged
@@ -49,7 +49,7 @@ AXES = {
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
 
 
-class WrappedModel(Outside, Provenance):
+class WrappedModel(Outside, ModelInterface):
     """A model of `transformers` under the lens; see `wrap`."""
 
     native = False
@@ -60,7 +60,7 @@ class WrappedModel(Outside, Provenance):
     def __init__(self, inner: Any, structure: Structure, tokenizer: Any) -> None:
         nn.Module.__init__(self)
         self.inner, self.structure = inner, structure
-        self.stacks = nn.ModuleDict(
+        self.wrapped_stacks = nn.ModuleDict(
             {name: WrappedStack(facts) for name, facts in structure.stacks.items()}
         )
         self.readout_stack = _readout_stack(structure)
@@ -79,10 +79,10 @@ class WrappedModel(Outside, Provenance):
         self.config = self._describe(readout)
         # Under the names that native models have for them; they hold no weights.
         names = {"encoder": "encoder", "decoder": "decoder"}
-        names = names if isinstance(self, Seq2Seq) else {"stack": self.readout_stack}
+        names = names if self.reads_pairs else {"stack": self.readout_stack}
         for attribute, name in names.items():
-            if name in self.stacks:
-                setattr(self, attribute, self.stacks[name])
+            if name in self.wrapped_stacks:
+                setattr(self, attribute, self.wrapped_stacks[name])
 
     def _describe(self, readout: Readout) -> Any:
         raise NotImplementedError
@@ -99,10 +99,13 @@ class WrappedModel(Outside, Provenance):
             position=Learned(count=cast(int, longest)) if learned else NoPosition(),
         )
 
+    def stacks(self) -> dict[str, Stack]:
+        return cast("dict[str, Stack]", dict(self.wrapped_stacks.items()))
+
     @property
     def main_stack(self) -> WrappedStack:
         """The stack that the readout reads."""
-        return cast(WrappedStack, self.stacks[self.readout_stack])
+        return cast(WrappedStack, self.wrapped_stacks[self.readout_stack])
 
     @property
     def vocabulary(self) -> int:
@@ -117,42 +120,42 @@ class WrappedModel(Outside, Provenance):
     def table(self) -> Float[Tensor, "v c"]:
         return cast(Tensor, self.inner.get_input_embeddings().weight)
 
-    def read(
-        self,
-        ids: Ragged | None,
-        source: Ragged | None = None,
-        images: Sequence[Tensor] = (),
-        examples: Sequence[Mapping[str, Any]] = (),
-    ) -> tuple[dict[str, Any], dict[str, Lengths]]:
+    def read(self, inputs: ModelInputs) -> tuple[dict[str, Any], dict[str, Lengths]]:
         """The arguments of the model, and the lengths of its padded sequences by stack."""
-        if examples:
-            return self._batch(examples)
-        if ids is None:
-            return {"pixel_values": torch.stack(list(images))}, {}
+        if inputs.examples:
+            return self._batch(inputs.examples)
+        if inputs.ids is None:
+            return {"pixel_values": torch.stack(list(inputs.images))}, {}
         if not self.reads_token_ids:
             raise InputError(
                 f"{type(self.inner).__name__} reads {self.inner.main_input_name}, not token ids",
                 "pass for each example the dict of inputs that its processor gives",
             )
-        known = {self.readout_stack: ids.lengths}
-        if source is not None:
-            known["encoder"] = source.lengths
-        return self._padded(ids, source), known
+        lengths = {self.readout_stack: inputs.ids.lengths}
+        if inputs.source is not None:
+            lengths["encoder"] = inputs.source.lengths
+        return self._padded(inputs.ids, inputs.source), lengths
 
-    def run(
+    def run_inputs(
         self,
-        arguments: Mapping[str, Any],
-        watch: Watcher | None,
-        known: Mapping[str, Lengths],
+        inputs: ModelInputs,
+        watch: Watcher | None = None,
         *,
-        logits: bool,
+        logits: bool = True,
         entry: ResidualEntry | None = None,
     ) -> Output:
-        """The input of the readout, and the logits if they are wanted; both ragged."""
+        """Ragged hidden states and logits, from the residual stream of an `entry` if there is one.
+
+        Without `logits` the readout may be left out.
+        """
+        arguments, lengths = self.read(inputs)
         if "use_cache" in self._accepts:
-            arguments = {**arguments, "use_cache": False}
-        running = self._running(watch, known, logits=logits, entry=entry)
+            arguments["use_cache"] = False
+        running = self._running(watch, lengths, logits=logits, entry=entry)
         return self._output(running, running.run(self.inner, arguments))
+
+    def run_hidden(self, inputs: ModelInputs, watch: Watcher) -> None:
+        self.run_inputs(inputs, watch, logits=False)
 
     def call(self, arguments: Mapping[str, Any], watch: Watcher | None = None) -> Any:
         """The output of the `transformers` model on its own arguments, under a watcher."""
@@ -177,15 +180,6 @@ class WrappedModel(Outside, Provenance):
         """A watcher sees the forwards that somebody else runs inside the block."""
         with self._running(watch, known, logits=True).listen(self.inner):
             yield
-
-    def _watched(
-        self,
-        inputs: tuple[dict[str, Any], dict[str, Lengths]],
-        watch: Watcher | None,
-        *,
-        logits: bool,
-    ) -> Output:
-        return self.run(inputs[0], watch, inputs[1], logits=logits)
 
     def _output(self, running: WatchedRun, output: Any) -> Output:
         if running.final is None:
@@ -284,13 +278,13 @@ class WrappedText(WrappedModel):
         if types is not None or cache is not None:
             raise NativeModelError("a forward with token types or a cache of ours")
         batch, layout = to_ragged(ids, mask)
-        return _restored(self._watched(self.read(batch), watch, logits=True), layout)
+        return _restored(self.run_inputs(ModelInputs(ids=batch), watch), layout)
 
     def hidden(
         self, ids: Ragged, types: Any = None, *, watch: Watcher | None = None
     ) -> tuple[Ragged, tuple[()]]:
         del types
-        return _ragged(self._watched(self.read(ids), watch, logits=False)), ()
+        return _ragged(self.run_inputs(ModelInputs(ids=ids), watch, logits=False)), ()
 
 
 class WrappedEncoder(WrappedText, Encoder):
@@ -322,8 +316,8 @@ class WrappedSeq2Seq(WrappedModel, Seq2Seq):
         # The attentions of an encoder may not be seen, and its width may be another.
         width = self.main_stack.config.width
         encoder = StackConfig(width=width, layers=())
-        if "encoder" in self.stacks:
-            theirs = cast(WrappedStack, self.stacks["encoder"]).config
+        if "encoder" in self.wrapped_stacks:
+            theirs = cast(WrappedStack, self.wrapped_stacks["encoder"]).config
             encoder = theirs if theirs.width == width else encoder
         return Seq2SeqConfig(
             embedding=self._embedding(self.main_stack.config.width),
@@ -343,12 +337,13 @@ class WrappedSeq2Seq(WrappedModel, Seq2Seq):
     ) -> Output:
         batch, layout = to_ragged(target, target_mask, "target ids")
         read = to_ragged(source, source_mask, "source ids")[0]
-        return _restored(self._watched(self.read(batch, read), watch, logits=True), layout)
+        return _restored(self.run_inputs(ModelInputs(ids=batch, source=read), watch), layout)
 
     def hidden(  # type: ignore[override]
         self, source: Ragged, target: Ragged, *, watch: Watcher | None = None
     ) -> tuple[Ragged, tuple[()]]:
-        return _ragged(self._watched(self.read(target, source), watch, logits=False)), ()
+        inputs = ModelInputs(ids=target, source=source)
+        return _ragged(self.run_inputs(inputs, watch, logits=False)), ()
 
 
 class WrappedVision(WrappedModel, Vision):
@@ -367,8 +362,11 @@ class WrappedVision(WrappedModel, Vision):
             readout=readout,
         )
 
+    # The "embedding" that transformers names is the convolution of the patches.
+    table = None  # type: ignore[assignment]
+
     def forward(self, images: Any, *, watch: Watcher | None = None) -> Output:
-        return self._watched(self.read(None, images=images), watch, logits=True)
+        return self.run_inputs(ModelInputs(images=tuple(images)), watch)
 
 
 def _ragged(output: Output) -> Ragged:

@@ -177,12 +177,11 @@ def load_texts(
     For an encoder-decoder each line is a source, a tab and its target.
     """
     from manyheads.lens.inputs.synthetic import default_texts
-    from manyheads.models.seq2seq import Seq2Seq
 
     if bool(text) + bool(ids) + (file is not None) > 1:
         raise InputError("--text, --file and --ids exclude each other", "give one of them")
     if ids:
-        return read_ids(ids, pairs=isinstance(model, Seq2Seq))
+        return read_ids(ids, pairs=model.reads_pairs)
     texts: list[Any] = list(text) or ([] if file is None else read_paragraphs(file))
     if not texts:
         return default_texts(model)
@@ -190,7 +189,7 @@ def load_texts(
     for each in texts:
         if not each.strip():
             raise InputError(f"--text {each!r} is empty", "give at least one word")
-    if isinstance(model, Seq2Seq):
+    if model.reads_pairs:
         texts = split_pairs(texts)
     return texts if text else split_texts(model, texts, tokens)[0]
 
@@ -246,9 +245,8 @@ def split_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any
 
 def is_text_classifier(model: "Model") -> bool:
     from manyheads.models.readout import ClassHead
-    from manyheads.models.vision import Vision
 
-    return isinstance(model.config.readout, ClassHead) and not isinstance(model, Vision)
+    return isinstance(model.config.readout, ClassHead) and not model.reads_images
 
 
 class ClassInputs(NamedTuple):
@@ -289,9 +287,8 @@ def split_labeled(
 
 def image_source(model: "Model", image: Path | None, *, texts: bool) -> Path | None:
     """The folder of --image, if any, checked against the model and --text or --file."""
-    from manyheads.models.vision import Vision
 
-    is_vision = isinstance(model, Vision)
+    is_vision = model.reads_images
     if image is None:
         if is_vision and not texts:
             raise InputError("this model reads images", "give a folder of them with --image")

@@ -186,7 +186,7 @@ def check_length(
         return
     longest = max(map(len, prompts))
     position = model.config.embedding.position
-    before = 1 if isinstance(model, Seq2Seq) else longest
+    before = 1 if model.reads_pairs else longest
     if isinstance(position, Learned | Axial):
         _check_positions(position.longest, longest, before, max_new_tokens)
     sizes = [

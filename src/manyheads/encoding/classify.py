@@ -18,7 +18,6 @@ from manyheads.encoding.word_reader import SpannedText, WordOptions, read_words
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead, classifier_of
-from manyheads.models.vision import Vision
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import join_words
@@ -148,7 +147,7 @@ def classify_images(
     >>> classify_images(model, torch.zeros(2, 3, 32, 32)).probabilities.shape
     torch.Size([2, 3])
     """
-    if not isinstance(model, Vision):
+    if not model.reads_images:
         raise InputError(f"a {type(model).__name__} does not read images", "use classify for texts")
     head = model.config.readout
     if not isinstance(head, ClassHead):

@@ -19,7 +19,7 @@ from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW, DeadHeads, dead_by_statistics
 from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
-from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
+from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, FloatsByHead, Tabular
 from manyheads.models.build import Model
@@ -64,7 +64,7 @@ class ModelSummary:
 
 def summarize_model(model: Model) -> ModelSummary:
     """Summarize the configuration of a model."""
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     heads = {name: [0] * len(stack.config.layers) for name, stack in stacks.items()}
     for block in blocks_of(model):
         heads[block.stack][block.layer] += block.heads
@@ -340,7 +340,7 @@ def inspect(
     ['L0H0', 'L0H1']
     """
     inputs = read_inputs(model, default_texts(model, seed) if texts is None else texts)
-    offsets = () if isinstance(model, Vision) else OFFSETS
+    offsets = () if model.reads_images else OFFSETS
     shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
     on_progress("head statistics")
     measured = statistics(model, inputs, offsets=offsets, **shared)

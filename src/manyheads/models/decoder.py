@@ -57,6 +57,8 @@ class Decoder(TextModel):
     ((4,), torch.Size([1, 1, 50257]))
     """
 
+    generates = True
+
     def forward(
         self,
         ids: Ragged | Tensor,

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.initialization import Initialization, initialize
+from manyheads.models.model_interface import ModelInputs, ModelInterface
 from manyheads.models.padding import Output, to_ragged
-from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, NoReadout, Readout, make_readout
 from manyheads.models.stack import KernelChoices, Stack, StackConfig
 from manyheads.parts.halting import AddedLoss
@@ -82,7 +82,7 @@ def last_tokens(batch: Ragged) -> Ragged:
     return Ragged(batch.values[ends], Lengths.of([1] * len(lengths), batch.device))
 
 
-class TextModel(nn.Module, Provenance):
+class TextModel(ModelInterface):
     """Token ids in, hidden states and logits out, in the layout of the input.
 
     The same batch always gives the same bits, and the tokens of one sequence never change a bit of
@@ -119,6 +119,17 @@ class TextModel(nn.Module, Provenance):
         """The hidden states before the readout, for callers that score only some of them."""
         x = self.embedding(ids, ids.lengths.positions, types)
         return self.stack(x, watch=watch)
+
+    def stacks(self) -> dict[str, Stack]:
+        return {self.stack.name: self.stack}
+
+    def run_inputs(self, inputs: ModelInputs, watch: Watcher | None = None) -> Output:
+        assert inputs.ids is not None, "a model of text reads token ids"
+        return self(inputs.ids, watch=watch)
+
+    def run_hidden(self, inputs: ModelInputs, watch: Watcher) -> None:
+        assert inputs.ids is not None, "a model of text reads token ids"
+        self.hidden(inputs.ids, watch=watch)
 
     @property
     def table(self) -> Float[Tensor, "v c"]:

@@ -163,10 +163,6 @@ class Provenance:
     """
 
     source: str = ""
-    # Whether manyheads computes the model itself, and the stack that the readout reads.
-    native: bool = True
-    reads_token_ids: bool = True
-    readout_stack: str = "main"
     source_config: dict[str, Any] | None = None
     tokenizer: Any = None
     sentence: SentenceConfig | None = None

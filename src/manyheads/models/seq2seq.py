@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError, InputError
@@ -11,8 +11,8 @@ from manyheads.models.decoder import check_decodes
 from manyheads.models.embedding import Embedding, TokenEmbedding
 from manyheads.models.encoder import check_embedding, last_tokens
 from manyheads.models.initialization import Initialization, initialize
+from manyheads.models.model_interface import ModelInputs, ModelInterface
 from manyheads.models.padding import Output, to_ragged
-from manyheads.models.provenance import Provenance
 from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import KernelChoices, Stack, StackConfig
 from manyheads.parts.halting import AddedLoss
@@ -43,12 +43,13 @@ class Seq2SeqConfig:
             )
 
 
-class Seq2Seq(nn.Module, Provenance):
+class Seq2Seq(ModelInterface):
     """A model that reads one text and generates another.
 
     Its sites name their stack, "encoder" or "decoder".
     """
 
+    reads_pairs = generates = True
     readout_stack = "decoder"
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -118,6 +119,16 @@ class Seq2Seq(nn.Module, Provenance):
     ) -> Ragged:
         """The output of the encoder."""
         return self._encode(to_ragged(source, mask, "source ids")[0], watch)[0]
+
+    def stacks(self) -> dict[str, Stack]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    def run_inputs(self, inputs: ModelInputs, watch: Watcher | None = None) -> Output:
+        return self(inputs.source, inputs.ids, watch=watch)
+
+    def run_hidden(self, inputs: ModelInputs, watch: Watcher) -> None:
+        assert inputs.ids is not None, "the target of a Seq2Seq is token ids"
+        self.hidden(inputs.source, inputs.ids, watch=watch)
 
     @property
     def table(self) -> Float[Tensor, "v c"]:

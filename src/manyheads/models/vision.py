@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.models.initialization import Initialization, initialize
+from manyheads.models.model_interface import ModelInputs, ModelInterface
 from manyheads.models.padding import BatchLayout, Output
-from manyheads.models.provenance import Provenance
 from manyheads.models.readout import NoReadout, Readout, make_readout
 from manyheads.models.stack import KernelChoices, Stack, StackConfig
 from manyheads.parts.positions.absolute import GridTable, LearnedGrid
@@ -111,11 +111,13 @@ class PatchEmbedding(nn.Module):
             )
 
 
-class Vision(nn.Module, Provenance):
+class Vision(ModelInterface):
     """A model that reads images: one (batch, channels, y, x) tensor, or a list of any sizes.
 
     A list gives ragged hidden states, a tensor rectangular ones; the class token comes first.
     """
+
+    reads_images = True
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -130,6 +132,16 @@ class Vision(nn.Module, Provenance):
         hidden, router = self.stack(batch, watch=watch)
         logits = None if self.readout is None else self.readout(hidden, None)
         return layout.output(hidden, logits, router)
+
+    def stacks(self) -> dict[str, Stack]:
+        return {self.stack.name: self.stack}
+
+    def run_inputs(self, inputs: ModelInputs, watch: Watcher | None = None) -> Output:
+        return self(list(inputs.images), watch=watch)
+
+    def image_tokens(self, image: Tensor) -> int:
+        side = self.config.patches.size
+        return 1 + (image.shape[1] // side) * (image.shape[2] // side)
 
     def explain_kernels(self, images: Images) -> KernelChoices:
         """Which kernel each layer would use for these images, and why."""

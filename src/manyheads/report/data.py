@@ -20,11 +20,10 @@ from manyheads.lens.inspection import HeadImportance, Inspection, inspect
 from manyheads.lens.measure.measures import SINK_ABOVE, MeasureInfo, describe_measure, sort_measures
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
-from manyheads.lens.results.addresses import Address, blocks_of, stacks_of
+from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
-from manyheads.models.vision import Vision
 from manyheads.report.inputs import ReportInput, read_image_input, read_text_input
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 
@@ -192,7 +191,7 @@ def _measure_importance(
     """The importance of every head, or the reason why it cannot be known."""
     if by == "none":
         return None, "it was switched off"
-    if isinstance(model, Vision):
+    if model.reads_images:
         return None, "an image alone does not say what the right class is"
     if model.readout is not None and not isinstance(model.config.readout, LanguageHead):
         return None, "a text alone does not say what the right class is"
@@ -316,7 +315,7 @@ def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> 
 
 def _of_attention(report: ReportData) -> set[Address]:
     """The heads that can be cut out; those of mixers share weights."""
-    stacks = stacks_of(report.model)
+    stacks = report.model.stacks()
     return {
         address
         for block in report.statistics.blocks

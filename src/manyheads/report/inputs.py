@@ -18,7 +18,6 @@ from manyheads.encoding.text_reader import (
 )
 from manyheads.errors import InputError
 from manyheads.models.build import Model
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.tokenizers import token_texts
 
@@ -66,9 +65,9 @@ class ReportInput:
 
 def check_model(model: Model, name: str) -> TextReader:
     """Raise an InputError for a model that no report of a text can show."""
-    if isinstance(model, Vision):
+    if model.reads_images:
         raise InputError(f"{name} reads images", "pass one with --image")
-    if isinstance(model, Seq2Seq):
+    if model.reads_pairs:
         raise InputError(
             f"{name} has an encoder and a decoder, and a report shows one stack of layers",
             "use manyheads inspect, which shows the heads of both",

@@ -10,7 +10,7 @@ from manyheads.formatting import number, percent, pluralise
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.inspection import HeadImportance
 from manyheads.lens.measure.measures import SINK_ABOVE, format_value
-from manyheads.lens.results.addresses import Address, stacks_of
+from manyheads.lens.results.addresses import Address
 from manyheads.models.decoder import Decoder
 from manyheads.report.data import ReportData, ReportMeasure, Suggestion
 from manyheads.tokenizers import token_text
@@ -24,7 +24,7 @@ def about_model(report: ReportData) -> str:
     blocks, model = report.statistics.blocks, report.model
     weights = sum(each.numel() for each in model.parameters())
     counts = sorted({block.heads for block in blocks})
-    stack = stacks_of(model)["main"].config
+    stack = model.stacks()["main"].config
     layers, width = stack.layers, stack.width
     mixers = Counter(type(layer.mixer.inner).__name__ for layer in layers if layer.mixer)
     each = pluralise(counts[-1], "head" if mixers else "attention head")

@@ -12,12 +12,11 @@ from manyheads.data.masking import MASK_NAMES
 from manyheads.decoding.request import check_generates
 from manyheads.encoding.text_reader import open_reader, require_text_model, resolve_max_length
 from manyheads.errors import InputError, ManyheadsError
-from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.measure.statistics import check_heads
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHead, TokenHead
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
@@ -88,7 +87,7 @@ class LoadedModel:
     @property
     def max_tokens(self) -> int:
         """The longest text that it can read here."""
-        if isinstance(self.model, Vision):
+        if self.model.reads_images:
             return LIMITS.tokens
         position = require_text_model(self.model).config.embedding.position
         return min(
@@ -99,7 +98,7 @@ class LoadedModel:
     @property
     def trained_tokens(self) -> int | None:
         """The length that it was trained on, if known; some models can read longer texts."""
-        if isinstance(self.model, Vision):
+        if self.model.reads_images:
             return None
         reader = require_text_model(self.model)
         return reader.trained_length or resolve_max_length(reader, None)
@@ -113,7 +112,7 @@ class LoadedModel:
         model = self.model
         description: dict[str, Any] = {
             "name": self.name,
-            "input": "image" if isinstance(model, Vision) else "text",
+            "input": "image" if model.reads_images else "text",
             "output": self.output,
             "generates": self.generates,
             "parameters": self.parameters,
@@ -197,7 +196,7 @@ class LoadedModel:
 
     def _tokenize(self, text: str) -> tuple[list[int], bool]:
         """The ids of a text up to `max_tokens`, and whether there are more."""
-        if isinstance(self.model, Vision):
+        if self.model.reads_images:
             raise InputError(f"{self.name} reads images, not text", "choose an image")
         reader = open_reader(require_text_model(self.model), [text], self.max_tokens)
         [ids], truncated = reader.read(range(1))
@@ -255,13 +254,13 @@ def model_name(path: str) -> str:
 
 def check_model(name: str, model: Model) -> None:
     """Refuse a model that the studio cannot show."""
-    if isinstance(model, Seq2Seq):
+    if model.reads_pairs:
         raise InputError(
             f"{name} has an encoder and a decoder, and the studio shows one stack of layers",
             "use manyheads inspect, which shows the heads of both",
         )
     check_heads(model)
-    if not isinstance(model, Vision) and model.tokenizer is None:
+    if not model.reads_images and model.tokenizer is None:
         raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import EditFunction
-from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
-from manyheads.lens.results.addresses import blocks_of, stacks_of
+from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
 from manyheads.studio.requests import DisconnectedError
 from manyheads.taps import Head, Patterns, Site, Sublayer, Tap
@@ -167,7 +167,7 @@ def trace_run(
     """
     watcher = _RunRecorder(model, {} if changes is None else changes, keep, cancelled)
     with eval_mode(model), torch.inference_mode():
-        forward_hidden(model, inputs, watcher)
+        model.run_hidden(inputs, watcher)
     assert watcher.hidden is not None
     return TracedRun(
         model=model,
@@ -193,7 +193,7 @@ class _RunRecorder:
         self.means: dict[int, Tensor] = {}
         self.outputs: dict[int, Tensor] = {}
         self.hidden: Ragged | None = None
-        self._reader = ScoreReader(stacks_of(model))
+        self._reader = ScoreReader(model.stacks())
         self._changes, self._keep, self._cancelled = changes, keep, cancelled
 
     def wants(self, site: Site) -> bool:

@@ -3,13 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from torch import nn
-
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import layer_input_site
-from manyheads.lens.results.addresses import Address, heads_in, stacks_of
+from manyheads.lens.results.addresses import Address, heads_in
 from manyheads.models.build import Model
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
 from manyheads.taps import Head, Site, Sublayer, Tap
 
@@ -31,11 +28,11 @@ def parse_address(text: str) -> tuple[str | None, Head, Sublayer]:
     return stack, Head.parse(match[2]), Sublayer((match[3] or "attention").lower())
 
 
-def find_addresses(model: nn.Module, heads: AnyHead | Iterable[AnyHead]) -> tuple[Address, ...]:
+def find_addresses(model: Model, heads: AnyHead | Iterable[AnyHead]) -> tuple[Address, ...]:
     """The addresses of heads, checked; without a stack, those of a `Seq2Seq` are its decoder's."""
     heads = [heads] if isinstance(heads, Head | Address | str) else heads
-    stacks = stacks_of(model)
-    default = "decoder" if isinstance(model, Seq2Seq) else "main"
+    stacks = model.stacks()
+    default = model.readout_stack
     addresses: dict[Address, None] = {}
     for name in heads:
         if isinstance(name, str):
@@ -52,8 +49,8 @@ def find_addresses(model: nn.Module, heads: AnyHead | Iterable[AnyHead]) -> tupl
 
 def find_stack(model: Model, name: str | None) -> Stack:
     """The stack of this name, by default the only one, or the decoder of a `Seq2Seq`."""
-    stacks = stacks_of(model)
-    name = name or ("decoder" if isinstance(model, Seq2Seq) else "main")
+    stacks = model.stacks()
+    name = name or model.readout_stack
     if name not in stacks:
         raise InputError(
             f"this {type(model).__name__} has no stack {name!r}", f"use {' or '.join(stacks)}"

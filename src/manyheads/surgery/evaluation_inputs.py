@@ -9,9 +9,10 @@ import torch
 from manyheads.data.masking import Masking, mask_tokens, masking_vocabulary
 from manyheads.errors import InputError
 from manyheads.lens.inputs.metrics import Metric, Similarity
-from manyheads.lens.inputs.texts import ModelInputs, Targets, read_inputs
+from manyheads.lens.inputs.texts import Targets, read_inputs
 from manyheads.models.build import Model
 from manyheads.models.encoder import Encoder
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead
 
 # As BERT was trained, but tokens are never replaced by random ones.

@@ -15,9 +15,8 @@ from manyheads.bridge.automatic import require_native
 from manyheads.errors import ConfigError, InputError
 from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.lens.inputs.metrics import bind_metric
-from manyheads.lens.inputs.texts import batch_ranges, forward, read_inputs
+from manyheads.lens.inputs.texts import batch_ranges, read_inputs
 from manyheads.lens.measure.statistics import statistics
-from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import Model, build, eval_mode
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
@@ -99,7 +98,7 @@ def _chosen(
     model: Model, layers: tuple[int, ...] | Literal["all"], sublayer: Sublayer, stack: str
 ) -> list[tuple[str, int]]:
     """Stacks and layers that have this sublayer; raises if a named layer does not."""
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     if stack != "all" and stack not in stacks:
         raise ConfigError(f"the model has no stack {stack!r}", f"use {', '.join(stacks)}")
     chosen = []
@@ -173,7 +172,7 @@ def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
 
 
 def _attention(model: Model, stack: str, index: int, sublayer: Sublayer) -> Attention:
-    layer = cast(Layer, stacks_of(model)[stack].layers[index])
+    layer = cast(Layer, model.stacks()[stack].layers[index])
     attention = layer.cross if sublayer is Sublayer.CROSS else layer.attention
     assert attention is not None
     return attention
@@ -351,7 +350,7 @@ def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progr
         for some in batch_ranges(sizes, BATCH_TOKENS):
             judged = bind_metric(model, model_inputs, some, "loss", inputs.targets)
             seen = ActivationEditor({}, [last])
-            forward(model, model_inputs.select(some), seen)
+            model.run_inputs(model_inputs.select(some), seen)
             total += float((judged(seen[last])[0].double() * judged.weights).sum())
             count += float(judged.weights.sum())
             bar.advance(sum(sizes[text] for text in some))

@@ -13,8 +13,9 @@ from manyheads.bridge.automatic import require_native
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import ModelInputs, Targets, batch_ranges, forward, read_inputs
+from manyheads.lens.inputs.texts import Targets, batch_ranges, read_inputs
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.surgery.finetune.loop import recover
 from manyheads.surgery.pruning import ReplaceWith, prune, prune_layers, prune_neurons
@@ -221,7 +222,7 @@ def _time(model: Model, batch: ModelInputs) -> float:
         if on_cuda:
             torch.cuda.synchronize()
         started = time.perf_counter()
-        forward(model, batch)
+        model.run_inputs(batch)
         if on_cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - started

@@ -13,7 +13,7 @@ from manyheads.lens.causal.ablation import replacement_values
 from manyheads.lens.causal.evaluate import default_batch_tokens
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import read_inputs
-from manyheads.lens.results.addresses import Address, blocks_of, heads_in, stacks_of
+from manyheads.lens.results.addresses import Address, blocks_of, heads_in
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import AnyHead, find_addresses, find_stack, parse_address
@@ -76,7 +76,7 @@ def record_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[Layer
         for index, layer in enumerate(layers)
         for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
         for place, head in enumerate(
-            layer.heads(sublayer) or _mixer_heads(stacks_of(model)[stack], layer.source, sublayer)
+            layer.heads(sublayer) or _mixer_heads(model.stacks()[stack], layer.source, sublayer)
         )
     }
     # Without the last heads of a layer the others keep their numbers, but some are missing.
@@ -195,7 +195,7 @@ def _means(model: Model, heads: Sequence[Address], texts: Any) -> Means:
     inputs = read_inputs(model, texts)
     batch_tokens = default_batch_tokens(model)
     result: dict[tuple[str, Sublayer, int], Tensor] = {}
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     for name, sublayer in dict.fromkeys((head.stack, head.sublayer) for head in heads):
         assert name in stacks, "the addresses were checked"
         part = head_scope(model, name, sublayer)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
-from manyheads.lens.results.addresses import Address, stacks_of
+from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model, build
 from manyheads.models.layer import Branch, FeedForwardConfig, Layer, LayerConfig, Residual
 from manyheads.models.recipes import ModelConfig
@@ -66,7 +66,7 @@ def full_plan(model: Model) -> dict[str, tuple[LayerPlan, ...]]:
         name: tuple(
             LayerPlan.all_of(index, layer) for index, layer in enumerate(stack.config.layers)
         )
-        for name, stack in stacks_of(model).items()
+        for name, stack in model.stacks().items()
     }
 
 
@@ -219,7 +219,7 @@ def rebuild(
         set(build(cast(ModelConfig, model.config), device="meta").state_dict()),
         set(model.state_dict()),
     )
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     cuts = {
         name: _StackCut(name, stack, plans[name], means or {}) for name, stack in stacks.items()
     }
@@ -231,7 +231,7 @@ def rebuild(
         for name, tensor in model.state_dict().items()
         if not any(name.startswith(f"{fields[stack]}.layers.") for stack in stacks)
     }
-    for name, stack in stacks_of(fresh).items():
+    for name, stack in fresh.stacks().items():
         for index in range(len(stack.layers)):
             prefix = f"{fields[name]}.layers.{index}."
             layer = cast(Layer, stack.layers[index])

@@ -20,7 +20,7 @@ from manyheads import Record, Site, Tap, build, lens, load, save
 from manyheads.checkpoints.families.dinov2 import DINOV2
 from manyheads.errors import ConfigError, InputError
 from manyheads.lens.head_kinds.image_attention import measure_image_attention
-from manyheads.lens.inputs.texts import ModelInputs
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import ClassHead
 from tests.checkpoints.peer_models import assert_equal, randomized, same_files
 from tests.parity.comparing import assert_same

@@ -14,9 +14,9 @@ from manyheads.errors import InputError
 from manyheads.kernels.contract import Request, Want
 from manyheads.kernels.reference import attend
 from manyheads.lens.attention_maps.overlap import overlap
-from manyheads.lens.inputs.texts import ModelInputs
-from manyheads.lens.results.addresses import Block, attention_at, blocks_of, stacks_of
+from manyheads.lens.results.addresses import Block, attention_at, blocks_of
 from manyheads.models.build import build
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
@@ -116,7 +116,7 @@ def from_patterns(
 
 def sights_of(model: Any, block: Block, patterns: list[np.ndarray]) -> list[np.ndarray]:
     """Which queries see a key."""
-    attention = attention_at(stacks_of(model)[block.stack], block.layer, block.sublayer)
+    attention = attention_at(model.stacks()[block.stack], block.layer, block.sublayer)
     cpu = torch.device("cpu")
     return [
         visible(attention.config.mask, range(len(p)), *p.shape, cpu).any(-1).numpy()

@@ -15,10 +15,11 @@ from manyheads.lens.causal.ablation import ablate
 from manyheads.lens.diff.comparison import Comparison, compare, measure_by_text
 from manyheads.lens.diff.head_matching import match_heads, weight_changes
 from manyheads.lens.head_kinds.kinds import kinds
-from manyheads.lens.inputs.texts import ModelInputs, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import build
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.gates import Gate
 from manyheads.parts.positions import Rotary

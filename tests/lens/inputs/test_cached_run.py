@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope, head_scope
-from manyheads.lens.inputs.texts import ModelInputs, forward, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
+from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer, Tap
 from tests.models.zoo import DECODERS, ENCODERS, SEQ2SEQS, VISIONS, small
@@ -63,7 +64,9 @@ def test_heads_that_say_something_else_lead_where_a_whole_run_leads(name: str) -
                     layer, ActivationEditor({site: silence_first_in_one_copy}), copies=2
                 )
                 changes: tuple[dict[Any, Any], ...] = ({site: silence_first}, {})
-                whole = [forward(model, inputs, ActivationEditor(each)).hidden for each in changes]
+                whole = [
+                    model.run_inputs(inputs, ActivationEditor(each)).hidden for each in changes
+                ]
             for values, expected in zip(result.values.chunk(2), whole, strict=True):
                 assert isinstance(expected, Ragged)
                 torch.testing.assert_close(values, expected.values, atol=2e-6, rtol=1e-5)

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from manyheads import lens
-from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.measure import row_sums
 from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.head_weights import DecayWeights, DeltaWeights
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.decay_recurrence import decay_pattern
 from manyheads.mixers.recurrent.delta_recurrence import delta_pattern
+from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Patterns, Record, Site, Tap
 from tests.lens.oracle import by_definition

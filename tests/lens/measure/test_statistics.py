@@ -11,11 +11,11 @@ from torch import nn
 
 from manyheads import lens
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.measure import row_sums
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import StatisticsWatcher
 from manyheads.models.build import build
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision

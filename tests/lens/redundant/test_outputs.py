@@ -8,7 +8,7 @@ import torch
 
 from manyheads.lens.redundant import outputs
 from manyheads.lens.redundant.outputs import output_similarity
-from manyheads.lens.results.addresses import attention_at, stacks_of
+from manyheads.lens.results.addresses import attention_at
 from manyheads.models.build import build
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.vision import Vision
@@ -27,7 +27,7 @@ CASES: list[ModelConfig] = [
 
 def written(model: Any, inputs: Any) -> np.ndarray:
     """h n c: what each head adds to the residual stream."""
-    stack = stacks_of(model)["main"]
+    stack = model.stacks()["main"]
     layers = [place for place, layer in enumerate(stack.layers) if layer.attention is not None]
     record = Record(Site(layer, Tap.HEAD_OUTPUT) for layer in layers)
     with torch.no_grad():

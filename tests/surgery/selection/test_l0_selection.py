@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError
-from manyheads.lens.results.addresses import stacks_of
 from manyheads.models.build import build
 from manyheads.models.layer import LayerConfig
 from manyheads.surgery.addresses import layer_ends, neuron_site
@@ -38,7 +37,7 @@ def test_closed_layers_are_pruned_layers_and_open_ones_change_nothing(
     name: str, stack: Any
 ) -> None:
     model = zoo.small(zoo.MODELS[name]).eval()
-    gates = LayerGates(stacks_of(model)[stack]).eval()
+    gates = LayerGates(model.stacks()[stack]).eval()
     with torch.no_grad():
         for gate_probability in gates.gate_probability:
             gate_probability.fill_(9.0)
@@ -67,7 +66,7 @@ def test_a_layer_is_entered_at_its_first_sublayer_and_left_at_its_last() -> None
 @pytest.mark.parametrize("name", ["decoder llama", "encoder bert", "seq2seq t5", "decoder uneven"])
 def test_closed_neurons_are_pruned_neurons(name: str) -> None:
     model = zoo.small(zoo.MODELS[name]).eval()
-    stack = list(stacks_of(model).values())[-1]
+    stack = list(model.stacks().values())[-1]
     gates = NeuronGates(stack).eval()
     gone: dict[int, list[int]] = {}
     with torch.no_grad():

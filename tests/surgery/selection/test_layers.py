@@ -11,8 +11,7 @@ from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.lens.inputs.metrics import bind_metric
-from manyheads.lens.inputs.texts import forward, read_inputs
-from manyheads.lens.results.addresses import stacks_of
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.models.build import build
 from manyheads.models.layer import LayerConfig
 from manyheads.models.readout import NoReadout
@@ -94,7 +93,7 @@ def test_a_layer_that_does_harm_is_named_by_ablation_and_gradient() -> None:
 def observe(model: Any, inputs: Any) -> Any:
     last = Site(-1, Tap.FINAL)
     record = ActivationEditor({}, [last])
-    forward(model, inputs, record)
+    model.run_inputs(inputs, record)
     return record[last]
 
 
@@ -112,11 +111,11 @@ def test_the_gradient_is_that_of_an_explicit_gate(config: Any, texts: Any, stack
     targets = [{0: 3}, {1: 2, 4: 1}, {2: 4}] if "Encoder" in type(model).__name__ else None
     parts = unit_of(model, texts, stack=stack, targets=targets)
     result = parts.gradient_scores(())
-    gates = Opened(stacks_of(model)[stack or "main"]).eval()
+    gates = Opened(model.stacks()[stack or "main"]).eval()
     inputs = read_inputs(model, texts)
     last = Site(-1, Tap.FINAL, stack="main" if stack is None else "decoder")
     seen = ActivationEditor({}, [last])
-    forward(model, inputs, WatcherChain([gates, seen]))
+    model.run_inputs(inputs, WatcherChain([gates, seen]))
     judged = bind_metric(model, inputs, range(len(texts)), "loss", targets)
     values = judged(seen[last])[0]
     total = (values * judged.weights).sum() / judged.weights.sum()
@@ -141,7 +140,7 @@ def test_redundancy_is_how_alike_in_and_out_are() -> None:
     model = three()
     sites = [layer_ends(model.stack, layer) for layer in range(3)]
     record = ActivationEditor({}, [site for both in sites if both is not None for site in both])
-    forward(model, read_inputs(model, TEXTS), record)
+    model.run_inputs(read_inputs(model, TEXTS), record)
     alike = {
         layer: float(
             torch.cosine_similarity(*(record[site].values.detach() for site in both), dim=-1).mean()

@@ -11,7 +11,7 @@ from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.inputs.cached_run import ActivationEditor
-from manyheads.lens.inputs.texts import forward, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.models.build import build
 from manyheads.models.readout import NoReadout
 from manyheads.parts.feedforward import MLP
@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     result = unit_of(model, [TEXTS[0]]).gradient_scores(())
     sites = [neuron_site(model.stack, layer) for layer in range(2)]
     seen = ActivationEditor({}, sites)
-    logits = forward(model, read_inputs(model, [TEXTS[0]]), seen).logits.values
+    logits = model.run_inputs(read_inputs(model, [TEXTS[0]]), seen).logits.values
     value = F.cross_entropy(logits[:-1], torch.tensor(TEXTS[0][1:]))
     gradients = torch.autograd.grad(value, [seen[site].values for site in sites])
     for layer, (site, gradient) in enumerate(zip(sites, gradients, strict=True)):
@@ -101,7 +101,7 @@ def test_neurons_that_do_harm_by_three_errors_go_first(
 def full_cosines(model: Any, layer: int) -> torch.Tensor:
     site = neuron_site(model.stack, layer)
     seen = ActivationEditor({}, [site])
-    forward(model, read_inputs(model, TEXTS), seen)
+    model.run_inputs(read_inputs(model, TEXTS), seen)
     return F.normalize(seen[site].values.detach(), dim=0).T @ F.normalize(
         seen[site].values.detach(), dim=0
     )

@@ -176,12 +176,11 @@ class Prune:
 
     def _texts(self, model: Any, texts: list[str]) -> tuple[Any, Any]:
         """The texts to measure and to recover on, each with its classes if there are any."""
-        from manyheads.models.seq2seq import Seq2Seq
 
         check_tokenizer(model)
         if is_text_classifier(model):
             return split_labeled(model, self.file, self.tokens)
-        inputs: list[Any] = split_pairs(texts) if isinstance(model, Seq2Seq) else texts
+        inputs: list[Any] = split_pairs(texts) if model.reads_pairs else texts
         measured, more = split_texts(model, inputs, self.tokens)
         return (measured, None), (more, None)
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
+from manyheads.lens.inputs.texts import for_each_batch
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
 from manyheads.lens.results.tables import ByPair
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer
 
@@ -68,7 +69,7 @@ def overlap(
     def visit(inputs: ModelInputs, _: list[int]) -> None:
         watcher = _OverlapWatcher(scope, sums.zeros(), partners)
         with torch.inference_mode():
-            forward_hidden(model, inputs, watcher)
+            model.run_hidden(inputs, watcher)
         sums.add(watcher.finish())
 
     summary = for_each_batch(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.typology import PatternType, typology
-from manyheads.lens.inputs.texts import forward_hidden, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, TiledScores
-from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at, stacks_of
+from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
@@ -220,7 +220,7 @@ def top_keys(
 def _run(model: Model, texts: Any, watcher: "_RequestWatcher") -> None:
     inputs = read_inputs(model, texts)
     with eval_mode(model), torch.inference_mode():
-        forward_hidden(model, inputs, watcher)
+        model.run_hidden(inputs, watcher)
 
 
 class _RequestWatcher:
@@ -234,7 +234,7 @@ class _RequestWatcher:
         top_k: int | None,
     ) -> None:
         self.results: list[Pattern | TopKeys] = []
-        self._stacks: Mapping[str, Stack] = stacks_of(model)
+        self._stacks: Mapping[str, Stack] = model.stacks()
         self._heads = _group_heads(blocks_of(model), heads)
         if rows is not None and (rows.step != 1 or rows.start < 0 or not rows):
             raise InputError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import StackName, head_scope
-from manyheads.lens.inputs.texts import forward, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.results.addresses import check_one_stream
 from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
@@ -178,7 +178,7 @@ def _residual_patterns(
     scope.check_patterns(scope.layers)
     record = Record([scope.site(layer, Tap.PATTERN) for layer in scope.layers])
     with eval_mode(model), torch.no_grad():
-        forward(model, inputs, record)
+        model.run_inputs(inputs, record)
     recorded = [record[scope.site(layer, Tap.PATTERN)] for layer in scope.layers]
     patterns = [each for each in recorded if isinstance(each, Patterns)]
     return [

@@ -19,11 +19,11 @@ from manyheads.lens.attribution.gradients import (
     is_converged,
 )
 from manyheads.lens.inputs.metrics import CustomMetric
-from manyheads.lens.inputs.texts import ModelInputs, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.redundant.dead_heads import predicts_next_token
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer
 from manyheads.tokenizers import surrogates_refused
@@ -183,7 +183,7 @@ def attribute(
     takes a (source, target) pair.
     """
     _check_arguments(target, against, method, steps)
-    if isinstance(model, Seq2Seq) and isinstance(text, str):
+    if model.reads_pairs and isinstance(text, str):
         source, tab, begun = text.partition("\t")
         if not tab:
             raise InputError(

@@ -21,7 +21,7 @@ from manyheads.lens.inputs.cached_run import (
     layer_input_site,
 )
 from manyheads.lens.inputs.metrics import weighted_mean
-from manyheads.lens.inputs.texts import forward, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.results.addresses import Block, check_one_stream, heads_in
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
@@ -109,10 +109,10 @@ def attribute_logits(
     inputs = read_inputs(model, texts)
     with eval_mode(model), torch.no_grad():
         seen = ActivationEditor(edits or {}, _sites(scope))
-        forward(model, inputs, seen)
+        model.run_inputs(inputs, seen)
         final = seen[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
-        table = None if isinstance(model, Vision) else model.table
+        table = model.table
         towards, bias, logits = _direction(readout, table, final, rows, answer, distractor)
         kind = _BackwardWalk if model.native else _WrappedWalk
         back = kind(scope, seen, rows, towards)
@@ -477,7 +477,7 @@ def logit_lens(
         sites = [layer_input_site(stack, layer) for layer in range(len(stack.layers))]
         final = Site(-1, Tap.FINAL, stack=scope.stack_name)
         seen = ActivationEditor({}, [*sites, final])
-        forward(model, inputs, seen)
+        model.run_inputs(inputs, seen)
         places = _token_indices(seen[final].lengths, at)
         rows = [stack.final_norm(seen[site].values[places]) for site in sites]
         rows.append(seen[final].values[places])

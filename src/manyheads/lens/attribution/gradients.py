@@ -20,7 +20,7 @@ from manyheads.lens.inputs.cached_run import (
     head_scope,
 )
 from manyheads.lens.inputs.metrics import BoundMetric, Metric, bind_metric, weighted_mean
-from manyheads.lens.inputs.texts import Targets, forward, read_inputs
+from manyheads.lens.inputs.texts import Targets, read_inputs
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
@@ -206,7 +206,7 @@ def gradient_times_attention(
     final = "decoder" if scope.stack_name == "encoder" else scope.stack_name
     watch = _Tracked([*sites.values(), Site(-1, Tap.FINAL, stack=final)])
     with eval_mode(model), torch.enable_grad():
-        forward(model, inputs, watch)
+        model.run_inputs(inputs, watch)
         hidden = watch[Site(-1, Tap.FINAL, stack=final)]
         assert isinstance(hidden, Ragged)
         seen = {layer: watch[site] for layer, site in sites.items()}

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from manyheads.errors import InputError, check_int
 from manyheads.lens.inputs.cached_run import layer_input_site
-from manyheads.lens.inputs.texts import ModelInputs, forward_hidden, read_inputs
-from manyheads.lens.results.addresses import stacks_of
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap
@@ -48,7 +48,7 @@ def influence(
     (torch.Size([3, 3]), True)
     """
     check_int("directions", directions, minimum=1)
-    stack = stacks_of(model)[model.readout_stack]
+    stack = model.stacks()[model.readout_stack]
     start, end = Site(-1, Tap.EMBEDDINGS, stack=stack.name), Site(-1, Tap.FINAL, stack=stack.name)
     if layer is not None:
         if not 0 <= layer < len(stack.layers):
@@ -104,7 +104,7 @@ class _Jacobians:
 
     def _run(self, copies: int) -> tuple[Tensor, Ragged]:
         watcher = _Ends(self.start, self.end)
-        forward_hidden(self.model, self.inputs.repeat(copies), watcher)
+        self.model.run_hidden(self.inputs.repeat(copies), watcher)
         if watcher.entered is None or watcher.output is None:
             raise InputError(
                 f"the model shows no {self.start if watcher.entered is None else self.end}",

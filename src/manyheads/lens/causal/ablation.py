@@ -24,12 +24,12 @@ from manyheads.lens.inputs.cached_run import (
     join_streams,
 )
 from manyheads.lens.inputs.metrics import Metric, better_direction, metric_name
-from manyheads.lens.inputs.texts import ModelInputs, Targets, batch_ranges, forward
+from manyheads.lens.inputs.texts import Targets, batch_ranges
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead, Tabular, format_change
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.vision import Vision
+from manyheads.models.model_interface import ModelInputs
 from manyheads.parts.linear_layout import column_major_weights
 from manyheads.ragged import Lengths
 from manyheads.taps import Head, Site, Sublayer, Tap
@@ -59,7 +59,7 @@ class ReplacementValues:
     def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
         sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
         seen = ActivationEditor({}, sites.values())
-        forward(self.scope.model, self.inputs.select([self.donors[text] for text in texts]), seen)
+        self.scope.model.run_inputs(self.inputs.select([self.donors[text] for text in texts]), seen)
         by_layer = {}
         for layer, site in sites.items():
             output = seen[site]
@@ -110,7 +110,7 @@ def _means(
     tokens = 0
     for texts in batch_ranges(inputs.sizes(scope.model), batch_tokens):
         seen = ActivationEditor({}, sites.values())
-        forward(scope.model, inputs.select(texts), seen)
+        scope.model.run_inputs(inputs.select(texts), seen)
         for layer, site in sites.items():
             summed = seen[site].values.double().sum(0)
             sums[layer] = sums[layer] + summed if layer in sums else summed
@@ -228,7 +228,7 @@ class HeadAblation:
     def _vocabulary(self) -> list[Tensor]:
         """The unembedding matrix, where it is a parameter of its own."""
         model = self.scope.model
-        if model.readout is None or isinstance(model, Vision):
+        if model.readout is None or model.reads_images:
             return []
         vectors = model.readout.vectors(model.table)
         return [vectors] if isinstance(vectors, nn.Parameter) else []

@@ -16,15 +16,9 @@ from manyheads.lens.inputs.metrics import (
     bind_metric,
     weighted_mean,
 )
-from manyheads.lens.inputs.texts import (
-    ModelInputs,
-    Targets,
-    announce_long_text,
-    batch_ranges,
-    forward_hidden,
-    read_inputs,
-)
+from manyheads.lens.inputs.texts import Targets, announce_long_text, batch_ranges, read_inputs
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Tap
 
@@ -265,7 +259,7 @@ class Evaluation:
         """Append the products of a batch at each site, and return the weights of its texts."""
         bound_metric = self.bind(texts)
         with eval_mode(self.model), torch.enable_grad():
-            forward_hidden(self.model, self.inputs.select(texts), seen)
+            self.model.run_hidden(self.inputs.select(texts), seen)
             total = bound_metric(seen[_last(self.model)]).sum()
             gradients = torch.autograd.grad(total, [seen[site].values for site in sites])
         for sums_at_site, site, gradient in zip(sums, sites, gradients, strict=True):
@@ -285,7 +279,7 @@ class Evaluation:
             for texts in batches:
                 seen = ActivationEditor(changes or {}, sites)
                 with eval_mode(self.model), torch.no_grad():
-                    forward_hidden(self.model, self.inputs.select(texts), seen)
+                    self.model.run_hidden(self.inputs.select(texts), seen)
                 yield seen
                 bar.advance()
 
@@ -304,7 +298,7 @@ def _last_hidden(variant: Variant, inputs: ModelInputs) -> Any:
     last = _last(variant.model)
     seen = ActivationEditor(variant.changes, [last])
     with eval_mode(variant.model):
-        forward_hidden(variant.model, inputs, seen)
+        variant.model.run_hidden(inputs, seen)
     return seen[last]
 
 

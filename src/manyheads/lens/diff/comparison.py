@@ -15,14 +15,7 @@ from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.diff.head_matching import HeadMatch, match_heads, weight_changes
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
 from manyheads.lens.inputs.metrics import weighted_mean
-from manyheads.lens.inputs.texts import (
-    ModelInputs,
-    PassSummary,
-    Targets,
-    for_each_batch,
-    forward_hidden,
-    read_inputs,
-)
+from manyheads.lens.inputs.texts import PassSummary, Targets, for_each_batch, read_inputs
 from manyheads.lens.inputs.token_classes import TokenClasses
 from manyheads.lens.measure.measures import (
     MeasureSums,
@@ -45,6 +38,7 @@ from manyheads.lens.results.addresses import Address, Block, blocks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import ByHead, Tabular
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.taps import Head
 
 KIND = "comparison"
@@ -354,7 +348,7 @@ def measure_by_text(
         observer: Any = StatisticsWatcher(plan, ids_by_stack(model, some), numbers)
         observer.sums = tally
         with torch.inference_mode():
-            forward_hidden(model, some, observer)
+            model.run_hidden(some, observer)
         statistics.tally.merge(tally)
         statistics.batches.append((len(some), tally.texts))
 

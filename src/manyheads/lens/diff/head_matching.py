@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.attention import Attention
 from manyheads.bridge.wrapped_parts import WrappedAttention
 from manyheads.errors import InputError
-from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at, stacks_of
+from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at
 from manyheads.lens.results.tables import ByHead
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
@@ -187,11 +187,11 @@ def _flattened(attention: Attention | Mixer) -> Float[Tensor, "h all"]:
 
 
 def _in_block(model: Model, block: Block) -> Attention | Mixer:
-    return heads_at(stacks_of(model)[block.stack], block.layer, block.sublayer)
+    return heads_at(model.stacks()[block.stack], block.layer, block.sublayer)
 
 
 def _at(model: Model, address: Address) -> Attention | Mixer:
-    return heads_at(stacks_of(model)[address.stack], address.head.layer, address.sublayer)
+    return heads_at(model.stacks()[address.stack], address.head.layer, address.sublayer)
 
 
 def _check_models(before: Model, after: Model, *, same_layers: bool) -> None:
@@ -204,12 +204,12 @@ def _check_models(before: Model, after: Model, *, same_layers: bool) -> None:
 
 
 def _sizes(before: Model, after: Model, same_layers: bool) -> Iterator[tuple[str, object, object]]:
-    yield "stacks", sorted(stacks_of(before)), sorted(stacks_of(after))
-    read = ["images" if isinstance(each, Vision) else "texts" for each in (before, after)]
+    yield "stacks", sorted(before.stacks()), sorted(after.stacks())
+    read = ["images" if each.reads_images else "texts" for each in (before, after)]
     yield "inputs", read[0], read[1]
     yield "type", type(before).__name__, type(after).__name__
-    for name, stack in stacks_of(before).items():
-        other = stacks_of(after)[name]
+    for name, stack in before.stacks().items():
+        other = after.stacks()[name]
         yield f"width of {name}", stack.config.width, other.config.width
         if same_layers:
             yield f"number of layers in {name}", len(stack.layers), len(other.layers)

@@ -17,11 +17,8 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
-from manyheads.lens.inputs.texts import ModelInputs
-from manyheads.models.decoder import Decoder
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import ClassHead, ReadoutLayer
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
 from manyheads.parts.masks import visible
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap
@@ -143,7 +140,7 @@ class Decision:
             x = readout.config.pooled(hidden.values, hidden.lengths)
         else:
             x = hidden.values.unflatten(0, (copies, -1))[:, int(self.rows[0])]
-        vectors = readout.vectors(None if isinstance(model, Vision) else model.table)
+        vectors = readout.vectors(model.table)
         products = F.linear(readout.features(x), vectors, readout.bias)
         return readout.finish(products).float().softmax(-1)
 
@@ -198,7 +195,7 @@ def _check(scope: HeadScope, at: At, inputs: ModelInputs) -> None:
     by_text = isinstance(model.config.readout, ClassHead)
     if by_text and at != "last":
         raise InputError(f"a class belongs to the whole text, got at={at}", "leave out at")
-    if not by_text and at == "last" and not isinstance(model, Decoder | Seq2Seq):
+    if not by_text and at == "last" and not model.generates:
         raise InputError(
             f"this {type(model).__name__} predicts at every token",
             "set at to one position per text",

@@ -42,7 +42,7 @@ from manyheads.lens.inputs.synthetic import (
     random_images,
     repeated_tokens,
 )
-from manyheads.lens.inputs.texts import ModelInputs, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.measure.measures import (
     NEIGHBORS,
     MeasureScope,
@@ -54,11 +54,12 @@ from manyheads.lens.measure.measures import (
 from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
 from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.measure.statistics import Statistics, statistics
-from manyheads.lens.results.addresses import Address, Block, blocks_of, mask_in, stacks_of
+from manyheads.lens.results.addresses import Address, Block, blocks_of, mask_in
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import ByHead
 from manyheads.lens.weights.circuits import score_copying
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
@@ -78,14 +79,14 @@ def uniform_scores(
     """
     assert inputs.ids is not None, "images have no tokens"
     ids = {model.readout_stack: inputs.ids, "encoder": inputs.source}
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     known: dict[tuple[str, Sublayer, Mask], dict[str, float]] = {}
     by_block = []
     for block in blocks:
         mask = mask_in(stacks[block.stack].config.layers[block.layer], block.sublayer)
         key = block.stack, block.sublayer, mask
         if key not in known:
-            crosses = isinstance(model, Seq2Seq) and block.sublayer is Sublayer.CROSS
+            crosses = model.reads_pairs and block.sublayer is Sublayer.CROSS
             queries, keys = ids[block.stack], inputs.source if crosses else ids[block.stack]
             assert queries is not None
             assert keys is not None
@@ -332,11 +333,11 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
         # Circuits start at the source embedding, which the decoder reads only if it is shared.
         if model.config.shared:
             sublayers.append(Sublayer.ATTENTION)
-    if stacks_of(model)[stack].config.reversible:
+    if model.stacks()[stack].config.reversible:
         tests.missing["copying"] = "the heads write to one of two residual streams"
         return
     blocks = blocks_of(model)
-    layers = stacks_of(model)[stack].config.layers
+    layers = model.stacks()[stack].config.layers
     present = {each for each in sublayers for layer in layers if getattr(layer, each.value)}
     if not present:
         tests.missing["copying"] = "the heads of mixers read more than one token at a time"

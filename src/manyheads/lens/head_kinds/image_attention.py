@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.lens.attention_maps.patterns import PatternWatcher
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
-from manyheads.lens.results.addresses import Block, blocks_of, stacks_of
+from manyheads.lens.inputs.texts import for_each_batch
+from manyheads.lens.results.addresses import Block, blocks_of
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.vision import Vision
 
 PATCH_KINDS = ("self", "local", "row", "column", "class-token")
@@ -51,9 +52,7 @@ def measure_image_attention(
             1 + model.config.patches.registers,
         )
         with torch.inference_mode():
-            forward_hidden(
-                model, batch, PatternWatcher(stacks_of(model), patches.add, CHUNK_WEIGHTS)
-            )
+            model.run_hidden(batch, PatternWatcher(model.stacks(), patches.add, CHUNK_WEIGHTS))
         sums.update(zip(numbers, patches.sums, strict=True))
 
     summary = for_each_batch(

@@ -23,7 +23,7 @@ from manyheads.lens.inputs.cached_run import (
     head_scope,
 )
 from manyheads.lens.inputs.metrics import LogitDifference, weighted_mean
-from manyheads.lens.inputs.texts import forward, read_inputs
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import eval_mode
 from manyheads.models.decoder import Decoder
@@ -211,7 +211,7 @@ class _Knockout:
         sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
         self._other = ActivationEditor({}, sites)
         with eval_mode(scope.model), torch.no_grad():
-            forward(scope.model, read_inputs(scope.model, list(task.corrupted)), self._other)
+            scope.model.run_inputs(read_inputs(scope.model, list(task.corrupted)), self._other)
         self._place = {head: place for place, head in enumerate(scope.heads)}
         self._effects: dict[Head, tuple[float, float, float]] = {}
 
@@ -341,7 +341,7 @@ def _last_token_attention(
     sites = [scope.site(layer, Tap.PATTERN) for layer in scope.layers]
     editor = ActivationEditor(edits or {}, sites)
     with eval_mode(scope.model), torch.no_grad():
-        forward(scope.model, inputs, editor)
+        scope.model.run_inputs(inputs, editor)
     sums = np.zeros((2, len(scope.heads)))
     for text, pair in enumerate(zip(task.objects, task.subjects, strict=True)):
         ids = inputs.ids.of(text)

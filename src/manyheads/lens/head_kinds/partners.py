@@ -16,10 +16,10 @@ from manyheads.lens.inputs.cached_run import (
     HeadScope,
     head_scope,
 )
-from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.weights.circuits import Circuits
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.taps import Head, Patterns, Sublayer, Tap
 

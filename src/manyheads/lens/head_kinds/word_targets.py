@@ -15,14 +15,10 @@ from torch import Tensor
 from manyheads.lens.attention_maps.patterns import PatternWatcher
 from manyheads.lens.inputs.annotated import AlignedText
 from manyheads.lens.inputs.synthetic import SpecialTokens, inputs_from_ids
-from manyheads.lens.inputs.texts import (
-    ModelInputs,
-    default_batch_tokens,
-    for_each_batch,
-    forward_hidden,
-)
-from manyheads.lens.results.addresses import Block, blocks_of, stacks_of
+from manyheads.lens.inputs.texts import default_batch_tokens, for_each_batch
+from manyheads.lens.results.addresses import Block, blocks_of
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 
 MAX_OFFSET = 10
 OFFSETS = tuple(offset for offset in range(-MAX_OFFSET, MAX_OFFSET + 1) if offset)
@@ -81,7 +77,7 @@ def measure_word_targets(
             counts, [texts[number] for number in numbers], special.shifts(model)
         )
         with torch.inference_mode():
-            forward_hidden(model, inputs, PatternWatcher(stacks_of(model), batch.add))
+            model.run_hidden(inputs, PatternWatcher(model.stacks(), batch.add))
         counts.merge(batch)
 
     summary = for_each_batch(

@@ -11,18 +11,11 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.watched_run import ResidualEntry
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import ModelInputs, forward_hidden, repeat_batch, run_wrapped
-from manyheads.lens.results.addresses import (
-    Address,
-    Block,
-    attention_at,
-    heads_at,
-    heads_in,
-    stacks_of,
-)
+from manyheads.lens.results.addresses import Address, Block, attention_at, heads_at, heads_in
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
+from manyheads.models.model_interface import ModelInputs, repeat_batch
 from manyheads.models.non_finite_weights import check_finite
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
@@ -48,7 +41,7 @@ class HeadScope:
 
     @property
     def stack(self) -> Stack:
-        return stacks_of(self.model)[self.stack_name]
+        return self.model.stacks()[self.stack_name]
 
     def config(self, layer: int) -> AttentionConfig | None:
         """The config of an attention; None where a layer has none, but perhaps a mixer."""
@@ -115,7 +108,7 @@ def head_scope(
     """
     check_finite(model)
     name: StackName = stack or model.readout_stack
-    if name not in (known := stacks_of(model)):
+    if name not in (known := model.stacks()):
         names = " or ".join(f'"{each}"' for each in known)
         raise InputError(f"this {type(model).__name__} has no stack {name!r}", f"use {names}")
     if sublayer is Sublayer.FEEDFORWARD:
@@ -255,7 +248,7 @@ class CachedRun:
         if scope.stack_name == "encoder":
             sites.append(Site(-1, Tap.EMBEDDINGS, stack="decoder"))
         self._cache = ActivationEditor({} if edits is None else edits, sites)
-        forward_hidden(scope.model, inputs, self._cache)
+        scope.model.run_hidden(inputs, self._cache)
 
     def __getitem__(self, site: Site) -> Ragged:
         return self._cache[site]
@@ -309,7 +302,7 @@ class CachedRun:
         if isinstance(self.scope.model, WrappedModel):
             entry = ResidualEntry(self.scope.stack_name, layer, x)
             repeated = self.inputs.repeat(copies)
-            hidden = run_wrapped(self.scope.model, repeated, watch, entry=entry).hidden
+            hidden = self.scope.model.run_inputs(repeated, watch, logits=False, entry=entry).hidden
             assert isinstance(hidden, Ragged), "ragged in, ragged out"
             return hidden
         final, _ = self.scope.stack.resume(x, layer, memory=self._memory(copies), watch=watch)

@@ -13,18 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.encoding.encode import pool
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import (
-    ModelInputs,
-    PackedTargets,
-    Targets,
-    check_targets,
-    forward,
-    pack_targets,
-)
+from manyheads.lens.inputs.texts import PackedTargets, Targets, check_targets, pack_targets
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.provenance import Pooling, SentenceConfig
 from manyheads.models.readout import ClassHead, ReadoutLayer
-from manyheads.models.vision import Vision
 from manyheads.ragged import Lengths, Ragged
 
 # Logits computed at once: 256 MB in float32.
@@ -129,7 +122,7 @@ class BoundMetric:
         return self.model.readout
 
     def _table(self) -> Float[Tensor, "v c"] | None:
-        return None if isinstance(self.model, Vision) else self.model.table
+        return self.model.table
 
     def _rows(self, hidden: Ragged, copies: int) -> Float[Tensor, "km c"]:
         """The readout's features at the target rows, copy by copy."""
@@ -222,7 +215,7 @@ def bind_metric(
     packed, vectors = None, None
     if isinstance(known, Similarity):
         with eval_mode(model), torch.no_grad():
-            hidden = forward(model, selected).hidden
+            hidden = model.run_inputs(selected).hidden
         assert isinstance(hidden, Ragged), "ragged in, ragged out"
         vectors = _pool(model, known, hidden)
     if known == "loss":

@@ -13,11 +13,10 @@ from torch import Tensor
 from manyheads.encoding.text_reader import TextReader, require_text_model, resolve_max_length
 from manyheads.errors import InputError
 from manyheads.lens.inputs.annotated import AnnotatedText, WordPair
-from manyheads.lens.inputs.texts import ModelInputs
 from manyheads.lens.inputs.token_classes import token_classes
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.vision import Vision
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import plain_copy
@@ -72,9 +71,7 @@ class SpecialTokens:
 
     def shifts(self, model: Model) -> dict[str, int]:
         """By stack, how many tokens are inserted before those of the tokenizer."""
-        return (
-            {"encoder": 0, "decoder": 1} if isinstance(model, Seq2Seq) else {model.readout_stack: 0}
-        )
+        return {"encoder": 0, "decoder": 1} if model.reads_pairs else {model.readout_stack: 0}
 
 
 def inputs_from_ids(
@@ -83,7 +80,7 @@ def inputs_from_ids(
     """Inputs from token ids; for a `Seq2Seq`, as source and target."""
     device = next(model.parameters()).device
     ids = Ragged.from_list([torch.tensor(list(text)) for text in texts]).to(device)
-    if not isinstance(model, Seq2Seq):
+    if not model.reads_pairs:
         return ModelInputs(ids=ids)
     target = Ragged.from_list([torch.tensor([special.decoder_start, *text]) for text in texts]).to(
         device
@@ -285,4 +282,4 @@ def default_texts(model: Model, seed: int = 0) -> Any:
     texts: list[Any] = passages()
     if model.tokenizer is None:
         texts = repeated_tokens(model, DEFAULT_SEQUENCES, seed)
-    return [(each, each) for each in texts] if isinstance(model, Seq2Seq) else texts
+    return [(each, each) for each in texts] if model.reads_pairs else texts

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyheads.bridge.watched_run import ResidualEntry
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.encoding.text_reader import (
     TextReader,
@@ -24,78 +23,14 @@ from manyheads.encoding.text_reader import (
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.lens.results.files import Metadata
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.decoder import Decoder
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.non_finite_weights import check_finite
-from manyheads.models.padding import Output
-from manyheads.models.readout import ClassHead, LanguageHead
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
+from manyheads.models.readout import ClassHead
 from manyheads.progress import Progress
-from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Watcher
+from manyheads.ragged import Ragged
 
 # For each text the answers by position; one class each where whole texts or images are classified.
 Targets = Sequence[Mapping[int, int]] | Sequence[int]
-
-
-def repeat_batch(x: Ragged, copies: int) -> Ragged:
-    """The batch, repeated `copies` times."""
-    if copies == 1:
-        return x
-    values = x.values.repeat(copies, *[1] * (x.values.dim() - 1))
-    return Ragged(values, Lengths.of(x.lengths.each * copies, x.device))
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ModelInputs:
-    """The inputs of a model: `ids`, with their `source` for a `Seq2Seq`, or `images`.
-
-    `examples` are all inputs by name of a wrapped model that reads something else, one at a time.
-    """
-
-    ids: Ragged | None = None
-    source: Ragged | None = None
-    images: tuple[Tensor, ...] = ()
-    examples: tuple[Mapping[str, Any], ...] = ()
-
-    def __len__(self) -> int:
-        if self.examples:
-            return len(self.examples)
-        return len(self.images) if self.ids is None else len(self.ids)
-
-    def sizes(self, model: Model) -> list[int]:
-        """The number of tokens of each text or patches of each image, source included."""
-        if self.ids is not None:
-            source = [0] * len(self) if self.source is None else self.source.lengths.each
-            return [ids + more for ids, more in zip(self.ids.lengths.each, source, strict=True)]
-        if self.examples:
-            return [1] * len(self)
-        assert isinstance(model, Vision), "only images have no ids"
-        side = model.config.patches.size
-        return [1 + (each.shape[1] // side) * (each.shape[2] // side) for each in self.images]
-
-    def lengths(self, model: Model) -> Lengths:
-        """The lengths of the sequences that the readout sees."""
-        if self.ids is not None:
-            return self.ids.lengths
-        return Lengths.of(self.sizes(model), self.images[0].device)
-
-    def select(self, texts: Sequence[int]) -> "ModelInputs":
-        return ModelInputs(
-            ids=None if self.ids is None else self.ids.select(texts),
-            source=None if self.source is None else self.source.select(texts),
-            images=tuple(self.images[text] for text in texts) if self.images else (),
-            examples=tuple(self.examples[text] for text in texts) if self.examples else (),
-        )
-
-    def repeat(self, copies: int) -> "ModelInputs":
-        """The inputs, `copies` times one after another."""
-        return ModelInputs(
-            ids=None if self.ids is None else repeat_batch(self.ids, copies),
-            source=None if self.source is None else repeat_batch(self.source, copies),
-            images=self.images * copies,
-            examples=self.examples * copies,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +62,7 @@ def read_inputs(model: Model, texts: Any) -> ModelInputs:
         return ModelInputs(examples=examples, ids=model.ids_of_examples(examples))
     if not isinstance(texts, Ragged):
         check_texts(texts)
-    if isinstance(model, Vision):
+    if model.reads_images:
         if not all(isinstance(image, Tensor) for image in texts):
             raise InputError(
                 "a Vision model reads images, not texts", "pass (channels, y, x) tensors"
@@ -137,52 +72,12 @@ def read_inputs(model: Model, texts: Any) -> ModelInputs:
             raise InputError("there are no images", "pass at least one")
         return ModelInputs(images=images)
     reader = require_text_model(model)
-    if not isinstance(reader, Seq2Seq):
+    if not reader.reads_pairs:
         return ModelInputs(ids=_ids(reader, texts).to(device))
     sources, targets = _pairs(texts)
     return ModelInputs(
         source=_ids(reader, sources).to(device), ids=_ids(reader, targets, starts=True).to(device)
     )
-
-
-def forward(model: Model, inputs: ModelInputs, watch: Watcher | None = None) -> Output:
-    """Run the model on any inputs."""
-    if isinstance(model, WrappedModel):
-        return run_wrapped(model, inputs, watch, logits=True)
-    if isinstance(model, Vision):
-        return model(list(inputs.images), watch=watch)
-    assert inputs.ids is not None, "only a Vision has no ids"
-    if isinstance(model, Seq2Seq):
-        return model(inputs.source, inputs.ids, watch=watch)
-    return model(inputs.ids, watch=watch)
-
-
-def forward_hidden(model: Model, inputs: ModelInputs, watch: Watcher) -> None:
-    """Run the model for a watcher alone, without the readout where it can be left out."""
-    if isinstance(model, WrappedModel):
-        run_wrapped(model, inputs, watch)
-        return
-    if isinstance(model, Vision):
-        forward(model, inputs, watch)
-        return
-    assert inputs.ids is not None, "only a Vision has no ids"
-    if isinstance(model, Seq2Seq):
-        model.hidden(inputs.source, inputs.ids, watch=watch)
-    else:
-        model.hidden(inputs.ids, watch=watch)
-
-
-def run_wrapped(
-    model: WrappedModel,
-    inputs: ModelInputs,
-    watch: Watcher | None,
-    *,
-    logits: bool = False,
-    entry: ResidualEntry | None = None,
-) -> Output:
-    """Run a wrapped model, from the residual stream of an `entry` if there is one."""
-    arguments, known = model.read(inputs.ids, inputs.source, inputs.images, inputs.examples)
-    return model.run(arguments, watch, known, logits=logits, entry=entry)
 
 
 def pack_targets(model: Model, inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
@@ -192,7 +87,7 @@ def pack_targets(model: Model, inputs: ModelInputs, targets: Targets | None) -> 
         return _class_targets(inputs, targets)
     if targets is None:
         return _next_token_targets(model, inputs)
-    if isinstance(model, Vision) or model.readout is None:
+    if model.reads_images or model.readout is None:
         raise InputError(
             f"this {type(model).__name__} has no token logits", "use a model with a language head"
         )
@@ -269,9 +164,7 @@ def _pairs(texts: Any) -> tuple[Any, Any]:
 
 
 def _next_token_targets(model: Model, inputs: ModelInputs) -> PackedTargets:
-    if not isinstance(model, Decoder | Seq2Seq) or not isinstance(
-        model.config.readout, LanguageHead
-    ):
+    if not model.predicts_next_token:
         raise InputError(
             f"this {type(model).__name__} does not predict the next token",
             "pass targets: for each text the token ids by position",

@@ -16,9 +16,10 @@ from manyheads.bridge.wrapped_parts import WrappedStack
 from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs.cached_run import layer_input_site
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
-from manyheads.lens.results.addresses import Address, heads_in, stacks_of
+from manyheads.lens.inputs.texts import for_each_batch
+from manyheads.lens.results.addresses import Address, heads_in
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Record, Site, Sublayer, Tap
@@ -99,7 +100,7 @@ def activations(
     def visit(inputs: ModelInputs, numbers: list[int]) -> None:
         seen = Record(wanted)
         with torch.inference_mode():
-            forward_hidden(model, inputs, seen)
+            model.run_hidden(inputs, seen)
             found = {column.name: column.read(seen) for column in columns}
         ids = inputs.source if columns[0].stack == "encoder" else inputs.ids
         writer.add(found, ids, numbers)
@@ -169,7 +170,7 @@ class _Column:
             prefix += "cross." if asked.sublayer is Sublayer.CROSS else ""
             asked = f"{prefix}{asked.head}"
         stack_name, cross, rest = _split(model, asked)
-        stack = stacks_of(model)[stack_name]
+        stack = model.stacks()[stack_name]
         if rest in ("embeddings", "final"):
             return cls(asked, stack_name, (Site(-1, Tap(rest), stack=stack_name),))
         match = re.fullmatch(r"L(\d+)(?:H(\d+)|\.(\w+))", rest)
@@ -208,7 +209,7 @@ class _Column:
 
 def _split(model: Model, name: str) -> tuple[str, bool, str]:
     """The stack of a site, whether it is of cross-attention, and the rest of its name."""
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     parts = name.split(".")
     stack = model.readout_stack
     if parts[0] in stacks:

@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden, read_inputs
-from manyheads.lens.results.addresses import Block, mixer_at, stacks_of
+from manyheads.lens.inputs.texts import for_each_batch, read_inputs
+from manyheads.lens.results.addresses import Block, mixer_at
 from manyheads.lens.results.tables import ByHead
 from manyheads.mixers.lsh_attention import LshAttentionLayer, missed_mass
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.performer import PerformerLayer, softmax_error
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.taps import Record, Site, Tap
 
 # Of one text: its value for every head and query.
@@ -76,7 +77,7 @@ def _measured(
 ) -> ByHead:
     mixers = {
         Block(index, mixer.config.heads, stack.name): mixer
-        for stack in stacks_of(model).values()
+        for stack in model.stacks().values()
         for index in range(len(stack.layers))
         if isinstance(mixer := mixer_at(stack, index), kind)
     }
@@ -96,7 +97,7 @@ def _measured(
         }
         record = Record([site for each in sites.values() for site in each])
         with torch.inference_mode():
-            forward_hidden(model, some, record)
+            model.run_hidden(some, record)
             for block, mixer in mixers.items():
                 found = [record[site] for site in sites[block]]
                 for text in range(len(found[0])):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import ModelInputs, PassSummary, for_each_batch, forward_hidden
+from manyheads.lens.inputs.texts import PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
 from manyheads.lens.measure.measures import (
     NEIGHBORS,
@@ -18,10 +18,10 @@ from manyheads.lens.measure.measures import (
     sort_measures,
 )
 from manyheads.lens.measure.watcher import Activation, MeasurementPlan, StatisticsWatcher
-from manyheads.lens.results.addresses import blocks_of, stacks_of
+from manyheads.lens.results.addresses import blocks_of
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.vision import Vision
 from manyheads.ragged import Ragged
 
@@ -120,7 +120,7 @@ def statistics(
     def visit(inputs: ModelInputs, numbers: list[int]) -> None:
         watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
         with torch.inference_mode():
-            forward_hidden(model, inputs, watcher)
+            model.run_hidden(inputs, watcher)
         totals.add(watcher)
 
     summary = for_each_batch(
@@ -131,7 +131,7 @@ def statistics(
 
 def check_heads(model: Model) -> None:
     """Refuse a model whose mixers have no heads."""
-    layers = [layer for stack in stacks_of(model).values() for layer in stack.config.layers]
+    layers = [layer for stack in model.stacks().values() for layer in stack.config.layers]
     names = sorted({type(layer.mixer.inner).__name__ for layer in layers if layer.mixer})
     if names and not blocks_of(model):
         raise InputError(
@@ -144,7 +144,7 @@ def ids_by_stack(model: Model, inputs: ModelInputs) -> dict[str, Ragged]:
     """The token ids of each stack."""
     if inputs.ids is None:
         return {}
-    if not isinstance(model, Seq2Seq):
+    if not model.reads_pairs:
         return {model.readout_stack: inputs.ids}
     if inputs.source is None:
         return {"decoder": inputs.ids}
@@ -165,7 +165,7 @@ def make_plan(
     elif classes:
         raise InputError("images have no token classes", "omit classes")
     every = tuple(dict.fromkeys((*NEIGHBORS, *offsets)))
-    return MeasurementPlan(stacks_of(model), columns, every, sink_above)
+    return MeasurementPlan(model.stacks(), columns, every, sink_above)
 
 
 class StatisticsTotals:

@@ -17,17 +17,12 @@ from manyheads.errors import InputError, MissingPackageError
 from manyheads.lens.inputs.annotated import AnnotatedText, align_words
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.metrics import weighted_mean
-from manyheads.lens.inputs.texts import (
-    ModelInputs,
-    default_batch_tokens,
-    forward_hidden,
-    read_inputs,
-)
+from manyheads.lens.inputs.texts import default_batch_tokens, read_inputs
 from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
 from manyheads.lens.measure.score_tiles import tiled_scores
 from manyheads.lens.results.tables import ByHead, ByLayer
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
@@ -61,7 +56,7 @@ class Items:
 def find_items(scope: HeadScope, texts: Any, labels: Sequence[Any]) -> Items:
     """Labels per text, per token, or per word if texts are lists of words; None skips an item."""
     labels = [each.tolist() if hasattr(each, "tolist") else each for each in labels]
-    if _are_words(texts) and not isinstance(scope.model, Seq2Seq):
+    if _are_words(texts) and not scope.model.reads_pairs:
         return _words(scope.model, texts, labels)
     inputs = read_inputs(scope.model, texts)
     if len(labels) != len(inputs):
@@ -276,7 +271,7 @@ def gather_features(
 
             watcher = _FeatureWatcher(scope, source, pooling)
             with torch.inference_mode():
-                forward_hidden(scope.model, items.inputs.select(texts), watcher)
+                scope.model.run_hidden(items.inputs.select(texts), watcher)
             for layer, values in watcher.found.items():
                 parts.setdefault(layer, []).append(values)
             order += numbers

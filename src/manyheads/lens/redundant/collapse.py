@@ -11,10 +11,10 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.overlap import overlap
 from manyheads.lens.inputs.cached_run import StackName, head_scope
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden, read_inputs
-from manyheads.lens.results.addresses import stacks_of
+from manyheads.lens.inputs.texts import for_each_batch, read_inputs
 from manyheads.lens.results.tables import ByPair, Tabular
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
@@ -139,12 +139,12 @@ def collapse(
         batch_tokens=batch_tokens,
         progress=progress,
     )
-    directions = _Directions(stacks_of(model)[scope.stack_name])
+    directions = _Directions(model.stacks()[scope.stack_name])
 
     def visit(some: ModelInputs, _: list[int]) -> None:
         watcher = _Directions(directions.stack)
         with torch.inference_mode():
-            forward_hidden(model, some, watcher)
+            model.run_hidden(some, watcher)
         directions.merge(watcher)
 
     passed = for_each_batch(

@@ -15,9 +15,6 @@ from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.results.addresses import Address, Block
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
-from manyheads.models.decoder import Decoder
-from manyheads.models.readout import LanguageHead
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.taps import Head, Sublayer
 
 KIND = "dead heads"
@@ -207,7 +204,7 @@ def _select(
 
 def predicts_next_token(model: Model) -> bool:
     """Whether a model predicts each next token, and so has a loss without further targets."""
-    return isinstance(model, Decoder | Seq2Seq) and isinstance(model.config.readout, LanguageHead)
+    return model.predicts_next_token
 
 
 def _check(loss_below: float, entropy_above: float, norm_below: float) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
+from manyheads.lens.inputs.texts import for_each_batch
 from manyheads.lens.results.addresses import output_weight
 from manyheads.lens.results.tables import ByPair
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
@@ -58,7 +59,7 @@ def output_similarity(
     def visit(inputs: ModelInputs, _: list[int]) -> None:
         watcher = _Outputs(scope)
         with torch.inference_mode():
-            forward_hidden(model, inputs, watcher)
+            model.run_hidden(inputs, watcher)
         with torch.inference_mode():
             tally.update([watcher.seen[layer] for layer in scope.layers])
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.attention import Attention
 from manyheads.errors import InputError
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.layer import Layer, LayerConfig
+from manyheads.models.model_interface import ModelInterface
 from manyheads.models.stack import Stack
 from manyheads.parts.masks import Causal, Full, Mask
 from manyheads.parts.norms import ChannelScale
@@ -71,16 +72,11 @@ class Block:
         return tuple(Address(head, self.stack, self.sublayer) for head in heads)
 
 
-def stacks_of(model: nn.Module) -> dict[str, Stack]:
-    """The stacks of a model by name: "main", or "encoder" and "decoder"."""
-    return {each.name: each for each in model.modules() if isinstance(each, Stack)}
-
-
-def blocks_of(model: nn.Module) -> tuple[Block, ...]:
+def blocks_of(model: ModelInterface) -> tuple[Block, ...]:
     """Every attention of a model and every mixer with heads, from the first layer to the last."""
     return tuple(
         Block(index, heads, name, sublayer)
-        for name, stack in stacks_of(model).items()
+        for name, stack in model.stacks().items()
         for index, layer in enumerate(stack.config.layers)
         for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
         if (heads := heads_in(layer, sublayer))

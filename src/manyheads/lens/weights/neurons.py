@@ -13,13 +13,14 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import ModelInputs, for_each_batch, forward_hidden
+from manyheads.lens.inputs.texts import for_each_batch
 from manyheads.lens.measure.statistics import ids_by_stack
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import Tabular
 from manyheads.lens.weights.circuits import VocabularyProjection, vocabulary_projection
 from manyheads.lens.weights.ffn_key_values import Expert, FeedForwards, Neuron, feed_forwards_of
 from manyheads.models.build import Model
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.vision import Vision
 from manyheads.parts.feedforward import FeedForward
 from manyheads.ragged import Ragged
@@ -273,7 +274,7 @@ def neurons(
         ids = ids_by_stack(model, inputs).get(feed_forwards.stack.name)
         watcher = _Coefficients(feed_forwards, chosen)
         with torch.inference_mode():
-            forward_hidden(model, inputs, watcher)
+            model.run_hidden(inputs, watcher)
         for neuron, values in watcher.seen.items():
             found[neuron].update(values, ids, numbers)
 

@@ -13,12 +13,12 @@ from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
 from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.lens.inputs.metrics import bind_metric
-from manyheads.lens.inputs.texts import ModelInputs, Targets, batch_ranges, forward, read_inputs
+from manyheads.lens.inputs.texts import Targets, batch_ranges, read_inputs
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.progress import Progress
 from manyheads.surgery.finetune.trainable import copy_trainable
 from manyheads.surgery.rebuild import full_plan, rebuild
@@ -54,10 +54,10 @@ class AnswerLoss(Objective):
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
         texts = range(int(prepared.positions[0]), int(prepared.positions[-1]) + 1)
         metric = bind_metric(model, self.inputs, texts, "loss", self.targets)
-        last = Site(-1, Tap.FINAL, stack="decoder" if isinstance(model, Seq2Seq) else "main")
+        last = Site(-1, Tap.FINAL, stack=model.readout_stack)
         seen = ActivationEditor({}, [last])
         watchers: list[Watcher] = [seen] if watch is None else [watch, seen]
-        forward(model, self.inputs.select(texts), WatcherChain(watchers))
+        model.run_inputs(self.inputs.select(texts), WatcherChain(watchers))
         losses = metric(seen[last])[0] * metric.weights
         return Loss(total=losses.sum(), targets=int(metric.weights.sum()))
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
-from manyheads.lens.results.addresses import attention_at, stacks_of
+from manyheads.lens.results.addresses import attention_at
+from manyheads.models.build import Model
 from manyheads.parts.gates import Gate
 from manyheads.surgery.addresses import AnyHead
 from manyheads.surgery.lora.targets import heads_by_attention
@@ -22,7 +23,7 @@ PARTLY, HOOKS = "partly", "partly_hooks"
 MaskedParameter = tuple[nn.Module, str, Bool[Tensor, "..."]]
 
 
-def freeze_except(model: nn.Module, heads: Iterable[AnyHead]) -> int:
+def freeze_except(model: Model, heads: Iterable[AnyHead]) -> int:
     """Freeze everything but these heads; returns the number of trainable values.
 
     A head has its rows of the queries, its columns of the output projection, its gates, its sink
@@ -37,7 +38,7 @@ def freeze_except(model: nn.Module, heads: Iterable[AnyHead]) -> int:
     return sum(_train_only(module, name, mask) for module, name, mask in masked)
 
 
-def freeze(model: nn.Module, heads: Iterable[AnyHead]) -> int:
+def freeze(model: Model, heads: Iterable[AnyHead]) -> int:
     """Freeze these heads, with keys and values that they share with others, and nothing else."""
     masked = list(_head_parameters(model, heads, shared_by=any))
     unfreeze_all(model)
@@ -107,9 +108,9 @@ def _mask_gradient(mask: Bool[Tensor, "..."], gradient: Tensor) -> Tensor:
 
 
 def _head_parameters(
-    model: nn.Module, heads: Iterable[AnyHead], *, shared_by: Any
+    model: Model, heads: Iterable[AnyHead], *, shared_by: Any
 ) -> Iterator[MaskedParameter]:
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     for (stack, layer, sublayer), numbers in heads_by_attention(model, heads).items():
         yield from _of_attention(attention_at(stacks[stack], layer, sublayer), numbers, shared_by)
 

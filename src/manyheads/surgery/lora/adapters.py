@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from manyheads.errors import ConfigError, InputError
+from manyheads.models.build import Model
 from manyheads.surgery.lora.low_rank import (
     LoraConfig,
     LowRankUpdate,
@@ -55,7 +56,7 @@ class Adapter:
         return f"{text} and in {' and '.join(owners)}" if owners else text
 
 
-def adapt(model: nn.Module, config: LoraConfig, name: str = "default", *, seed: int = 0) -> Adapter:
+def adapt(model: Model, config: LoraConfig, name: str = "default", *, seed: int = 0) -> Adapter:
     """Add an adapter, make it the only active one, and freeze everything else.
 
     It starts at zero, so that the model's output does not change.
@@ -93,7 +94,7 @@ def adapt(model: nn.Module, config: LoraConfig, name: str = "default", *, seed: 
     return list_adapters(model)[name]
 
 
-def _plan(model: nn.Module, config: LoraConfig) -> Iterator[tuple[Projection, Spans, Spans]]:
+def _plan(model: Model, config: LoraConfig) -> Iterator[tuple[Projection, Spans, Spans]]:
     parts = find_projections(projections_of(model), config.targets, config.layers)
     heads = heads_by_attention(model, config.heads)
     count = 0

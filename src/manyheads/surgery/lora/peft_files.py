@@ -88,7 +88,7 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
         WEIGHTS: partial(write_tensors, tensors),
         CONFIG: lambda path: path.write_text(json.dumps(described, indent=1), "utf-8"),
     }
-    if isinstance(model, Seq2Seq) and model.tokenizer is not None:
+    if model.reads_pairs and model.tokenizer is not None:
         # It may end texts in another way than that of the base model.
         files[TOKENIZER] = lambda path: path.write_text(model.tokenizer.to_str(), "utf-8")
     write_folder(Path(folder), files)

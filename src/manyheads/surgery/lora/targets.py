@@ -11,6 +11,7 @@ from torch import nn
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
 from manyheads.mixers.mixer import Mixer
+from manyheads.models.build import Model
 from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
@@ -211,7 +212,7 @@ def _without_overlap(parts: list[Projection]) -> list[Projection]:
     return parts
 
 
-def heads_by_attention(model: nn.Module, heads: Iterable[AnyHead]) -> HeadsByAttention:
+def heads_by_attention(model: Model, heads: Iterable[AnyHead]) -> HeadsByAttention:
     """Heads by attention layer; raises for a head that does not exist."""
     result: dict[tuple[str, int, Sublayer], set[int]] = {}
     for address in find_addresses(model, heads):

@@ -17,7 +17,6 @@ from manyheads.decoding.request import check_generates, tokenizer_of
 from manyheads.encoding.text_reader import TextReader, resolve_max_length
 from manyheads.errors import InputError, check_int
 from manyheads.formatting import pluralise
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tokenizers import surrogates_refused
 
 if TYPE_CHECKING:
@@ -262,7 +261,7 @@ def _context(model: TextReader) -> int | None:
 
 def _room(model: TextReader, context: int | None, max_new_tokens: int) -> int | None:
     """The tokens that a prompt may have; an encoder-decoder writes beside it, not after it."""
-    if context is None or isinstance(model, Seq2Seq):
+    if context is None or model.reads_pairs:
         return context
     return context - max_new_tokens
 

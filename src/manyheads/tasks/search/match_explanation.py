@@ -30,11 +30,10 @@ from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.causal.gradient_importance import importance
 from manyheads.lens.inputs.cached_run import head_scope
 from manyheads.lens.inputs.metrics import StateMetric
-from manyheads.lens.inputs.texts import ModelInputs, forward_hidden
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.provenance import SentenceConfig
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Tap
 from manyheads.tasks.search.index import Hit, Index
@@ -310,7 +309,7 @@ class _DenseScorer:
 
 def _scorer(model: Model, kind: MatchKind | None) -> _MatchScorer:
     reader = require_text_model(model)
-    if isinstance(reader, Seq2Seq):
+    if reader.reads_pairs:
         raise InputError(
             "the heads of an encoder-decoder are not explained", "use an encoder or a decoder"
         )
@@ -391,7 +390,7 @@ def _states(model: TextReader, ids: Sequence[int], hidden: HiddenKeys | None = N
     inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(ids)]).to(device))
     last = Site(-1, Tap.FINAL, stack=model.readout_stack)
     seen = _HidingRecord(last, hidden)
-    forward_hidden(model, inputs, seen)
+    model.run_hidden(inputs, seen)
     states = seen.recorded[last]
     assert isinstance(states, Ragged), "the last states are ragged"
     return states

@@ -108,7 +108,7 @@ class LiveStatistics:
         tokens: dict[str, Ragged] = {}
         if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
             flat = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else None
-            name = "encoder" if "encoder" in self._wrapped.stacks else self._wrapped.readout_stack
+            name = "encoder" if "encoder" in self._wrapped.stacks() else self._wrapped.readout_stack
             tokens[name] = Ragged.from_padded(ids, flat)
             starts = None if flat is None else runs(flat != 0)
             if starts is None or not any(start for start, _ in starts):

@@ -1,8 +1,11 @@
 """Counts, percentages, numbers and lists of words as text; values as JSON."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Stands in a table for an unknown value.
 UNKNOWN = "–"
@@ -70,3 +73,36 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain_table(
+    words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> "Table":
+    """A rich table without lines: columns of words, then columns of numbers on the right."""
+    from rich.table import Table
+
+    table = Table(*words, box=None, pad_edge=False)
+    for title in numbers:
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def standard_error(error: float | None) -> str:
+    """Two digits; empty where it is unknown, as that of a single text is.
+
+    >>> standard_error(0.0123), standard_error(math.nan)
+    ('0.012', '')
+    """
+    return "" if error is None or math.isnan(error) else f"{error:.2g}"
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """The first names, and how many more there are.
+
+    >>> listed(["L0H0", "L0H1", "L0H2"], most=2)
+    'L0H0, L0H1 and 1 more'
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

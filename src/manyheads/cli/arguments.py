@@ -1,11 +1,9 @@
-"""Arguments that several commands share: their types, their checks, and the inputs they name."""
+"""Arguments that several commands share: their types with the help of each, and their checks."""
 
 import json
-import sys
-from collections.abc import Sequence
-from io import StringIO
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -14,26 +12,34 @@ from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from manyheads.models.build import Model
-    from manyheads.models.vision import Vision
+    from manyheads.lens.results.files import Result
 
 DEFAULT_MODEL = "house-gpt"
 
+# A type without `help` is described by the docstring below the field.
 OptionalModel = Annotated[
     str,
     tyro.conf.Positional,
     tyro.conf.arg(metavar="[MODEL]", help_behavior_hint=f"(default: {DEFAULT_MODEL})"),
 ]
+AnyModel = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="[MODEL]",
+        help_behavior_hint=f"(default: {DEFAULT_MODEL})",
+        help="The folder of a model, a bundled model, or a model of the hub: org/name.",
+    ),
+]
 RequiredModel = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-OneText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 ManyTexts = Annotated[
     tyro.conf.UseAppendAction[tuple[str, ...]],
     tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)"),
 ]
 TextFile = Annotated[Path | None, tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="")]
-# Files with one text per line.
 LineFiles = Annotated[
     tyro.conf.UseAppendAction[tuple[Path, ...]],
     tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
@@ -43,9 +49,23 @@ ManyIds = Annotated[
     tyro.conf.UseAppendAction[tuple[str, ...]],
     tyro.conf.arg(metavar='"1 2 3"', help_behavior_hint="(repeatable)"),
 ]
-ImageFiles = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")]
-ImageDirectory = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
+ImageFolder = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="FOLDER",
+        help_behavior_hint="",
+        help="For a vision model: a folder of images; for a classifier, one folder per class.",
+    ),
+]
 JsonFile = Annotated[Path | None, tyro.conf.arg(metavar="OUT", help_behavior_hint="")]
+ResultFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="OUT",
+        help_behavior_hint="",
+        help="A JSON file to save everything to; manyheads.lens reads it back.",
+    ),
+]
 PngFile = Annotated[Path | None, tyro.conf.arg(metavar="PNG", help_behavior_hint="")]
 OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
 OptionalOutFolder = Annotated[
@@ -54,24 +74,15 @@ OptionalOutFolder = Annotated[
 OutFile = Annotated[
     Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
 ]
-BatchTokens = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-DeviceName = Annotated[str, tyro.conf.arg(metavar="DEVICE")]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionName = Literal["attention", "encoder", "cross"]
-EngineName = Literal["plain", "ray"]
-Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+AttentionName = Annotated[
+    Literal["attention", "encoder", "cross"],
+    tyro.conf.arg(
+        help="Of an encoder-decoder: the decoder's self-attention, the encoder's, or "
+        "cross-attention."
+    ),
+]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
-
-
-def open_model(name: str, device: DeviceName, dtype: DtypeName = "auto") -> "Model":
-    """Load a model onto a device, by default CUDA where it is available."""
-    import torch
-
-    from manyheads.checkpoints.folder import load
-    from manyheads.devices import resolve_device
-
-    device = str(resolve_device(device, "--device"))
-    return load(name, dtype=None if dtype == "auto" else getattr(torch, dtype), device=device)
 
 
 def attention_site(of: AttentionName) -> dict[str, Any]:
@@ -84,18 +95,24 @@ def attention_site(of: AttentionName) -> dict[str, Any]:
     }
 
 
-def check_engine(engine: EngineName, workers: int | None) -> None:
-    """Refuse a number of workers that nobody would use."""
-    if workers is None:
-        return
-    if engine != "ray":
-        raise InputError("--workers is for --engine ray", "add --engine ray, or leave it out")
-    check_minimum("--workers", workers, 1)
-
-
 def check_minimum(flag: str, value: int, minimum: int) -> None:
     if value < minimum:
         raise InputError(f"{flag} must be at least {minimum}, got {value}")
+
+
+def check_temperature(temperature: float | None) -> None:
+    """Refuse to sample at a temperature of 0, which means not to sample."""
+    if temperature is not None and temperature <= 0:
+        raise InputError(
+            f"--temperature must be above 0, got {temperature:g}",
+            "leave it out to choose the most likely token",
+        )
+
+
+def check_exclusive(flags: str, *values: object) -> None:
+    """Refuse more than one of the options; `flags` names them, as in "--text and --file"."""
+    if sum(value is not None and value != () for value in values) > 1:
+        raise InputError(f"{flags} exclude each other", "give one of them")
 
 
 def check_out_folder(path: Path | None, source: str = "", flag: str = "--out") -> None:
@@ -109,6 +126,17 @@ def check_out_folder(path: Path | None, source: str = "", flag: str = "--out") -
     check_writable(path)
 
 
+def check_jsonl(path: Path | None) -> None:
+    """Refuse a file for rows that cannot be written, before any work."""
+    if path is None:
+        return
+    from manyheads.encoding.encode import check_file
+
+    if path.suffix != ".jsonl":
+        raise InputError(f"--out must end in .jsonl, got {path}")
+    check_file(path)
+
+
 def check_json(path: Path | None) -> None:
     """Refuse a JSON file that cannot be written, before any work."""
     if path is None:
@@ -120,250 +148,23 @@ def check_json(path: Path | None) -> None:
     check_writable(path)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically, with null for NaN."""
+def write_json(path: Path | None, value: Any) -> None:
+    """Write a JSON file atomically, with null for NaN; without a path, nothing."""
+    if path is None:
+        return
     with atomic_write(path) as partial:
         text = json.dumps(without_nan(value), indent=1, allow_nan=False)
         partial.write_text(text, encoding="utf-8")
 
 
-def read_file(file: Path, flag: str = "--file") -> str:
-    """The content of a UTF-8 file with some text in it; - is the standard input."""
-    if file.is_dir():
-        raise InputError(f"{flag} {file} is a folder", "name a file with text")
-    if str(file) != "-" and not file.is_file():
-        raise InputError(f"{flag} {file} does not exist", "name a file with text")
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{flag} {file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
-        ) from None
-    if not text.strip():
-        raise InputError(f"{flag} {file} contains no text", "name a file with text")
-    return text
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one row per line, atomically."""
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as opened:
+        opened.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def read_lines(files: Sequence[Path]) -> list[str]:
-    """The lines of some files; only line feeds and carriage returns end a line."""
-    return [line.removesuffix("\n") for file in files for line in StringIO(read_file(file))]
-
-
-def read_paragraphs(file: Path) -> list[str]:
-    """The texts of a file: its paragraphs, or its lines if it has no blank ones."""
-    text = read_file(file)
-    parts = text.split("\n\n") if "\n\n" in text.strip() else text.split("\n")
-    return [part.strip("\n") for part in parts if part.strip()]
-
-
-def split_pairs(texts: list[str]) -> list[tuple[str, str]]:
-    """The source and the target of every line, separated by a tab."""
-    pairs = []
-    for index, line in enumerate(line for text in texts for line in text.split("\n")):
-        source, tab, target = line.partition("\t")
-        if not tab:
-            raise InputError(
-                f"text {index} has no tab", "separate source and target by a tab in every line"
-            )
-        pairs.append((source, target))
-    return pairs
-
-
-def load_texts(
-    model: "Model", text: tuple[str, ...], file: Path | None, tokens: int, ids: tuple[str, ...] = ()
-) -> Any:
-    """The texts of --text or --ids, the first tokens of --file, or those that come with manyheads.
-
-    For an encoder-decoder each line is a source, a tab and its target.
-    """
-    from manyheads.lens.inputs.synthetic import default_texts
-
-    if bool(text) + bool(ids) + (file is not None) > 1:
-        raise InputError("--text, --file and --ids exclude each other", "give one of them")
-    if ids:
-        return read_ids(ids, pairs=model.reads_pairs)
-    texts: list[Any] = list(text) or ([] if file is None else read_paragraphs(file))
-    if not texts:
-        return default_texts(model)
-    check_tokenizer(model)
-    for each in texts:
-        if not each.strip():
-            raise InputError(f"--text {each!r} is empty", "give at least one word")
-    if model.reads_pairs:
-        texts = split_pairs(texts)
-    return texts if text else split_texts(model, texts, tokens)[0]
-
-
-def read_ids(texts: Sequence[str], *, pairs: bool = False) -> list[Any]:
-    """The token ids of each text, separated by spaces; of pairs, source and target by a tab.
-
-    >>> read_ids(["1 2 3"]), read_ids(["1 2\\t3"], pairs=True)
-    ([[1, 2, 3]], [([1, 2], [3])])
-    """
-    if pairs:
-        return [tuple(read_ids(pair)) for pair in split_pairs(list(texts))]
-    try:
-        listed = [[int(each) for each in text.replace(",", " ").split()] for text in texts]
-    except ValueError:
-        listed = []
-    if not listed or not all(listed):
-        shown = " ".join(f"--ids {text!r}" for text in texts)
-        raise InputError(f"{shown} must be integers", 'separate them by spaces, as in "1 2 3"')
-    return listed
-
-
-def check_tokenizer(model: "Model") -> None:
-    from manyheads.encoding.text_reader import require_text_model
-
-    if require_text_model(model).tokenizer is None:
-        raise InputError(
-            "this model has no tokenizer",
-            "put a tokenizer.json into its folder, or give token ids with --ids where it is taken",
-        )
-
-
-def split_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
-    """The first texts up to a number of tokens, and the rest.
-
-    A text may be split between both; the pairs of an encoder-decoder are not.
-    """
-    check_minimum("--tokens", tokens, 1)
-    left = tokens
-    for index, text in enumerate(texts):
-        parts = text if isinstance(text, tuple) else (text,)
-        encodings = [model.tokenizer.encode(part, add_special_tokens=False) for part in parts]
-        count = sum(map(len, encodings))
-        if count >= left:
-            rest = texts[index + 1 :]
-            if count == left or isinstance(text, tuple):
-                return texts[: index + 1], rest
-            end = encodings[0].offsets[left - 1][1]
-            return [*texts[:index], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
-        left -= count
-    return texts, []
-
-
-def is_text_classifier(model: "Model") -> bool:
-    from manyheads.models.readout import ClassHead
-
-    return isinstance(model.config.readout, ClassHead) and not model.reads_images
-
-
-class ClassInputs(NamedTuple):
-    """Texts or images, and the ids of their classes, if any."""
-
-    inputs: "list[str] | list[Tensor]"
-    classes: list[int] | None
-
-
-def split_labeled(
-    model: "Model", file: Path | None, tokens: int
-) -> tuple[ClassInputs, ClassInputs]:
-    """The first rows of a file up to a number of tokens, and the rest.
-
-    No text is split: half of it may be of another class.
-    """
-    from manyheads.data.labeled import LabeledTexts, label_ids
-    from manyheads.data.sources.rows import ROW_FORMATS, FileRows
-    from manyheads.models.readout import ClassHead
-
-    if file is None or file.suffix not in ROW_FORMATS:
-        raise InputError(
-            "a classifier is measured on texts with labels",
-            f"give --file with rows of text and label: {', '.join(ROW_FORMATS)}",
-        )
-    head = model.config.readout
-    assert isinstance(head, ClassHead)
-    rows = list(LabeledTexts(FileRows((str(file),))))
-    known = model.class_names or tuple(str(number) for number in range(head.classes))
-    labels = [row.label for row in rows if not isinstance(row.label, tuple)]
-    if len(labels) < len(rows):
-        raise InputError(f"{file} has several labels per text", "give one label per text")
-    classes, _ = label_ids(labels, [row.location for row in rows], known)
-    texts = [row.text for row in rows]
-    count = len(split_texts(model, texts, tokens)[0])
-    return ClassInputs(texts[:count], classes[:count]), ClassInputs(texts[count:], classes[count:])
-
-
-def image_source(model: "Model", image: Path | None, *, texts: bool) -> Path | None:
-    """The folder of --image, if any, checked against the model and --text or --file."""
-
-    is_vision = model.reads_images
-    if image is None:
-        if is_vision and not texts:
-            raise InputError("this model reads images", "give a folder of them with --image")
-        return None
-    if texts:
-        raise InputError("--image excludes --text and --file", "give one of them")
-    if not is_vision:
-        raise InputError("--image needs a vision model and this one reads text", "give --file")
-    if not image.is_dir():
-        raise InputError(f"--image {image} is not a folder", "name a folder of images")
-    return image
-
-
-def load_images(model: "Model", paths: Sequence[Path], tokens: int) -> "list[Tensor]":
-    """The images of some files and folders, with a number of tokens in all, or one image."""
-    from manyheads.data.images import find_images, read_image
-    from manyheads.models.vision import Vision
-
-    if not isinstance(model, Vision):
-        raise InputError(
-            "--image needs a vision model and this one reads text", "give --text or --file"
-        )
-    files = [file for path in paths for file in find_images(path)]
-    return [read_image(model, file) for file in files[: max(1, tokens // _tokens_per_image(model))]]
-
-
-def _tokens_per_image(model: "Vision") -> int:
-    from manyheads.data.images import image_size
-
-    return (image_size(model) // model.config.patches.size) ** 2 + 1
-
-
-def sample_images(
-    model: "Vision", folder: Path, tokens: int, seed: int, more: int = 0
-) -> tuple[ClassInputs, ClassInputs]:
-    """A random sample of images with a number of tokens, and others with up to `more` tokens.
-
-    For a classifier, each class has its own folder. An image has one token per patch, and one more.
-    """
-    import torch
-
-    from manyheads.data.images import find_images
-    from manyheads.models.readout import ClassHead
-
-    check_minimum("--tokens", tokens, 1)
-    per_image = _tokens_per_image(model)
-    labeled = isinstance(model.config.readout, ClassHead)
-    files = _class_files(model, folder) if labeled else [(file, 0) for file in find_images(folder)]
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
-    first, last = max(1, tokens // per_image), -(-more // per_image)
-    return (
-        _read_images(model, [files[index] for index in order[:first]], labeled),
-        _read_images(model, [files[index] for index in order[first : first + last]], labeled),
-    )
-
-
-def _class_files(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
-    """The images of each class's folder, with the model's id of the class."""
-    from manyheads.data.images import ImageFolder
-    from manyheads.models.readout import ClassHead
-
-    head: Any = model.config.readout
-    assert isinstance(head, ClassHead)
-    images = ImageFolder(folder, names=model.class_names)
-    if len(images.names) != head.classes:
-        raise InputError(
-            f"--image {folder} has {len(images.names)} folders and the model {head.classes} "
-            "classes",
-            "put the images of each class into a folder of its own",
-        )
-    return images.files
-
-
-def _read_images(model: "Vision", files: Sequence[tuple[Path, int]], labeled: bool) -> ClassInputs:
-    from manyheads.data.images import read_image
-
-    images = [read_image(model, file) for file, _ in files]
-    return ClassInputs(images, [label for _, label in files] if labeled else None)
+def save_result(path: Path | None, result: "Result") -> None:
+    """Save a result of the lens to the file of --json, if any."""
+    if path is not None:
+        result.save(path)
+        print(f"saved everything to {path}")

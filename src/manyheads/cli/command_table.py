@@ -1,7 +1,7 @@
 """The commands by name, in the order of the help, and the options of each."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -85,18 +85,28 @@ class Option:
     """An option with its names, such as --out and -o, or a positional argument without any."""
 
     field: str
+    group: str = ""
+    """The field of the command that contains the option, if it is one of a group."""
     names: tuple[str, ...] = ()
     metavar: str
     kind: Kind
     choices: tuple[str, ...] = ()
-    required: bool = False
+    default: Any = MISSING
     repeatable: bool = False
     """Whether the option may be given several times."""
     many: bool = False
     """Whether several values may follow each other."""
 
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
 
-HELP = Option(field="help", names=("--help", "-h"), metavar="", kind="flag")
+    def value_in(self, command: object) -> Any:
+        """The value that the command was given."""
+        return getattr(getattr(command, self.group) if self.group else command, self.field)
+
+
+HELP = Option(field="help", names=("--help", "-h"), metavar="", kind="flag", default=False)
 
 
 def summary_of(command: Callable[..., object]) -> str:
@@ -110,7 +120,7 @@ def options_of(command: Callable[..., object]) -> tuple[Option, ...]:
     >>> [option.names for option in options_of(Train)]
     [('--help', '-h'), ('--set',), ('--from',), ('--fresh',)]
     """
-    return (HELP, *(option for option in _arguments(command) if option.names))
+    return (HELP, *(option for option in arguments_of(command) if option.names))
 
 
 def positionals_of(command: Callable[..., object]) -> tuple[Option, ...]:
@@ -119,22 +129,26 @@ def positionals_of(command: Callable[..., object]) -> tuple[Option, ...]:
     >>> [(each.metavar, each.kind) for each in positionals_of(Train)]
     [('RUN.TOML', 'file')]
     """
-    return tuple(option for option in _arguments(command) if not option.names)
+    return tuple(option for option in arguments_of(command) if not option.names)
 
 
-def _arguments(command: Callable[..., object]) -> list[Option]:
+def arguments_of(command: Callable[..., object]) -> list[Option]:
+    """The options and positional arguments of a command, those of its groups included."""
     hints = get_type_hints(command, include_extras=True)
-    return [
-        _argument(
-            field.name,
-            hints[field.name],
-            required=field.default is MISSING and field.default_factory is MISSING,
-        )
-        for field in fields(command)  # type: ignore[arg-type]
-    ]
+    result = []
+    for field in fields(command):  # type: ignore[arg-type]
+        if is_dataclass(field.type):
+            options = arguments_of(type(field.default))
+            result += [
+                replace(option, group=field.name, default=getattr(field.default, option.field))
+                for option in options
+            ]
+        else:
+            result.append(_argument(field.name, hints[field.name], field.default))
+    return result
 
 
-def _argument(name: str, hint: Any, *, required: bool) -> Option:
+def _argument(name: str, hint: Any, default: Any) -> Option:
     inner, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
 
     def marked(attribute: str) -> Any:
@@ -152,7 +166,7 @@ def _argument(name: str, hint: Any, *, required: bool) -> Option:
         metavar=metavar.strip("[]. "),
         kind=kind,
         choices=choices,
-        required=required,
+        default=default,
         repeatable=repeatable,
         many=get_origin(inner) is tuple and not repeatable,
     )

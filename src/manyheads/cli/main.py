@@ -20,6 +20,7 @@ from manyheads.cli.command_table import (
     COMMANDS,
     Command,
     Option,
+    arguments_of,
     options_of,
     positionals_of,
     summary_of,
@@ -123,15 +124,16 @@ def warnings_on_stderr() -> Iterator[None]:
 
 def _check_encoding(command: Command) -> None:
     """Refuse texts with bytes that are not UTF-8; the name of a file may have any."""
-    for option in (*options_of(type(command)), *positionals_of(type(command))):
-        value = getattr(command, option.field, None)
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, str) and option.kind not in ("file", "model"):
-                try:
-                    each.encode()
-                except UnicodeEncodeError:
-                    name = (*option.names, option.metavar)[0]
-                    raise InputError(f"{name} {each!r} is not UTF-8", "convert it first") from None
+    for option in arguments_of(type(command)):
+        if option.kind in ("file", "model"):
+            continue
+        value = option.value_in(command)
+        for text in value if isinstance(value, tuple) else (value,):
+            try:
+                str(text).encode()
+            except UnicodeEncodeError:
+                name = (*option.names, option.metavar)[0]
+                raise InputError(f"{name} {text!r} is not UTF-8", "convert it first") from None
 
 
 def _parse(words: list[str]) -> Command:
@@ -143,6 +145,7 @@ def _parse(words: list[str]) -> Command:
             prog="manyheads",
             args=words,
             console_outputs=console_outputs,
+            config=(tyro.conf.OmitArgPrefixes,),
         )
         return command
 

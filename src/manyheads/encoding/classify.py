@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,16 @@ class Classification:
             tuple(name for name, is_label in zip(self.names, row, strict=True) if is_label)
             for row in reached
         )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per text or image: its label, or labels, and the probability of each class."""
+        return [
+            {
+                "label": list(labels) if self.multi_label else labels[0],
+                "shares": dict(zip(self.names, row, strict=True)),
+            }
+            for labels, row in zip(self.label_sets, self.probabilities.tolist(), strict=True)
+        ]
 
 
 def classify(

@@ -11,6 +11,7 @@ import torch
 from manyheads.attention import Attention
 from manyheads.bridge.automatic import require_native
 from manyheads.errors import InputError
+from manyheads.formatting import plain_table
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.inputs.texts import Targets, batch_ranges, read_inputs
@@ -98,6 +99,32 @@ class PruningResult:
             "before": None if self.before is None else asdict(self.before),
             "after": None if self.after is None else asdict(self.after),
         }
+
+    def table(self) -> Any:
+        """A rich table of both models: their size, their speed and the metric."""
+        assert self.before is not None
+        assert self.after is not None
+        before, after = asdict(self.before), asdict(self.after)
+        rows = [
+            [
+                title,
+                f"{before[name]:,.0f}",
+                f"{after[name]:,.0f}",
+                f"{after[name] / before[name]:.2f}" if before[name] else "-",
+            ]
+            for title, name in (
+                ("heads", "heads"),
+                ("parameters", "parameters"),
+                ("of attention", "attention"),
+                ("bytes", "bytes"),
+                ("tokens per second", "tokens_per_second"),
+            )
+        ]
+        metric = self.selection.metric
+        rows.append([metric, f"{self.selection.baseline:.4f}", f"{self.pruned:.4f}", ""])
+        if self.recovered is not None:
+            rows.append(["after recovery", "", f"{self.recovered:.4f}", ""])
+        return plain_table([""], ["before", "after", "ratio"], rows)
 
 
 def run_pruning(

@@ -9,8 +9,7 @@ import pytest
 
 from manyheads import build, load, save
 from manyheads.checkpoints.side_files import read_tokenizer
-from manyheads.cli.arguments import split_texts
-from manyheads.cli.commands.prune import _harm, _listed
+from manyheads.cli.inputs import split_texts
 from manyheads.cli.main import main
 from manyheads.lens.causal import evaluate
 from manyheads.surgery import origins
@@ -261,15 +260,6 @@ def test_a_model_of_images_is_not_asked_for_a_tokenizer(
     ]
     assert main([command, *arguments]) == 2
     assert "a Vision does not read texts: give it images" in capsys.readouterr().err
-
-
-def test_many_that_do_harm_are_counted() -> None:
-    names = [f"L0N{place}" for place in range(23)]
-    assert _listed(names[:2]) == "L0N0, L0N1"
-    assert _listed(names).endswith("L0N19 and 3 more")
-    assert _harm({"harmful": 0, "units": 1}) == ""
-    assert _harm({"harmful": 1, "units": 1}) == ", harmful"
-    assert _harm({"harmful": 2, "units": 9}) == ", 2 of them harmful"
 
 
 def test_ctrl_c_says_that_it_stopped_and_what_was_kept(

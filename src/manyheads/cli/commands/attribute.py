@@ -5,23 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads.cli.arguments import (
-    DEFAULT_MODEL,
-    DeviceName,
-    Flag,
-    JsonFile,
-    OneText,
-    OptionalModel,
-    TextFile,
-    check_json,
-    open_model,
-    read_file,
-)
+from manyheads.cli import arguments, inputs
+from manyheads.cli.options import DeviceOptions
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from manyheads.lens.attribution.attribute import Attribution
 
 Word = Annotated[str | None, tyro.conf.arg(metavar="WORD", help_behavior_hint="")]
@@ -37,13 +25,12 @@ class Attribute:
     For example: manyheads attribute gpt2/ --text "The capital of France is" --target Paris
     """
 
-    model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model with a tokenizer, a bundled model, or a model of the hub: org/name."""
+    model: arguments.AnyModel = arguments.DEFAULT_MODEL
 
-    text: OneText = None
+    text: arguments.OptionalText = None
     """The text to continue; by default the beginning of an article that comes with manyheads."""
 
-    file: TextFile = None
+    file: arguments.TextFile = None
     """A file with the text to continue; for an encoder-decoder, source and target with a tab."""
 
     target: Word = None
@@ -58,41 +45,38 @@ class Attribute:
     steps: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Steps of integrated gradients; by default as many as it takes, up to 512."""
 
-    all: Flag = False
+    all: arguments.Flag = False
     """Print every token or part, not only the largest contributions and the last tokens."""
 
-    json: JsonFile = None
-    """A JSON file to save everything to."""
+    json: arguments.ResultFile = None
 
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    compute: DeviceOptions = DeviceOptions()
 
     def run(self) -> int:
         """Print the contributions, and the prediction after each layer."""
         from manyheads.lens import attribute
 
-        check_json(self.json)
+        arguments.check_json(self.json)
         text = self._text()
-        model = open_model(self.model, self.device)
+        model = self.compute.open(self.model)
         attribution = attribute(
             model, text, self.target, self.against, method=self.method, steps=self.steps
         )
         _print(self.model, attribution, every_row=self.all)
-        if self.json is not None:
-            attribution.save(self.json)
-            print(f"saved everything to {self.json}")
+        arguments.save_result(self.json, attribution)
         return 0
 
     def _text(self) -> str:
-        if self.text is not None and self.file is not None:
-            raise InputError("--text and --file exclude each other", "give one of them")
-        if self.text is not None and not self.text.strip():
-            raise InputError(f"--text {self.text!r} is empty", "give at least one word")
+        arguments.check_exclusive("--text and --file", self.text, self.file)
         if self.file is not None:
-            return read_file(self.file).strip("\n")
-        from manyheads.lens.inputs.synthetic import UNFINISHED_PASSAGE
+            return inputs.read_file(self.file).strip("\n")
+        if self.text is None:
+            from manyheads.lens.inputs.synthetic import UNFINISHED_PASSAGE
 
-        return UNFINISHED_PASSAGE if self.text is None else self.text
+            return UNFINISHED_PASSAGE
+        if not self.text.strip():
+            raise InputError(f"--text {self.text!r} is empty", "give at least one word")
+        return self.text
 
 
 def _print(name: str, attribution: "Attribution", *, every_row: bool) -> None:
@@ -120,24 +104,4 @@ def _print(name: str, attribution: "Attribution", *, every_row: bool) -> None:
         page.paragraph(f"and {more} more: --all prints them", style="dim")
     if attribution.steps:
         page.heading("Logit lens")
-        page.show(_logit_lens(attribution))
-
-
-def _logit_lens(attribution: "Attribution") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    from manyheads.console import visible
-
-    table = Table("after", "prediction", box=None, pad_edge=False)
-    for column in ("probability", f"of {visible(repr(attribution.target))}", "its rank"):
-        table.add_column(column, justify="right")
-    for step in attribution.steps:
-        table.add_row(
-            "embeddings" if step.layer < 0 else f"layer {step.layer}",
-            Text(visible(repr(step.prediction))),
-            f"{step.probability:.3f}",
-            f"{step.answer:.3f}",
-            str(step.rank + 1),
-        )
-    return table
+        page.show(attribution.layer_table())

@@ -1,24 +1,12 @@
 """manyheads compare: two models head by head."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads.cli.arguments import (
-    DeviceName,
-    Flag,
-    ImageDirectory,
-    JsonFile,
-    ManyIds,
-    ManyTexts,
-    TextFile,
-    check_json,
-    image_source,
-    load_texts,
-    open_model,
-    sample_images,
-)
+from manyheads.cli import arguments
+from manyheads.cli.options import DeviceOptions, TextOrImageOptions
 
 if TYPE_CHECKING:
     from manyheads.lens.diff.comparison import Comparison
@@ -49,22 +37,7 @@ class Compare:
     ] = "house-gpt-gated"
     """The same model after fine-tuning, gating or pruning."""
 
-    text: ManyTexts = ()
-    """A text to read."""
-
-    file: TextFile = None
-    """A file of texts separated by blank lines, or one text per line without any."""
-
-    ids: ManyIds = ()
-    """Token ids to read instead of a text; a model without a tokenizer needs them."""
-
-    image: ImageDirectory = None
-    """For vision models: a folder of images; for classifiers, one folder per class."""
-
-    tokens: int = 5_000
-    """How many tokens of the file to read; an image has one per patch, and one more."""
-
-    no_kinds: Flag = False
+    no_kinds: arguments.Flag = False
     """Do not compare the kinds of the heads."""
 
     replace_with: Annotated[
@@ -73,20 +46,19 @@ class Compare:
     ] = None
     """Also ablate every head of both models, and replace it with this."""
 
-    json: JsonFile = None
-    """A JSON file to save everything to; manyheads.lens reads it back."""
+    json: arguments.ResultFile = None
 
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    input: TextOrImageOptions = TextOrImageOptions()
+    compute: DeviceOptions = DeviceOptions()
 
     def run(self) -> int:
         """Print the heads that changed most; 1 if the measurement was interrupted."""
         from manyheads.lens import compare
         from manyheads.surgery.pruning import origins_in
 
-        check_json(self.json)
-        before, after = (open_model(name, self.device) for name in (self.before, self.after))
-        texts, targets = self._inputs(before)
+        arguments.check_json(self.json)
+        before, after = map(self.compute.open, (self.before, self.after))
+        texts, targets = self.input.load(before)
         comparison = compare(
             before,
             after,
@@ -97,17 +69,8 @@ class Compare:
             replace_with=self.replace_with,
         )
         _print(f"{self.before} → {self.after}", comparison)
-        if self.json is not None:
-            comparison.save(self.json)
-            print(f"saved everything to {self.json}")
+        arguments.save_result(self.json, comparison)
         return 0 if comparison.metadata["complete"] else 1
-
-    def _inputs(self, model: Any) -> tuple[Any, Any]:
-        """What both models read, and the classes of images if they have any."""
-        folder = image_source(model, self.image, texts=bool(self.text or self.file or self.ids))
-        if folder is not None:
-            return sample_images(model, folder, self.tokens, seed=0)[0]
-        return load_texts(model, self.text, self.file, self.tokens, self.ids), None
 
 
 def _print(title: str, comparison: "Comparison") -> None:

@@ -6,14 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from manyheads.cli.arguments import (
-    DtypeName,
-    Flag,
-    OptionalOutFolder,
-    RequiredModel,
-    check_out_folder,
-    open_model,
-)
+from manyheads.cli import arguments
+from manyheads.cli.inputs import open_model
 from manyheads.errors import InputError
 
 
@@ -25,7 +19,7 @@ class Convert:
     An encoder also becomes an ONNX file: manyheads convert minilm/ -o minilm.onnx --int8
     """
 
-    model: RequiredModel
+    model: arguments.RequiredModel
     """The folder of a model, or a model of the hub: org/name or org/name@revision."""
 
     folder: Annotated[
@@ -35,13 +29,13 @@ class Convert:
     ] = None
     """The folder to write, or a file that ends in .onnx."""
 
-    out: OptionalOutFolder = None
+    out: arguments.OptionalOutFolder = None
     """The folder to write, as other commands name it."""
 
-    dtype: DtypeName = "auto"
+    dtype: arguments.DtypeName = "auto"
     """The dtype of the weights to write; by default unchanged, in ONNX files float32."""
 
-    int8: Flag = False
+    int8: arguments.Flag = False
     """Store the weights of an ONNX file in 8 bits, for example for a browser."""
 
     def run(self) -> int:
@@ -62,7 +56,7 @@ class Convert:
         if self.int8:
             raise InputError("--int8 is for ONNX files", f"write to {target}.onnx, or leave it out")
         # In its own dtype a model loses nothing by being overwritten.
-        check_out_folder(target, "" if self.dtype == "auto" else self.model)
+        arguments.check_out_folder(target, "" if self.dtype == "auto" else self.model)
         print(save(open_model(self.model, "cpu", self.dtype), target))
         return 0
 
@@ -74,8 +68,7 @@ class Convert:
                 f"an ONNX file cannot have --dtype {self.dtype}{' and --int8' * self.int8}",
                 "use --dtype float32, --dtype float16 or --int8",
             )
-        weights: WeightFormat = "int8" if self.int8 else "float32"
-        if self.dtype == "float16":
-            weights = "float16"
+        plain: WeightFormat = "float16" if self.dtype == "float16" else "float32"
+        weights: WeightFormat = "int8" if self.int8 else plain
         print(save_onnx(open_model(self.model, "cpu", "float32"), target, weights))
         return 0

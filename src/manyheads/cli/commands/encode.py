@@ -7,23 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from manyheads.cli.arguments import (
-    BatchTokens,
-    DeviceName,
-    DtypeName,
-    EngineName,
-    Flag,
-    LineFiles,
-    ManyIds,
-    ManyTexts,
-    OutFile,
-    RequiredModel,
-    Workers,
-    check_engine,
-    open_model,
-    read_ids,
-    read_lines,
-)
+from manyheads.cli import arguments, inputs
+from manyheads.cli.options import EngineOptions, LineOptions
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 
@@ -39,19 +24,13 @@ class Encode:
     or manyheads encode gpt2/ --file texts.txt --site L3.after -o activations/
     """
 
-    model: RequiredModel
+    model: arguments.RequiredModel
     """The folder of a model with a tokenizer, or a model of the hub: org/name."""
 
-    text: ManyTexts = ()
-    """A text to encode."""
-
-    file: LineFiles = ()
-    """A file with one text per line, empty lines included; - is the standard input."""
-
-    ids: ManyIds = ()
+    ids: arguments.ManyIds = ()
     """Token ids to encode instead of a text; a model without a tokenizer needs them."""
 
-    out: OutFile = None
+    out: arguments.OutFile = None
     """The file to write the vectors to: .npy, .safetensors or .jsonl; with --site a folder."""
 
     site: Annotated[
@@ -61,7 +40,7 @@ class Encode:
     ] = ()
     """Write the activations of every token at a site: L3.before, L3.after, L3.z, L3H5, ..."""
 
-    parquet: Flag = False
+    parquet: arguments.Flag = False
     """With --site, write Parquet instead of safetensors."""
 
     pooling: Annotated[
@@ -70,53 +49,45 @@ class Encode:
     ] = None
     """The mean of a text's tokens, the first or the last."""
 
-    normalize: Flag = False
+    normalize: arguments.Flag = False
     """Scale vectors to length 1, whatever the model's own setting."""
 
-    no_normalize: Flag = False
+    no_normalize: arguments.Flag = False
     """Do not scale vectors, whatever the model's own setting."""
 
-    batch_tokens: BatchTokens = None
-    """Tokens per batch; by default as many as suit the device."""
-
-    engine: EngineName = "plain"
-    """Work in this process, or on all machines of a Ray cluster."""
-
-    workers: Workers = None
-    """With --engine ray: copies of the model; by default one per GPU, or per CPU."""
-
-    dtype: DtypeName = "auto"
-    """The dtype to compute in; by default that of the weights."""
-
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    input: LineOptions = LineOptions()
+    compute: EngineOptions = EngineOptions()
 
     def run(self) -> int:
         """Print how many texts were encoded, how fast, and where the vectors are."""
         if self.out is None:
             raise InputError("manyheads encode needs --out FILE", "add --out vectors.npy")
-        if bool(self.file) + bool(self.text) + bool(self.ids) != 1:
+        if bool(self.input.file) + bool(self.input.text) + bool(self.ids) != 1:
             raise InputError("manyheads encode needs --text, --file or --ids", "give one of them")
-        check_engine(self.engine, self.workers)
-        if self.site and self.engine == "ray":
+        self.compute.check()
+        if self.site and self.compute.ray:
             raise InputError("--engine ray does not write activations", "leave out --site or it")
         if self.site:
             return self._write_activations()
         if self.parquet:
             raise InputError("--parquet is for activations", "add --site L3.after, or leave it out")
-        from manyheads.encoding.encode import check_target, store
+        from manyheads.encoding.encode import check_target, encode_with_counts, store
 
         check_target(self.out)
         options = self._options()
         texts = self._texts()
-        from manyheads.encoding.encode import encode_with_counts
-
-        model = open_model(self.model, "cpu" if self.engine == "ray" else self.device, self.dtype)
+        model = self.compute.open_for_engine(self.model)
         started = time.perf_counter()
-        if self.engine == "ray":
+        if self.compute.ray:
             from manyheads.tasks.filtering.ray_engine import encode_with_ray
 
-            done = encode_with_ray(model, texts, options, workers=self.workers, device=self.device)
+            done = encode_with_ray(
+                model,
+                texts,
+                options,
+                workers=self.compute.workers,
+                device=self.compute.device,
+            )
         else:
             done = encode_with_counts(model, texts, options)
         seconds = time.perf_counter() - started
@@ -131,8 +102,7 @@ class Encode:
         return 0
 
     def _texts(self) -> list[Any]:
-        texts: list[Any] = read_ids(self.ids) if self.ids else []
-        return texts or list(self.text) or read_lines(self.file)
+        return inputs.read_ids(self.ids) if self.ids else self.input.lines()
 
     def _write_activations(self) -> int:
         from manyheads import lens
@@ -143,17 +113,15 @@ class Encode:
                 "leave out one of them",
             )
         assert self.out is not None
-        model = open_model(self.model, self.device, self.dtype)
-        print(
-            lens.activations(
-                model,
-                self._texts(),
-                list(self.site),
-                self.out,
-                format="parquet" if self.parquet else "safetensors",
-                batch_tokens=self.batch_tokens,
-            )
+        files = lens.activations(
+            self.compute.open(self.model),
+            self._texts(),
+            list(self.site),
+            self.out,
+            format="parquet" if self.parquet else "safetensors",
+            batch_tokens=self.compute.batch_tokens,
         )
+        print(files)
         return 0
 
     def _options(self) -> "Options":
@@ -164,5 +132,5 @@ class Encode:
         return Options(
             pooling=self.pooling,
             normalize=self.normalize if self.normalize or self.no_normalize else None,
-            batch_tokens=self.batch_tokens,
+            batch_tokens=self.compute.batch_tokens,
         )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads.cli.arguments import Flag, PngFile
+from manyheads.cli import arguments
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class Explain:
     seed: int = 0
     """The seed of the model's random weights."""
 
-    picture: PngFile = None
+    picture: arguments.PngFile = None
     """Also draw a picture: all heads of the sentence, or the curves of --scaling."""
 
-    scaling: Flag = False
+    scaling: arguments.Flag = False
     """Instead of a sentence, measure why scores are divided by the root of the head size."""
 
     def run(self) -> int:

@@ -6,18 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from manyheads.cli.arguments import (
-    DeviceName,
-    Flag,
-    JsonFile,
-    OutFolder,
-    RequiredModel,
-    check_json,
-    check_minimum,
-    check_out_folder,
-    open_model,
-    write_json,
-)
+from manyheads.cli import arguments
+from manyheads.cli.options import DeviceOptions
 from manyheads.errors import InputError
 
 
@@ -32,13 +22,13 @@ class GateCommand:
 
     PYTHON_NAMES: ClassVar[dict[str, str]] = {"rate": "--learning-rate"}
 
-    model: RequiredModel
+    model: arguments.RequiredModel
     """The folder of a decoder or a masked language model, or a model of the hub: org/name."""
 
     file: Annotated[Path, tyro.conf.arg(metavar="TEXTFILE")]
     """The text to train on: plain, .jsonl or .parquet."""
 
-    out: OutFolder
+    out: arguments.OutFolder
     """The folder to save the gated model to."""
 
     at: Literal["query", "key", "value", "output", "final"] = "output"
@@ -47,7 +37,7 @@ class GateCommand:
     per: Literal["head", "channel"] = "head"
     """One value per head, or one per channel."""
 
-    shared: Flag = False
+    shared: arguments.Flag = False
     """One gate for all heads of a layer instead of one each."""
 
     operation: Literal["multiply", "add"] = "multiply"
@@ -80,11 +70,10 @@ class GateCommand:
     seed: int = 0
     """The seed of the training."""
 
-    json: JsonFile = None
+    json: arguments.JsonFile = None
     """A JSON file to save the numbers before and after to."""
 
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    compute: DeviceOptions = DeviceOptions()
 
     def run(self) -> int:
         """Print the numbers before and after, and where the model is."""
@@ -96,9 +85,9 @@ class GateCommand:
         from manyheads.surgery.gates import split_chunks, train_gates
 
         self._check()
-        check_json(self.json)
-        check_out_folder(self.out, self.model)
-        model = open_model(self.model, self.device)
+        arguments.check_json(self.json)
+        arguments.check_out_folder(self.out, self.model)
+        model = self.compute.open(self.model)
         require_native(model, "a gate")
         gate = Gate(
             at=self.at,
@@ -129,14 +118,16 @@ class GateCommand:
         print(saved)
         if self.json is not None:
             numbers = {"before": asdict(done.before), "after": asdict(done.after)}
-            write_json(self.json, {**numbers, "texts": done.texts, "trained": done.trained})
+            arguments.write_json(
+                self.json, {**numbers, "texts": done.texts, "trained": done.trained}
+            )
             print(f"saved the numbers to {self.json}")
         return 0
 
     def _check(self) -> None:
         """Refuse wrong numbers before anything is read."""
-        check_minimum("--steps", self.steps, 1)
-        check_minimum("--batch-tokens", self.batch_tokens, 1)
-        check_minimum("--length", self.length, 2)
+        arguments.check_minimum("--steps", self.steps, 1)
+        arguments.check_minimum("--batch-tokens", self.batch_tokens, 1)
+        arguments.check_minimum("--length", self.length, 2)
         if not 0 < self.held_out <= 0.5:
             raise InputError(f"--held-out must be in (0, 0.5], got {self.held_out:g}")

@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from manyheads.cli.arguments import (
-    DEFAULT_MODEL,
-    DeviceName,
-    DtypeName,
-    Flag,
-    JsonFile,
-    ManyIds,
-    OptionalModel,
-    TextFile,
-    check_json,
-    open_model,
-    read_file,
-    read_ids,
-    write_json,
-)
+from manyheads.cli import arguments, inputs
+from manyheads.cli.options import ComputeOptions
 from manyheads.errors import InputError
 from manyheads.formatting import percent, pluralise
 
@@ -29,10 +16,6 @@ if TYPE_CHECKING:
     from manyheads.decoding.generation_config import Generation, GenerationConfig
     from manyheads.decoding.guard import Guard, GuardReport
     from manyheads.decoding.sampling import Sampling
-
-Many = tyro.conf.UseAppendAction[tuple[str, ...]]
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +32,34 @@ class Generate:
         "threshold": "--guard-threshold",
     }
 
-    model: OptionalModel = DEFAULT_MODEL
+    model: arguments.OptionalModel = arguments.DEFAULT_MODEL
     """The folder of a model that generates, a bundled model, or a model of the hub: org/name."""
 
     text: Annotated[
-        Many, tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)")
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)"),
     ] = ()
     """The prompt to continue."""
 
-    ids: ManyIds = ()
+    ids: arguments.ManyIds = ()
     """The token ids of a prompt; a model without a tokenizer needs them, and ids are printed."""
 
-    file: TextFile = None
+    file: arguments.TextFile = None
     """A file of prompts, one per line."""
 
     max_new_tokens: int = 128
     """Generate at most this many tokens per prompt."""
 
-    temperature: OptionalFloat = None
+    temperature: arguments.OptionalFloat = None
     """Sample at this temperature; without sampling options the most likely token is chosen."""
 
-    top_k: OptionalInt = None
+    top_k: arguments.OptionalInt = None
     """Sample from this many of the most likely tokens."""
 
-    top_p: OptionalFloat = None
+    top_p: arguments.OptionalFloat = None
     """Sample from the smallest set of tokens whose probability reaches this."""
 
-    min_p: OptionalFloat = None
+    min_p: arguments.OptionalFloat = None
     """Sample from tokens at least this many times as likely as the most likely one."""
 
     num_beams: int = 1
@@ -84,9 +68,7 @@ class Generate:
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and of the new text become less likely."""
 
-    stop_string: Annotated[
-        Many, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)")
-    ] = ()
+    stop_string: arguments.ManyTexts = ()
     """End the text before this string."""
 
     eos_token_id: Annotated[
@@ -95,10 +77,10 @@ class Generate:
     ] = ()
     """End the text at this token instead of the model's own end-of-text token."""
 
-    seed: OptionalInt = None
+    seed: arguments.OptionalInt = None
     """The seed of sampling; without it every run samples other tokens."""
 
-    logprobs: Flag = False
+    logprobs: arguments.Flag = False
     """Also print the log-probability of every token."""
 
     guard: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
@@ -110,30 +92,26 @@ class Generate:
     guard_action: Literal["stop", "mark"] = "stop"
     """With --guard: end the text before a refused sentence, or only name it."""
 
-    guard_threshold: OptionalFloat = None
+    guard_threshold: arguments.OptionalFloat = None
     """With --guard: the probability from which a class is refused; by default 0.5."""
 
-    json: JsonFile = None
+    json: arguments.JsonFile = None
     """A JSON file to save prompts, texts, ids, finish_reason, logprobs and guard to."""
 
-    chat: Flag = False
+    chat: arguments.Flag = False
     """Use the model's chat template; without a prompt, chat until an empty line."""
 
-    system: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    system: arguments.OptionalText = None
     """With --chat: the system message."""
 
-    dtype: DtypeName = "auto"
-    """The dtype to compute in; by default that of the weights."""
-
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    compute: ComputeOptions = ComputeOptions()
 
     def run(self) -> int:
         """Print the texts to the standard output."""
         prompts = self._prompts()
         # Wrong options are reported before a model is loaded.
         self._config()
-        model = open_model(self.model, self.device, self.dtype)
+        model = self.compute.open(self.model)
         config = self._config(self._guard())
         if self.chat and not prompts:
             self._chat(model, config)
@@ -144,14 +122,14 @@ class Generate:
         return 0
 
     def _prompts(self) -> "list[str] | list[list[int]]":
-        check_json(self.json)
+        arguments.check_json(self.json)
         if self.ids:
             if self.text or self.file is not None or self.chat:
                 raise InputError("--ids excludes --text, --file and --chat", "give one of them")
-            return read_ids(self.ids)
+            return inputs.read_ids(self.ids)
         prompts = list(self.text)
         if self.file is not None:
-            prompts += [line for line in read_file(self.file).splitlines() if line.strip()]
+            prompts += [line for line in inputs.read_file(self.file).splitlines() if line.strip()]
         if not prompts and not self.chat:
             raise InputError(
                 "manyheads generate needs a prompt", "give --text, --file, --ids or --chat"
@@ -178,20 +156,16 @@ class Generate:
             "top_p": self.top_p,
             "min_p": self.min_p,
         }
-        given = {name: value for name, value in options.items() if value is not None}
-        if self.num_beams != 1 and given:
+        options = {name: value for name, value in options.items() if value is not None}
+        if self.num_beams != 1 and options:
             raise InputError(
                 "--num-beams cannot be combined with sampling",
                 "leave out --num-beams, or --temperature, --top-k, --top-p and --min-p",
             )
         if self.num_beams != 1:
             return BeamSearch(num_beams=self.num_beams)
-        if self.temperature is not None and self.temperature <= 0:
-            raise InputError(
-                f"--temperature must be above 0, got {self.temperature:g}",
-                "leave it out to choose the most likely token",
-            )
-        return Sample(**given) if given else Greedy()
+        arguments.check_temperature(self.temperature)
+        return Sample(**options) if options else Greedy()
 
     def _guard(self) -> "Guard | None":
         if self.guard is None:
@@ -199,7 +173,7 @@ class Generate:
         from manyheads.decoding.guard import Guard
 
         return Guard(
-            open_model(self.guard, self.device, self.dtype),
+            self.compute.open(self.guard),
             refuse=self.refuse,
             action=self.guard_action,
             threshold=self.guard_threshold,
@@ -255,7 +229,7 @@ class Generate:
 
     def _chat(self, model: Any, config: "GenerationConfig") -> None:
         turns: list[tuple[str, str]] = []
-        while line := _ask():
+        while line := inputs.read_question().rstrip("\r\n"):
             turns.append(("user", line))
             answer = self._print(_stream(model, self._conversation(model, turns), config))
             turns.append(("assistant", answer))
@@ -275,7 +249,7 @@ class Generate:
             _print_plain(prompt, generation, model.tokenizer, with_prompt=len(prompts) > 1)
             _print_guard(generation.guard)
         if self.json is not None:
-            write_json(self.json, [_row(*pair) for pair in pairs])
+            arguments.write_json(self.json, [_row(*pair) for pair in pairs])
             print(f"saved everything to {self.json}", file=sys.stderr)
 
 
@@ -291,20 +265,15 @@ def _print_guard(report: "GuardReport | None") -> None:
     """What the guard refused, and its cost, beside the text."""
     if report is None:
         return
-    for each in report.refused:
-        said = f"score {each.score:.3g}"
-        if each.label is not None:
-            said = f"{each.label} {each.probability:.2f}"
-        done = "stopped before" if report.action == "stop" else "marked"
-        print(f"guard: {done} sentence {each.sentence} ({said}): {each.text}", file=sys.stderr)
+    action = "stopped before" if report.action == "stop" else "marked"
+    for refusal in report.refused:
+        score = f"score {refusal.score:.3g}"
+        if refusal.label is not None:
+            score = f"{refusal.label} {refusal.probability:.2f}"
+        sentence = f"sentence {refusal.sentence} ({score}): {refusal.text}"
+        print(f"guard: {action} {sentence}", file=sys.stderr)
     cost = f"{percent(report.fraction)} of the time"
     print(f"guard: {pluralise(report.sentences, 'sentence')} read, {cost}", file=sys.stderr)
-
-
-def _ask() -> str:
-    if sys.stdin.isatty():
-        print("> ", end="", flush=True)
-    return sys.stdin.readline().rstrip("\r\n")
 
 
 def _row(prompt: str | list[int], generation: "Generation") -> dict[str, Any]:
@@ -320,8 +289,8 @@ def _print_plain(
     prompt: str | list[int], generation: "Generation", tokenizer: Any, *, with_prompt: bool
 ) -> None:
     if with_prompt:
-        shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-        print(f"> {_printable(shown)}")
+        text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+        print(f"> {_printable(text)}")
     print(_printable(str(generation)))
     for token, logprob in zip(generation.ids, generation.logprobs or (), strict=False):
         text = ""
@@ -336,4 +305,6 @@ def _printable(text: str) -> str:
     """On a terminal, the text without characters that move the cursor or change colors."""
     if not sys.stdout.isatty():
         return text
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text
+    )

@@ -1,26 +1,15 @@
 """manyheads inspect: what every head of a model does."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from manyheads.cli.arguments import (
-    DEFAULT_MODEL,
-    DeviceName,
-    ImageFiles,
-    JsonFile,
-    LineFiles,
-    ManyIds,
-    ManyTexts,
-    OptionalModel,
-    TextFile,
-    check_json,
-    check_minimum,
-    load_images,
-    load_texts,
-    open_model,
-)
+import tyro
+
+from manyheads.cli import arguments, inputs
+from manyheads.cli.options import AnnotatedTextOptions, DeviceOptions, TextOptions
 from manyheads.errors import InputError
-from manyheads.formatting import percent, pluralise
+from manyheads.formatting import listed, percent, pluralise
 
 if TYPE_CHECKING:
     from manyheads.console import TerminalPage
@@ -43,72 +32,46 @@ class Inspect:
     model without a tokenizer. Ctrl-C ends the measurement and keeps what was measured.
     """
 
-    model: OptionalModel = DEFAULT_MODEL
-    """The folder of a model, a bundled model, or a model of the hub: org/name."""
+    model: arguments.AnyModel = arguments.DEFAULT_MODEL
 
-    text: ManyTexts = ()
-    """A text to read."""
-
-    file: TextFile = None
-    """A file of texts separated by blank lines, or one text per line without any."""
-
-    ids: ManyIds = ()
-    """Token ids to read instead of a text; a model without a tokenizer needs them."""
-
-    image: ImageFiles = ()
-    """Images to read, or folders of them, for a vision model; by default random images."""
-
-    tokens: int = 5_000
-    """How many tokens of the file to read; an image has one per patch, and one more."""
-
-    syntax: TextFile = None
-    """A treebank in CoNLL-U, to find syntactic heads with."""
-
-    coreference: LineFiles = ()
-    """Two files of counterbalanced text with mentions and pronouns in brackets, as of WinoBias."""
-
-    json: JsonFile = None
-    """A JSON file to save everything to; manyheads.lens reads it back."""
-
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    json: arguments.ResultFile = None
 
     seed: int = 0
     """The seed of the random texts that head kinds are tested on."""
+
+    image: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")] = ()
+    """Images to read, or folders of them, for a vision model; by default random images."""
+
+    input: TextOptions = TextOptions()
+    annotated: AnnotatedTextOptions = AnnotatedTextOptions()
+    compute: DeviceOptions = DeviceOptions()
 
     def run(self) -> int:
         """Print the page and save the file, if any; 1 if the measurement was interrupted."""
         from manyheads.lens import inspect
 
-        check_json(self.json)
-        check_minimum("--tokens", self.tokens, 1)
-        model = open_model(self.model, self.device)
-        texts = self._inputs(model)
-        batch_tokens = _batch_tokens(model)
+        arguments.check_json(self.json)
+        arguments.check_minimum("--tokens", self.input.tokens, 1)
+        model = self.compute.open(self.model)
         inspection = inspect(
             model,
-            texts,
-            syntax=self.syntax,
-            coreference=self.coreference or None,
+            self._inputs(model),
+            syntax=self.annotated.syntax,
+            coreference=self.annotated.coreference or None,
             seed=self.seed,
-            batch_tokens=batch_tokens,
+            batch_tokens=_batch_tokens(model),
         )
         _print(self.model, inspection, model.tokenizer)
-        if self.json is not None:
-            inspection.save(self.json)
-            print(f"saved everything to {self.json}")
+        arguments.save_result(self.json, inspection)
         return 0 if inspection.complete else 1
 
     def _inputs(self, model: Any) -> Any:
         """What to read; None for the defaults."""
-        texts = bool(self.text or self.ids or self.file)
-        if self.image and texts:
+        if self.image and self.input.has_texts:
             raise InputError("--image excludes --text, --file and --ids", "give one of them")
         if self.image:
-            return load_images(model, self.image, self.tokens)
-        if not texts:
-            return None
-        return load_texts(model, self.text, self.file, self.tokens, self.ids)
+            return inputs.load_images(model, self.image, self.input.tokens)
+        return self.input.load_texts(model) if self.input.has_texts else None
 
 
 def _batch_tokens(model: Any) -> int | None:
@@ -137,15 +100,15 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
     )
     if inspection.kinds is not None:
         page.paragraph(str(inspection.kinds).splitlines()[0].capitalize() + ".")
-        one_half = inspection.kinds.missing.get("coreference", "")
-        if "coreference" in inspection.kinds.scores and one_half:
-            page.paragraph(f"No coreference labels: {one_half}.")
+        reason = inspection.kinds.missing.get("coreference", "")
+        if "coreference" in inspection.kinds.scores and reason:
+            page.paragraph(f"No coreference labels: {reason}.")
     page.heading("Heads")
     page.console.print(inspection.table(max_rows=None))
     page.heading("Sinks and largest activations")
     _sinks(page, inspection)
-    for each in inspection.activations:
-        page.paragraph(_activation(each, tokenizer))
+    for activation in inspection.activations:
+        page.paragraph(_activation(activation, tokenizer))
     page.heading("Dead heads")
     for line in str(inspection.dead).splitlines():
         page.paragraph(line)
@@ -153,7 +116,10 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
         "Judged by entropy and norm; manyheads ablate measures the loss without each head.", "dim"
     )
     page.heading("Duplicate heads")
-    _duplicates(page, inspection)
+    if not inspection.redundancy:
+        page.paragraph("Not measured.")
+    for line in "\n".join(map(str, inspection.redundancy)).splitlines():
+        page.paragraph(line)
     if not inspection.complete:
         page.paragraph("Interrupted: what is missing was not measured.", "bold red")
 
@@ -166,31 +132,21 @@ def _sinks(page: "TerminalPage", inspection: "Inspection") -> None:
             f"No head puts more than {percent(above)} of its weight on the first token of a text."
         )
         return
-    heads = ", ".join(f"{head} {percent(weight)}" for head, weight in sinks[:MAX_SINKS])
-    more = f" and {len(sinks) - MAX_SINKS} more" if len(sinks) > MAX_SINKS else ""
+    heads = listed([f"{head} {percent(weight)}" for head, weight in sinks], MAX_SINKS)
     page.paragraph(
         f"Heads with more than {percent(above)} of the weight on the first token of some text, "
-        f"with their mean over all texts: {heads}{more}."
+        f"with their mean over all texts: {heads}."
     )
 
 
-def _activation(each: "Activation", tokenizer: Any) -> str:
-    from manyheads.console import visible
-
-    stack = "" if each.stack == "main" else f"{each.stack} "
+def _activation(activation: "Activation", tokenizer: Any) -> str:
+    stack = "" if activation.stack == "main" else f"{activation.stack} "
     token = ""
-    if each.token is not None and tokenizer is not None:
-        token = f" ({visible(repr(tokenizer.decode([each.token], skip_special_tokens=False)))})"
-    massive = ", massive" if each.massive else ""
+    if activation.token is not None and tokenizer is not None:
+        token = f" ({tokenizer.decode([activation.token], skip_special_tokens=False)!r})"
+    massive = ", massive" if activation.massive else ""
     return (
-        f"after {stack}layer {each.layer}: {each.largest:.1f} in channel {each.channel} at "
-        f"position {each.position}{token} of text {each.text}, median {each.median:.2g}{massive}"
+        f"after {stack}layer {activation.layer}: {activation.largest:.1f} in channel "
+        f"{activation.channel} at position {activation.position}{token} of text {activation.text}, "
+        f"median {activation.median:.2g}{massive}"
     )
-
-
-def _duplicates(page: "TerminalPage", inspection: "Inspection") -> None:
-    if not inspection.redundancy:
-        page.paragraph("Not measured.")
-    for each in inspection.redundancy:
-        for line in str(each).splitlines():
-            page.paragraph(line)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from manyheads.cli.arguments import DeviceName, Flag, open_model
+from manyheads.cli import arguments
+from manyheads.cli.options import DeviceOptions
 from manyheads.errors import ManyheadsError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -41,11 +42,10 @@ class Studio:
     host: str = "127.0.0.1"
     """The address to listen on; if other machines can reach it, the printed URL has a token."""
 
-    no_browser: Flag = False
+    no_browser: arguments.Flag = False
     """Print the address, but do not open a browser."""
 
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    compute: DeviceOptions = DeviceOptions()
 
     def run(self) -> int:
         """Serve the page until Ctrl-C."""
@@ -60,11 +60,9 @@ class Studio:
         endpoint, server_socket = bind_endpoint(self.host, self.port)
         with server_socket:
             indexes = self._open_indexes()
-            models = [(model_name(name), open_model(name, self.device)) for name in self.models]
-            if not models:
-                models = _shown_models(indexes) or [
-                    ("house-gpt", open_model("house-gpt", self.device))
-                ]
+            models = [(model_name(name), self.compute.open(name)) for name in self.models]
+            models = models or _index_models(indexes)
+            models = models or [("house-gpt", self.compute.open("house-gpt"))]
             browser = not self.no_browser
             serve(models, endpoint, server_socket, open_browser=browser, indexes=indexes)
         return 0
@@ -72,24 +70,21 @@ class Studio:
     def _open_indexes(self) -> "list[tuple[str, Index]]":
         if not self.index:
             return []
-        from manyheads.cli.commands.tasks.search import open_index
         from manyheads.studio.search import index_name
 
-        return [
-            (index_name(address), open_index(address, None, self.device)) for address in self.index
-        ]
+        return [(index_name(address), self.compute.open_index(address)) for address in self.index]
 
 
-def _shown_models(indexes: "Sequence[tuple[str, Index]]") -> "list[tuple[str, Model]]":
+def _index_models(indexes: "Sequence[tuple[str, Index]]") -> "list[tuple[str, Model]]":
     """The models of the indexes whose heads the studio can show, each once."""
     from manyheads.studio.models import check_model, model_name
 
-    shown: list[tuple[str, Model]] = []
+    models: dict[int, tuple[str, Model]] = {}
     for name, index in indexes:
         model = index.model
-        if model is None or any(model is other for _, other in shown):
+        if model is None or id(model) in models:
             continue
         with suppress(ManyheadsError):
             check_model(name, model)
-            shown.append((model_name(model.source) or name, model))
-    return shown
+            models[id(model)] = (model_name(model.source) or name, model)
+    return list(models.values())

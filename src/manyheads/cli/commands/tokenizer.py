@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from manyheads.atomic_write import atomic_write
-from manyheads.cli.arguments import Flag
+from manyheads.cli import arguments
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 
@@ -56,7 +56,7 @@ class TrainTokenizer:
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not UTF-8: refuse them, or replace them by question marks."""
 
-    cased: Flag = False
+    cased: arguments.Flag = False
     """Distinguish capital letters in wordpiece; bytes always does."""
 
     def run(self) -> int:

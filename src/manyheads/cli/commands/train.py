@@ -2,47 +2,58 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from manyheads.cli.arguments import Flag, RequiredModel
+from manyheads.cli import arguments
 
 if TYPE_CHECKING:
     from manyheads.train.loop.session import TrainResult
 
-Changes = Annotated[
-    tyro.conf.UseAppendAction[tuple[str, ...]],
-    tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="(repeatable)"),
-]
-Since = Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")]
+RunFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
 
 
-def _run(
-    work: "Callable[[], TrainResult]", command: str, changes: Sequence[str], since: str
-) -> int:
-    """Train, and print where the result is, or how to resume."""
-    from manyheads.train.interrupt import Interrupted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What differs from the run file, and where to start."""
 
-    options = [part for change in changes for part in ("--set", change)]
-    command = " ".join([command, shlex.join(options)]) if options else command
-    try:
-        result = work()
-    except Interrupted as interrupt:
-        # Before its first step, a run may not have saved where it started from.
-        started = f" --from {shlex.quote(since)}" if since else ""
-        print(f"{interrupt}; resume with: {command}{started}", file=sys.stderr)
-        return interrupt.exit_code
-    state = result.state
-    if result.exit_code and result.is_main:
-        saved = f"stopped at step {state.step:,}, which is saved"
-        print(f"{saved}; resume with: {command}", file=sys.stderr)
-    elif result.is_main:
-        print(f"{state.step:,} steps, {state.tokens:,} {result.unit}: {result.saved}")
-    return result.exit_code
+    set: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """A value that overrides the run file, such as run.steps=100 or adapter.rank=16."""
+
+    since: Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")] = ""
+    """The checkpoint to resume from, by name or path; by default the newest."""
+
+    fresh: arguments.Flag = False
+    """Start over; existing files are moved aside."""
+
+    def run(self, work: "Callable[..., TrainResult]", command: str) -> int:
+        """Train, and print where the result is, or how to resume."""
+        from manyheads.train.interrupt import Interrupted
+
+        if self.set:
+            command += " " + shlex.join(part for change in self.set for part in ("--set", change))
+        try:
+            result = work(resume_from=self.since, fresh=self.fresh)
+        except Interrupted as interrupt:
+            # Before its first step, a run may not have saved where it started from.
+            started = f" --from {shlex.quote(self.since)}" if self.since else ""
+            print(f"{interrupt}; resume with: {command}{started}", file=sys.stderr)
+            return interrupt.exit_code
+        state = result.state
+        if result.exit_code and result.is_main:
+            saved = f"stopped at step {state.step:,}, which is saved"
+            print(f"{saved}; resume with: {command}", file=sys.stderr)
+        elif result.is_main:
+            print(f"{state.step:,} steps, {state.tokens:,} {result.unit}: {result.saved}")
+        return result.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +68,18 @@ class Train:
     --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m manyheads train run.toml
     """
 
-    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
+    file: RunFile
     """The run file: model, data, optimizer and run."""
 
-    set: Changes = ()
-    """A value that overrides the run file, such as run.steps=100."""
-
-    since: Since = ""
-    """The checkpoint to resume from, by name or path; by default the newest."""
-
-    fresh: Flag = False
-    """Start over; existing files are moved aside."""
+    options: RunOptions = RunOptions()
 
     def run(self) -> int:
         """Print where the model is, or how to resume."""
         from manyheads.train.loop.session import train
         from manyheads.train.run_file.run_config import read_run
 
-        run = read_run(self.file, self.set)
-        return _run(
-            lambda: train(run, resume_from=self.since, fresh=self.fresh),
-            f"manyheads train {self.file}",
-            self.set,
-            self.since,
-        )
+        run = read_run(self.file, self.options.set)
+        return self.options.run(partial(train, run), f"manyheads train {self.file}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +95,18 @@ class Adapt:
     classes may be set: a new classification head, which is trained too.
     """
 
-    model: RequiredModel
+    model: arguments.RequiredModel
     """The folder of a model, or a model of the hub: org/name."""
 
-    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML")]
+    file: RunFile
     """The run file: adapter, data, optimizer and run."""
 
-    set: Changes = ()
-    """A value that overrides the run file, such as adapter.rank=16."""
-
-    since: Since = ""
-    """The checkpoint to resume from, by name or path; by default the newest."""
-
-    fresh: Flag = False
-    """Start over; existing files are moved aside."""
+    options: RunOptions = RunOptions()
 
     def run(self) -> int:
         """Print where the adapter or the model is, or how to resume."""
         from manyheads.surgery.finetune.adapter_run import read_adapter_run, train_adapter
 
-        run = read_adapter_run(self.model, self.file, self.set)
-        return _run(
-            lambda: train_adapter(run, resume_from=self.since, fresh=self.fresh),
-            f"manyheads adapt {self.model} {self.file}",
-            self.set,
-            self.since,
-        )
+        run = read_adapter_run(self.model, self.file, self.options.set)
+        command = f"manyheads adapt {self.model} {self.file}"
+        return self.options.run(partial(train_adapter, run), command)

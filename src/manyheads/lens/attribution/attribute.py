@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError
+from manyheads.formatting import plain_table
 from manyheads.lens.attention_maps.rollout import attention_rollout
 from manyheads.lens.attribution.direct_logits import attribute_logits, logit_lens
 from manyheads.lens.attribution.gradients import (
@@ -129,6 +130,23 @@ class Attribution(Tabular):
             table.caption = f"{more} more: table(max_rows=None), frame() or save()"
             table.caption_justify = "left"
         return table
+
+    def layer_table(self) -> Any:
+        """A rich table of the prediction after each layer, and how likely the target is there."""
+        from rich.text import Text
+
+        rows = [
+            (
+                "embeddings" if step.layer < 0 else f"layer {step.layer}",
+                Text(repr(step.prediction)),
+                f"{step.probability:.3f}",
+                f"{step.answer:.3f}",
+                str(step.rank + 1),
+            )
+            for step in self.steps
+        ]
+        numbers = ["probability", f"of {self.target!r}", "its rank"]
+        return plain_table(["after", "prediction"], numbers, rows)
 
     def __str__(self) -> str:
         lines = [self.summary]

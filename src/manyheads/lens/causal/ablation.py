@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.errors import InputError
+from manyheads.formatting import plain_table, standard_error
 from manyheads.lens.causal.evaluate import BatchValues, Effects, Evaluation, Heads, is_harmful
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
@@ -349,6 +350,21 @@ class Ablation(ByHead):
             key=lambda pair: sign * pair[1],
         )
 
+    def ranking(self) -> Any:
+        """A rich table of the measured heads, the one that matters most first."""
+        names = [name for name in ("metric", "change", "importance", "predicted") if name in self]
+        titles = [
+            f"{self.metadata['metric']} without" if name == "metric" else name for name in names
+        ]
+        titles.insert(2, "±")
+        change = self["change"]
+        rows = []
+        for address, _ in change.ranked(smallest=self.metadata["better"] != "lower"):
+            cells = [f"{self[name].of(address):{'+' * (name == 'change')}.4f}" for name in names]
+            cells.insert(2, standard_error(change.error_of(address)))
+            rows.append([str(address), *cells])
+        return plain_table(["head"], titles, rows)
+
 
 @dataclass(frozen=True, slots=True)
 class JointAblation(Result):
@@ -390,6 +406,15 @@ class CumulativeAblation(Tabular):
             }
             for index, step in enumerate(self.steps)
         ]
+
+    def table(self) -> Any:
+        """A rich table of the steps, beginning with the full model."""
+        rows = [["0", "none", f"{self.baseline:.4f}", "", ""]]
+        for row in self.rows():
+            value, change = f"{row['value']:.4f}", f"{row['change']:+.4f}"
+            error = standard_error(row["change_error"])
+            rows.append([str(row["removed"]), row["head"], value, change, error])
+        return plain_table(["", "head"], ["value", "change", "±"], rows)
 
     def __str__(self) -> str:
         lines = [f"with all heads: {self.baseline:.4f}"]

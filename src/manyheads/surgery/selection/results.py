@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from manyheads.formatting import listed, plain_table, standard_error
 from manyheads.lens.results.tables import to_frame
 
 UnitName = Literal["heads", "neurons", "layers"]
@@ -107,6 +109,19 @@ class Selection(Generic[Each]):
         """A pandas DataFrame of `rows`."""
         return to_frame(self.rows())
 
+    def table(self) -> Any:
+        """A rich table of the curve; of a request that is met, up to the selected point."""
+        rows = [["0", "none", "the full model", f"{self.baseline:.4f}", "", ""]]
+        for row in self.rows():
+            if (self.met and not row["selected"]) or isnan(row["value"]):
+                continue
+            value, change = f"{row['value']:.4f}", f"{row['change']:+.4f}"
+            error = standard_error(row["change_error"])
+            reason = row["reason"] + describe_harm(row["harmful"], row["units"])
+            rows.append([f"{row['removed']:,}", row["name"], reason, value, change, error])
+        unit = self.unit.removesuffix("s")
+        return plain_table(["", unit, "reason"], [self.metric, "change", "±"], rows)
+
     @property
     def shortfall(self) -> str:
         """The request that could not be met, and the best result."""
@@ -131,9 +146,7 @@ class Selection(Generic[Each]):
         if not self.met:
             lines.append(f"not as requested: {self.shortfall}")
         if self.harmful:
-            names = self.harmful_names
-            more = f" and {len(names) - 20:,} more" if len(names) > 20 else ""
-            lines.append(f"better without: {', '.join(names[:20])}{more}")
+            lines.append(f"better without: {listed(self.harmful_names)}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -145,6 +158,16 @@ class Selection(Generic[Each]):
 
     def _reason(self, start: int, stop: int) -> str:
         return self.candidates[start].reason if stop - start == 1 else f"by {self.by}"
+
+
+def describe_harm(harmful: int, units: int) -> str:
+    """
+    >>> describe_harm(0, 1), describe_harm(1, 1), describe_harm(2, 9)
+    ('', ', harmful', ', 2 of them harmful')
+    """
+    if not harmful:
+        return ""
+    return ", harmful" if units == 1 else f", {harmful} of them harmful"
 
 
 def count_within(

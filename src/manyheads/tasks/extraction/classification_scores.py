@@ -11,6 +11,7 @@ from manyheads.encoding.classify import Classification
 from manyheads.errors import InputError
 from manyheads.tasks.extraction.calibration import calibration_error
 from manyheads.tasks.extraction.labels import is_set, label_matrix, label_names
+from manyheads.tasks.extraction.span_scores import SCORES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class ClassScore:
         """The harmonic mean of precision and recall."""
         both = self.expected + self.found
         return 2 * self.correct / both if both else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values for JSON."""
+        return {name: getattr(self, name) for name in SCORES}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +87,21 @@ class ClassificationScores:
     def macro_f1(self) -> float:
         """The mean F1 of the classes, so that every class weighs the same."""
         return float(np.mean([score.f1 for score in self.by_class.values()]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "classes": {name: score.as_dict() for name, score in self.by_class.items()},
+            "micro": self.micro.as_dict(),
+            "macro": {
+                "precision": self.macro_precision,
+                "recall": self.macro_recall,
+                "f1": self.macro_f1,
+            },
+            "accuracy": self.accuracy,
+            "calibration_error": self.calibration_error,
+            "confusion": None if self.confusion is None else self.confusion.tolist(),
+        }
 
     def __str__(self) -> str:
         width = max(len(name) for name in (*self.names, "micro"))

@@ -56,6 +56,10 @@ class Entity(NamedTuple):
     end: int
     score: float = 1.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, the score with four digits."""
+        return {**self._asdict(), "score": round(self.score, 4)}
+
 
 def entities(
     model: Model,

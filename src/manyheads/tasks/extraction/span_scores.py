@@ -14,6 +14,8 @@ Mode = Literal["strict", "exact", "partial", "type"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 # An overlap counts from this fraction of the expected entity on.
 MIN_OVERLAP = 0.01
+# What is saved of the scores of a type or a class.
+SCORES = ("precision", "recall", "f1", "expected", "found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,15 @@ class EntityScores:
         """The mean of the strict F1 of the types."""
         each = [scores["strict"].f1 for scores in self.by_type.values()]
         return sum(each) / len(each) if each else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, by type and mode."""
+        return {
+            name: {
+                mode: {key: getattr(score, key) for key in SCORES} for mode, score in modes.items()
+            }
+            for name, modes in {"all": self.overall, **self.by_type}.items()
+        }
 
     def __str__(self) -> str:
         rows = [(name, scores["strict"]) for name, scores in sorted(self.by_type.items())]

@@ -49,21 +49,8 @@ class Source:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        hit = self.hit
-        return {
-            "number": self.number,
-            "id": hit.id,
-            "title": hit.title,
-            "source": hit.source,
-            "score": hit.score,
-            "chunk": hit.chunk,
-            "start": hit.start,
-            "end": hit.end,
-            "text": self.text,
-            "cut": self.cut,
-            "cited": self.cited,
-            "metadata": dict(hit.metadata),
-        }
+        own = {"text": self.text, "cut": self.cut, "cited": self.cited}
+        return {"number": self.number} | self.hit.as_dict() | own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,11 @@ class Hit:
     source: str
     metadata: Mapping[str, Scalar]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        names = ("id", "score", "title", "text", "chunk", "start", "end", "source")
+        return {name: getattr(self, name) for name in names} | {"metadata": dict(self.metadata)}
+
 
 class _SearchScope(NamedTuple):
     """Which rows may be found, by which condition, how many, and whether one per document."""

@@ -7,22 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from manyheads.cli.arguments import (
-    BatchTokens,
-    DeviceName,
-    DtypeName,
-    EngineName,
-    OutFolder,
-    Workers,
-    check_engine,
-    check_out_folder,
-    open_model,
-)
-
-Corpus = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS ...")]
-OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+from manyheads.cli import arguments
+from manyheads.cli.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +19,7 @@ class FilterCommand:
     or with --keep 'probability["spam"] < 0.1 and language == "en" and tokens >= 50'
     """
 
-    corpus: Corpus
+    corpus: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS ...")]
     """Files or folders of .jsonl, .parquet and .txt, compressed or not."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")]
@@ -42,29 +28,23 @@ class FilterCommand:
     keep: Annotated[str, tyro.conf.arg(metavar="RULE")]
     """The rule: score, label, probability, probability["CLASS"], tokens and columns, compared."""
 
-    out: OutFolder
+    out: arguments.OutFolder
     """The folder for Parquet shards; a run that was interrupted continues in it."""
 
     text_column: Annotated[str, tyro.conf.arg(metavar="COLUMN")] = "text"
     """The column with the text."""
 
-    separator: OptionalText = None
+    separator: arguments.OptionalText = None
     """What separates documents in a .txt file, such as '\\n\\n'; otherwise it is one document."""
 
     prefix: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """What the new columns score, label and probability begin with."""
 
-    longest: OptionalInt = None
+    longest: arguments.OptionalInt = None
     """Read at most this many tokens of a document; by default what the model reads."""
 
-    price_per_hour: OptionalFloat = None
+    price_per_hour: arguments.OptionalFloat = None
     """The price of the machines per hour, to state the cost per million tokens."""
-
-    engine: EngineName = "plain"
-    """Work in this process, or on all machines of a Ray cluster."""
-
-    workers: Workers = None
-    """With --engine ray: copies of the model; by default one per GPU, or per CPU."""
 
     block_rows: int = 1024
     """Documents that are scored together; an interrupted run repeats at most one such block."""
@@ -72,19 +52,12 @@ class FilterCommand:
     shard_rows: int = 50_000
     """Rows per shard."""
 
-    batch_tokens: BatchTokens = None
-    """Tokens per batch; by default as many as suit the device."""
-
-    dtype: DtypeName = "auto"
-    """The dtype to compute in; by default that of the weights."""
-
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    compute: EngineOptions = EngineOptions()
 
     def run(self) -> int:
         """Print how many documents were kept, how fast, and what was wrong with others."""
-        check_out_folder(self.out, self.model)
-        check_engine(self.engine, self.workers)
+        arguments.check_out_folder(self.out, self.model)
+        self.compute.check()
         # A wrong rule or corpus is reported before a model is loaded.
         from manyheads.encoding.filter_rule import TextRule
 
@@ -93,8 +66,9 @@ class FilterCommand:
         from manyheads.tasks.filtering.corpus_filter import filter_corpus
 
         plan(self.corpus)
-
-        model = open_model(self.model, "cpu" if self.engine == "ray" else self.device, self.dtype)
+        # Shells pass a line feed as two characters.
+        separator = self.separator and self.separator.replace("\\n", "\n").replace("\\t", "\t")
+        model = self.compute.open_for_engine(self.model)
         try:
             result = filter_corpus(
                 self.corpus,
@@ -102,15 +76,15 @@ class FilterCommand:
                 self.out,
                 keep=self.keep,
                 text_column=self.text_column,
-                separator=_unescaped(self.separator),
+                separator=separator,
                 prefix=self.prefix,
                 longest=self.longest,
-                batch_tokens=self.batch_tokens,
+                batch_tokens=self.compute.batch_tokens,
                 block_rows=self.block_rows,
                 shard_rows=self.shard_rows,
-                engine=self.engine,
-                workers=self.workers,
-                device=self.device,
+                engine=self.compute.engine,
+                workers=self.compute.workers,
+                device=self.compute.device,
                 price_per_hour=self.price_per_hour,
             )
         except KeyboardInterrupt:
@@ -118,8 +92,3 @@ class FilterCommand:
             raise
         print(result)
         return 0
-
-
-def _unescaped(text: str | None) -> str | None:
-    """Shells pass a line feed as two characters."""
-    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")

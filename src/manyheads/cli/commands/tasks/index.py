@@ -1,23 +1,18 @@
 """manyheads index: make documents searchable, and keep the index up to date."""
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads.cli.arguments import DeviceName, DtypeName, Flag, open_model
+from manyheads.cli import arguments
+from manyheads.cli.options import ComputeOptions
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 
 if TYPE_CHECKING:
     from manyheads.tasks.search.index import Index
-    from manyheads.tasks.search.storage.index_writer import IndexingReport
-
-# Names of skipped files per reason that are printed.
-NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +44,10 @@ class IndexCommand:
     kind: Literal["dense", "late", "bm25", "hybrid"] = "dense"
     """One vector per chunk, one per token, keywords, or keywords together with vectors."""
 
-    code: Flag = False
+    code: arguments.Flag = False
     """Split Python by function and class, and other files at the ends of lines."""
 
-    whole: Flag = False
+    whole: arguments.Flag = False
     """Do not split documents; longer ones than the model reads are truncated."""
 
     chunk_tokens: int = 256
@@ -64,7 +59,7 @@ class IndexCommand:
     vectors: Literal["float32", "float16", "2bit"] = "float32"
     """How vectors are stored; 2bit is for late interaction."""
 
-    add: Flag = False
+    add: arguments.Flag = False
     """Add the documents to an index, instead of making it equal to them."""
 
     delete: Annotated[
@@ -73,11 +68,7 @@ class IndexCommand:
     ] = ()
     """Remove the document with this id from an index."""
 
-    dtype: DtypeName = "auto"
-    """The dtype to compute in; by default that of the weights."""
-
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    compute: ComputeOptions = ComputeOptions()
 
     def run(self) -> int:
         """Print what was indexed, how fast, and what was skipped and why."""
@@ -96,8 +87,9 @@ class IndexCommand:
             index = self._create()
             assert index.report is not None
             report = index.report
-        print(_summary(index, report, self.out))
-        for line in _details(report):
+        size = f"{pluralise(len(index), 'document')} and {pluralise(index.chunks, 'chunk')}"
+        print(f"{report}: {index.kind} index of {size} in {self.out}")
+        for line in report.details():
             print(line)
         model = index.model
         if model is not None and model.sentence is None and model.late is None:
@@ -116,11 +108,12 @@ class IndexCommand:
                 "run manyheads get minilm and add --model minilm, or use --kind bm25",
             )
         assert self.out is not None
+        model = None
+        if self.model is not None and self.kind != "bm25":
+            model = self.compute.open(self.model)
         return Index.create(
             self.out,
-            None
-            if self.model is None or self.kind == "bm25"
-            else open_model(self.model, self.device, self.dtype),
+            model,
             self.documents,
             kind=self.kind,
             chunk_tokens=self.chunk_tokens,
@@ -135,38 +128,4 @@ class IndexCommand:
 
         assert self.out is not None
         name = self.model or Index.model_name(self.out)
-        return Index.open(self.out, open_model(name, self.device, self.dtype) if name else None)
-
-
-def _summary(index: "Index", report: "IndexingReport", out: Path) -> str:
-    """
-    For example: 12 documents, 31 chunks, 5,280 tokens in 1.2 s (4,400 tokens/s): dense index ...
-    """
-    work = [pluralise(report.encoded, "document"), pluralise(report.chunks, "chunk")]
-    if report.tokens:
-        work.append(pluralise(report.tokens, "token"))
-    rate = f" ({report.tokens / report.seconds:,.0f} tokens/s)" if report.tokens else ""
-    size = f"{pluralise(len(index), 'document')} and {pluralise(index.chunks, 'chunk')}"
-    return (
-        f"{', '.join(work)} encoded in {report.seconds:.1f} s{rate}: "
-        f"{index.kind} index of {size} in {out}"
-    )
-
-
-def _details(report: "IndexingReport") -> list[str]:
-    counts = (
-        (report.unchanged, "unchanged"),
-        (report.resumed, "already encoded by a run before this one"),
-        (report.removed, "removed"),
-    )
-    lines = [", ".join(f"{count:,} {what}" for count, what in counts if count)]
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for name, reason in report.skipped:
-        reasons[reason].append(name)
-    lines += [f"skipped {_skipped(names, reason)}" for reason, names in reasons.items()]
-    return [line for line in lines if line]
-
-
-def _skipped(names: Sequence[str], reason: str) -> str:
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return f"{len(names):,} ({reason}): {', '.join(names[:NAMED])}{more}"
+        return Index.open(self.out, self.compute.open(name) if name else None)

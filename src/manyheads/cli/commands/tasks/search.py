@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from manyheads.cli.arguments import (
-    DeviceName,
-    Flag,
-    JsonFile,
-    OneText,
-    PngFile,
-    check_json,
-    check_minimum,
-    write_json,
-)
+from manyheads.cli import arguments, inputs
 from manyheads.cli.match_page import check_picture, draw_explanation, print_explanation
+from manyheads.cli.options import DeviceOptions
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 
@@ -30,18 +22,20 @@ if TYPE_CHECKING:
     from manyheads.tasks.search.index import Hit, Index
     from manyheads.tasks.search.match_result import MatchExplanation
 
-IndexAddress = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
+IndexAddress = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="INDEX",
+        help="The folder of an index that manyheads index wrote, or its address in an object "
+        "store.",
+    ),
+]
 OptionalQuery = Annotated[
     str | None,
     tyro.conf.Positional,
     tyro.conf.arg(metavar="[QUERY]", help_behavior_hint=""),
 ]
-Condition = Annotated[str | None, tyro.conf.arg(metavar="CONDITION", help_behavior_hint="")]
-OptionalTopK = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-IndexModel = Annotated[
-    str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: that of the index)")
-]
-QueryFile = Annotated[Path | None, tyro.conf.arg(metavar="JSONL", help_behavior_hint="")]
 
 # Documents found per query, and the depth that measures of rankings look at.
 SHOWN, SCORED = 10, 100
@@ -51,6 +45,20 @@ EXPLAINED = 3
 EXCERPT = 320
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions:
+    """Which documents of the index, and its model."""
+
+    where: Annotated[str | None, tyro.conf.arg(metavar="CONDITION", help_behavior_hint="")] = None
+    """Only documents whose metadata fits, such as "year > 1960 and author = 'Ann'"."""
+
+    model: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: that of the index)"),
+    ] = None
+    """The model to encode queries with, if the one that the index was made with has moved."""
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """Search the documents of an index.
@@ -58,61 +66,55 @@ class Search:
     For example: manyheads search notes.index "how heads are pruned"
     """
 
-    index: IndexAddress
-    """The folder of an index that manyheads index wrote, or its address in an object store."""
+    address: IndexAddress
 
     query: OptionalQuery = None
     """What to look for; without it, queries are asked for, or read from a pipe line by line."""
 
-    like: Annotated[OneText, tyro.conf.arg(metavar="DOCUMENT", help_behavior_hint="")] = None
+    like: Annotated[str | None, tyro.conf.arg(metavar="DOCUMENT", help_behavior_hint="")] = None
     """Instead of a query: the id of a document of the index, to find others like it."""
 
-    top_k: OptionalTopK = None
+    top_k: arguments.OptionalInt = None
     """Show so many documents, by default 10; with --evaluate, look at the first 100 or so many."""
 
-    where: Condition = None
-    """Only documents whose metadata fits, such as "year > 1960 and author = 'Ann'"."""
-
-    evaluate: QueryFile = None
+    evaluate: Annotated[Path | None, tyro.conf.arg(metavar="JSONL", help_behavior_hint="")] = None
     """A file of queries with the ids of relevant documents: print nDCG, MRR, recall and MAP."""
 
     grades: Literal["best-last", "best-first"] = "best-last"
     """With --evaluate: whether a larger grade is better, or 1 is the best."""
 
-    explain: Flag = False
+    explain: arguments.Flag = False
     """Say which words and heads made each document match; by default of the 3 best."""
 
     heads_by: Literal["ablation", "gradient"] = "ablation"
     """With --explain: run the model without each head, or estimate that from gradients."""
 
-    picture: PngFile = None
+    picture: arguments.PngFile = None
     """Draw why the best document matched: words, tokens and heads; implies --explain."""
 
-    json: JsonFile = None
+    json: arguments.JsonFile = None
     """A JSON file for all that was found; - prints it instead of the page, one line per query."""
 
-    model: IndexModel = None
-    """The model to encode queries with, if the one that the index was made with has moved."""
-
-    device: DeviceName = "auto"
-    """The device to compute on: cpu, cuda or cuda:1; by default CUDA where available."""
+    index: IndexOptions = IndexOptions()
+    compute: DeviceOptions = DeviceOptions()
 
     def run(self) -> int:
         """Print the documents found, from best to worst."""
-        if (self.query is not None) + (self.like is not None) + (self.evaluate is not None) > 1:
-            raise InputError("QUERY, --like and --evaluate exclude each other", "give one of them")
+        arguments.check_exclusive(
+            "QUERY, --like and --evaluate", self.query, self.like, self.evaluate
+        )
         if self.top_k is not None:
-            check_minimum("--top-k", self.top_k, 1)
-        if self.query is not None:
-            _check_query(self.query)
-        if self.evaluate is not None and self.where is not None:
+            arguments.check_minimum("--top-k", self.top_k, 1)
+        if self.query is not None and not self.query.strip():
+            raise InputError(f"QUERY {self.query!r} is empty", "give at least one word")
+        if self.evaluate is not None and self.index.where is not None:
             raise InputError("--where cannot be combined with --evaluate", "leave out one of them")
         if self._explains and (self.like is not None or self.evaluate is not None):
             raise InputError("--explain needs a QUERY", "leave out --like and --evaluate")
         if self.picture is not None:
             check_picture(self.picture)
         results = JsonResults(self.json)
-        index = open_index(self.index, self.model, self.device)
+        index = self.compute.open_index(self.address, self.index.model)
         if self._explains:
             from manyheads.tasks.search.match_explanation import check_explains
 
@@ -123,7 +125,7 @@ class Search:
         if self.like is not None:
             self._show(results, self.like, index.like(self.like, top_k=self._count), "")
         else:
-            for query in self._queries():
+            for query in read_questions() if self.query is None else (self.query,):
                 self._search(index, query, results)
         results.write()
         return 0
@@ -136,16 +138,11 @@ class Search:
     def _explains(self) -> bool:
         return self.explain or self.picture is not None
 
-    def _queries(self) -> Iterator[str]:
-        if self.query is not None:
-            yield self.query
-            return
-        yield from read_questions()
-
     def _search(self, index: "Index", query: str, results: "JsonResults") -> None:
         # A file of code is found for each of its functions.
         every = index.settings.code
-        hits = index.search(query, top_k=self._count, where=self.where, every_chunk=every)
+        where = self.index.where
+        hits = index.search(query, top_k=self._count, where=where, every_chunk=every)
         if not self._explains:
             self._show(results, query, hits, query)
             return
@@ -160,20 +157,20 @@ class Search:
     def _show(
         self,
         results: "JsonResults",
-        asked: str,
+        query: str,
         hits: "Sequence[Hit]",
         words: str,
         why: "Sequence[MatchExplanation]" = (),
     ) -> None:
         if self.json is not None:
-            rows = [hit_row(hit) for hit in hits]
-            for row, explained in zip(rows, why, strict=False):
-                row["explanation"] = explained.record()
-            results.add({"query": asked, "hits": rows})
+            rows = [hit.as_dict() for hit in hits]
+            for row, explanation in zip(rows, why, strict=False):
+                row["explanation"] = explanation.record()
+            results.add({"query": query, "hits": rows})
         if results.printed:
             return
         if self.query is None and self.like is None:
-            print_question(asked)
+            print_question(query)
         page = _new_page()
         if not hits:
             page.paragraph("No document was found.")
@@ -191,33 +188,16 @@ class Search:
             results.add(scores.as_dict())
             return
         print(scores)
-        if self.json is not None:
-            write_json(self.json, scores.as_dict())
-
-
-def open_index(address: str, model: str | None, device: DeviceName) -> "Index":
-    """The index, with its own model or another, on a device."""
-    from manyheads.devices import resolve_device
-    from manyheads.tasks.search.index import Index
-
-    home = resolve_device(device, "--device")
-    index = Index.open(address, model)
-    if index.model is not None:
-        index.model.to(home)
-    return index
+        arguments.write_json(self.json, scores.as_dict())
 
 
 def read_questions() -> Iterator[str]:
     """Lines of the standard input; at a terminal they are asked for until one is empty."""
-    asks = sys.stdin.isatty()
-    while True:
-        if asks:
-            print("> ", end="", flush=True)
-        line = sys.stdin.readline()
-        if not line or (asks and not line.strip()):
-            return
+    while line := inputs.read_question():
         if line.strip():
             yield line.strip()
+        elif sys.stdin.isatty():
+            return
 
 
 def print_question(question: str) -> None:
@@ -234,11 +214,6 @@ def _new_page() -> "TerminalPage":
     return TerminalPage()
 
 
-def _check_query(query: str) -> None:
-    if not query.strip():
-        raise InputError(f"QUERY {query!r} is empty", "give at least one word")
-
-
 class JsonResults:
     """What --json asks for: a list in a file, lines on the standard output for "-", or nothing."""
 
@@ -246,7 +221,7 @@ class JsonResults:
         self.printed = str(file) == "-"
         self._file = None if self.printed else file
         self._values: list[Any] = []
-        check_json(self._file)
+        arguments.check_json(self._file)
 
     def add(self, value: Any) -> None:
         """Print a result, or keep it for the file."""
@@ -260,23 +235,7 @@ class JsonResults:
 
     def write(self) -> None:
         """Write the file, if there is one."""
-        if self._file is not None:
-            write_json(self._file, self._values)
-
-
-def hit_row(hit: "Hit") -> dict[str, Any]:
-    """A document that was found, as plain values."""
-    return {
-        "id": hit.id,
-        "score": hit.score,
-        "title": hit.title,
-        "text": hit.text,
-        "chunk": hit.chunk,
-        "start": hit.start,
-        "end": hit.end,
-        "source": hit.source,
-        "metadata": dict(hit.metadata),
-    }
+        arguments.write_json(self._file, self._values)
 
 
 def print_hit(
@@ -306,9 +265,8 @@ def _excerpt(text: str, query: str) -> "Text":
 
     flat = visible(" ".join(text.split()))
     start, end = best_excerpt(flat, highlight(query, flat), EXCERPT)
-    shown = flat[start:end]
-    page = Text(shown)
-    for first, last in highlight(query, shown):
-        page.stylize("bold yellow", first, last)
+    excerpt = Text(flat[start:end])
+    for first, last in highlight(query, excerpt.plain):
+        excerpt.stylize("bold yellow", first, last)
     before, after = "… " if start else "", " …" if end < len(flat) else ""
-    return Text.assemble(before, page, after)
+    return Text.assemble(before, excerpt, after)

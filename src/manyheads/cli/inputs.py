@@ -1,0 +1,253 @@
+"""What the commands read: files, lines, pairs, token ids, texts with labels, and images."""
+
+import sys
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from manyheads.cli.arguments import DtypeName, check_minimum
+from manyheads.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyheads.models.build import Model
+    from manyheads.models.vision import Vision
+
+
+def open_model(name: str, device: str, dtype: DtypeName = "auto") -> "Model":
+    """Load a model onto a device, by default CUDA where it is available."""
+    import torch
+
+    from manyheads.checkpoints.folder import load
+    from manyheads.devices import resolve_device
+
+    device = str(resolve_device(device, "--device"))
+    return load(name, dtype=None if dtype == "auto" else getattr(torch, dtype), device=device)
+
+
+def read_file(file: Path, flag: str = "--file") -> str:
+    """The content of a UTF-8 file with some text in it; - is the standard input."""
+    if file.is_dir():
+        raise InputError(f"{flag} {file} is a folder", "name a file with text")
+    if str(file) != "-" and not file.is_file():
+        raise InputError(f"{flag} {file} does not exist", "name a file with text")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{flag} {file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
+        ) from None
+    if not text.strip():
+        raise InputError(f"{flag} {file} contains no text", "name a file with text")
+    return text
+
+
+def read_question() -> str:
+    """The next line of the standard input; at a terminal it is asked for."""
+    if sys.stdin.isatty():
+        print("> ", end="", flush=True)
+    return sys.stdin.readline()
+
+
+def read_lines(files: Sequence[Path]) -> list[str]:
+    """The lines of some files; only line feeds and carriage returns end a line."""
+    return [line.removesuffix("\n") for file in files for line in StringIO(read_file(file))]
+
+
+def read_paragraphs(file: Path) -> list[str]:
+    """The texts of a file: its paragraphs, or its lines if it has no blank ones."""
+    text = read_file(file)
+    parts = text.split("\n\n") if "\n\n" in text.strip() else text.split("\n")
+    return [part.strip("\n") for part in parts if part.strip()]
+
+
+def split_pairs(texts: list[str]) -> list[tuple[str, str]]:
+    """The source and the target of every line, separated by a tab."""
+    pairs = []
+    for index, line in enumerate(line for text in texts for line in text.split("\n")):
+        source, tab, target = line.partition("\t")
+        if not tab:
+            raise InputError(
+                f"text {index} has no tab", "separate source and target by a tab in every line"
+            )
+        pairs.append((source, target))
+    return pairs
+
+
+def read_ids(texts: Sequence[str], *, pairs: bool = False) -> list[Any]:
+    """The token ids of each text, separated by spaces; of pairs, source and target by a tab.
+
+    >>> read_ids(["1 2 3"]), read_ids(["1 2\\t3"], pairs=True)
+    ([[1, 2, 3]], [([1, 2], [3])])
+    """
+    if pairs:
+        return [tuple(read_ids(pair)) for pair in split_pairs(list(texts))]
+    try:
+        listed = [[int(each) for each in text.replace(",", " ").split()] for text in texts]
+    except ValueError:
+        listed = []
+    if not listed or not all(listed):
+        shown = " ".join(f"--ids {text!r}" for text in texts)
+        raise InputError(f"{shown} must be integers", 'separate them by spaces, as in "1 2 3"')
+    return listed
+
+
+def check_tokenizer(model: "Model") -> None:
+    from manyheads.encoding.text_reader import require_text_model
+
+    if require_text_model(model).tokenizer is None:
+        raise InputError(
+            "this model has no tokenizer",
+            "put a tokenizer.json into its folder, or give token ids with --ids where it is taken",
+        )
+
+
+def split_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
+    """The first texts up to a number of tokens, and the rest.
+
+    A text may be split between both; the pairs of an encoder-decoder are not.
+    """
+    check_minimum("--tokens", tokens, 1)
+    left = tokens
+    for index, text in enumerate(texts):
+        parts = text if isinstance(text, tuple) else (text,)
+        encodings = [model.tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        count = sum(map(len, encodings))
+        if count >= left:
+            rest = texts[index + 1 :]
+            if count == left or isinstance(text, tuple):
+                return texts[: index + 1], rest
+            end = encodings[0].offsets[left - 1][1]
+            return [*texts[:index], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
+        left -= count
+    return texts, []
+
+
+def is_text_classifier(model: "Model") -> bool:
+    from manyheads.models.readout import ClassHead
+    from manyheads.models.vision import Vision
+
+    return isinstance(model.config.readout, ClassHead) and not isinstance(model, Vision)
+
+
+class ClassInputs(NamedTuple):
+    """Texts or images, and the ids of their classes, if any."""
+
+    inputs: "list[str] | list[Tensor]"
+    classes: list[int] | None
+
+
+def split_labeled(
+    model: "Model", file: Path | None, tokens: int
+) -> tuple[ClassInputs, ClassInputs]:
+    """The first rows of a file up to a number of tokens, and the rest.
+
+    No text is split: half of it may be of another class.
+    """
+    from manyheads.data.labeled import LabeledTexts, label_ids
+    from manyheads.data.sources.rows import ROW_FORMATS, FileRows
+    from manyheads.models.readout import ClassHead
+
+    if file is None or file.suffix not in ROW_FORMATS:
+        raise InputError(
+            "a classifier is measured on texts with labels",
+            f"give --file with rows of text and label: {', '.join(ROW_FORMATS)}",
+        )
+    head = model.config.readout
+    assert isinstance(head, ClassHead)
+    rows = list(LabeledTexts(FileRows((str(file),))))
+    known = model.class_names or tuple(str(number) for number in range(head.classes))
+    labels = [row.label for row in rows if not isinstance(row.label, tuple)]
+    if len(labels) < len(rows):
+        raise InputError(f"{file} has several labels per text", "give one label per text")
+    classes, _ = label_ids(labels, [row.location for row in rows], known)
+    texts = [row.text for row in rows]
+    count = len(split_texts(model, texts, tokens)[0])
+    return ClassInputs(texts[:count], classes[:count]), ClassInputs(texts[count:], classes[count:])
+
+
+def image_source(model: "Model", image: Path | None, *, texts: bool) -> Path | None:
+    """The folder of --image, if any, checked against the model and --text or --file."""
+    from manyheads.models.vision import Vision
+
+    is_vision = isinstance(model, Vision)
+    if image is None:
+        if is_vision and not texts:
+            raise InputError("this model reads images", "give a folder of them with --image")
+        return None
+    if texts:
+        raise InputError("--image excludes --text and --file", "give one of them")
+    if not is_vision:
+        raise InputError("--image needs a vision model and this one reads text", "give --file")
+    if not image.is_dir():
+        raise InputError(f"--image {image} is not a folder", "name a folder of images")
+    return image
+
+
+def load_images(model: "Model", paths: Sequence[Path], tokens: int) -> "list[Tensor]":
+    """The images of some files and folders, with a number of tokens in all, or one image."""
+    from manyheads.data.images import find_images, read_image
+    from manyheads.models.vision import Vision
+
+    if not isinstance(model, Vision):
+        raise InputError(
+            "--image needs a vision model and this one reads text", "give --text or --file"
+        )
+    files = [file for path in paths for file in find_images(path)]
+    return [read_image(model, file) for file in files[: max(1, tokens // _tokens_per_image(model))]]
+
+
+def _tokens_per_image(model: "Vision") -> int:
+    from manyheads.data.images import image_size
+
+    return (image_size(model) // model.config.patches.size) ** 2 + 1
+
+
+def sample_images(
+    model: "Vision", folder: Path, tokens: int, seed: int, more: int = 0
+) -> tuple[ClassInputs, ClassInputs]:
+    """A random sample of images with a number of tokens, and others with up to `more` tokens.
+
+    For a classifier, each class has its own folder. An image has one token per patch, and one more.
+    """
+    import torch
+
+    from manyheads.data.images import find_images
+    from manyheads.models.readout import ClassHead
+
+    check_minimum("--tokens", tokens, 1)
+    per_image = _tokens_per_image(model)
+    labeled = isinstance(model.config.readout, ClassHead)
+    files = _class_files(model, folder) if labeled else [(file, 0) for file in find_images(folder)]
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
+    first, last = max(1, tokens // per_image), -(-more // per_image)
+    return (
+        _read_images(model, [files[index] for index in order[:first]], labeled),
+        _read_images(model, [files[index] for index in order[first : first + last]], labeled),
+    )
+
+
+def _class_files(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
+    """The images of each class's folder, with the model's id of the class."""
+    from manyheads.data.images import ImageFolder
+    from manyheads.models.readout import ClassHead
+
+    head: Any = model.config.readout
+    assert isinstance(head, ClassHead)
+    images = ImageFolder(folder, names=model.class_names)
+    if len(images.names) != head.classes:
+        raise InputError(
+            f"--image {folder} has {len(images.names)} folders and the model {head.classes} "
+            "classes",
+            "put the images of each class into a folder of its own",
+        )
+    return images.files
+
+
+def _read_images(model: "Vision", files: Sequence[tuple[Path, int]], labeled: bool) -> ClassInputs:
+    from manyheads.data.images import read_image
+
+    images = [read_image(model, file) for file, _ in files]
+    return ClassInputs(images, [label for _, label in files] if labeled else None)

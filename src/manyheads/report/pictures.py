@@ -1,0 +1,113 @@
+"""The pictures of a report: the atlas, one head, one layer, and the class token over an image."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from manyheads.lens.attention_maps.patterns import patterns
+from manyheads.lens.measure.measures import describe_measure
+from manyheads.lens.results.addresses import Address
+from manyheads.pictures import draw_atlas, draw_grid, draw_head_map, draw_over_image
+from manyheads.report.data import ReportData
+from manyheads.report.inputs import ReportImage
+
+# Tokens of the text on the picture of one head.
+MAX_TOKENS = 48
+
+
+def draw_pictures(report: ReportData, folder: Path) -> list[Path]:
+    """Draw the atlas, the head with the clearest pattern and its layer; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    best = _clearest(report)
+    layer = [
+        address for address in report.statistics.addresses if address.head.layer == best.head.layer
+    ]
+    maps = _patterns(report, layer)
+    tokens = list(report.input.tokens)[:MAX_TOKENS]
+    paths = [
+        folder / "atlas.png",
+        folder / f"head-{best}.png",
+        folder / f"layer-{best.head.layer}.png",
+    ]
+    _draw_atlas(report, paths[0])
+    kind = report.kinds.best(best)
+    draw_head_map(
+        maps[layer.index(best)][: len(tokens), : len(tokens)],
+        tokens,
+        paths[1],
+        title=f"{report.name} {best}: {kind}",
+        subtitle=f"on the first {len(tokens)} tokens of the text",
+    )
+    draw_grid(
+        [maps],
+        paths[2],
+        numbers=[best.head.layer],
+        names={(0, address.head.head): report.kinds.best(address) for address in layer},
+        title=f"{report.name}, layer {best.head.layer}",
+        subtitle=f"queries down, keys across, {len(report.input)} tokens",
+    )
+    if report.input.image is not None:
+        paths.append(folder / f"class-{best.head.layer}.png")
+        _draw_class(report, report.input.image, layer, maps, paths[-1])
+    return paths
+
+
+def _draw_class(
+    report: ReportData,
+    image: ReportImage,
+    heads: Sequence[Address],
+    maps: Sequence[Float[np.ndarray, "t t"]],
+    path: Path,
+) -> None:
+    """Draw the attention of the class token over the image."""
+    grids = [
+        weights[0, 1 + image.registers :].reshape(image.rows, image.columns) for weights in maps
+    ]
+    pixels = image.pixels.float().cpu()
+    # Scale the pixels to [0, 1], whatever range the model reads.
+    scaled = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp_min(1e-9)
+    draw_over_image(
+        scaled.expand(3, -1, -1).permute(1, 2, 0).numpy(),
+        np.stack(grids),
+        path,
+        names=[str(head) for head in heads],
+        title=f"{report.name}: attention of the class token",
+    )
+
+
+def _clearest(report: ReportData) -> Address:
+    """The best induction head if there is one, else the head with the highest score."""
+
+    def rank(address: Address) -> tuple[bool, float]:
+        labels = report.kinds.of(address)
+        return (bool(labels) and labels[0].kind == "induction", labels[0].score if labels else 0.0)
+
+    return max(report.statistics.addresses, key=rank)
+
+
+def _draw_atlas(report: ReportData, path: Path) -> None:
+    importance = report.importance
+    name = "normalized_entropy" if importance is None else importance.measure
+    values = report.statistics.means[name] if importance is None else importance.change
+    numbers, labels, start = [], [], 0
+    for block in report.statistics.blocks:
+        numbers.append(values[start : start + block.heads].tolist())
+        labels.append([report.kinds.best(address) for address in block.addresses])
+        start += block.heads
+    title = f"The {report.heads} heads of {report.name}"
+    draw_atlas(
+        numbers,
+        path,
+        labels=labels,
+        measure=describe_measure(name).title,
+        title=title,
+        subtitle="each with its kind",
+    )
+
+
+def _patterns(report: ReportData, heads: Sequence[Address]) -> list[Float[np.ndarray, "t t"]]:
+    """All weights of some heads; the report itself has only the largest of each query."""
+    measured = patterns(report.model, report.input.shown, heads)
+    return [measured.of(head).weights.float().cpu().numpy() for head in heads]

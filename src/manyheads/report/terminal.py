@@ -1,0 +1,55 @@
+"""The report on a terminal: the most important heads, and what to try next."""
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from manyheads.console import TerminalPage, heat
+from manyheads.formatting import pluralise
+from manyheads.lens.measure.measures import describe_measure, format_value
+from manyheads.report.data import ReportData, suggest_commands
+
+MAX_ROWS = 32
+COLUMNS = ("normalized_entropy", "previous_token", "first_token")
+
+
+def print_report(report: ReportData, *, model_path: str, text_file: str) -> None:
+    """Print the most important heads, or all if they are few, and what to try next."""
+    page = TerminalPage()
+    heads, layers = report.heads, len(report.statistics.blocks)
+    page.title(f"{report.name}: {pluralise(heads, 'head')} in {pluralise(layers, 'layer')}")
+    page.blank_line()
+    page.show(_table(report))
+    if heads > MAX_ROWS:
+        page.paragraph(f"and {heads - MAX_ROWS} more, in the report", style="dim")
+    page.blank_line()
+    page.title("What to try next")
+    for suggestion in suggest_commands(report, model_path=model_path, text_file=text_file):
+        page.paragraph(f"{suggestion.title}: {suggestion.command}")
+    page.blank_line()
+
+
+def _table(report: ReportData) -> Table:
+    table = Table("Head", "Kind", box=None, pad_edge=False)
+    importance = report.importance
+    if importance is not None:
+        table.add_column(describe_measure(importance.measure).title, justify="right")
+    columns = {name: describe_measure(name) for name in COLUMNS if name in report.statistics}
+    for about in columns.values():
+        table.add_column(about.title, justify="right")
+    table.add_column("")
+    flags = report.inspection.flags()
+    order = list(range(report.heads))
+    if report.heads > MAX_ROWS and importance is not None:
+        order = np.argsort(-np.nan_to_num(importance.change, nan=-np.inf)).tolist()
+    for index in order[:MAX_ROWS]:
+        address = report.inspection.addresses[index]
+        cells: list[Text | str] = [str(address), report.inspection.best_kind(address)]
+        if importance is not None:
+            cells.append(format_value(float(importance.change[index])))
+        for name, about in columns.items():
+            value = float(report.statistics.means[name][index])
+            style = "" if np.isnan(value) else heat(value)
+            cells.append(Text(f" {format_value(value, about.unit):>5} ", style=style))
+        table.add_row(*cells, Text(", ".join(flags[address]), style="red"))
+    return table

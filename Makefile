@@ -49,7 +49,7 @@ SEED ?= 0
 fuzz: $(COMPLETE) ## attack files, arguments, kernels, statistics and training; count how it ends
 	PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED) --workers $(WORKERS)
 
-bench: $(READY) ## run every row of README's comparison that this machine can
+bench: $(READY) ## run every row of docs/comparison.md that this machine can
 	@$(INSTALL) --editable '.[bench]'
 	$(BIN)/python bench/readme_table.py
 

@@ -1,4 +1,4 @@
-"""Run every row of README's comparison that this machine can run: `python bench/readme_table.py`.
+"""Run every row of docs/comparison.md that this machine can run: `python bench/readme_table.py`.
 
 Each row is a script of this folder in a process of its own, one after another. The scripts check
 that the answers agree before they time anything. Rows that need a GPU, or a peer that is not

@@ -12,7 +12,7 @@ import pytest
 
 from manyheads.cli.main import ALL_COMMANDS, main
 from manyheads.train.run_file.run_config import parse_run
-from tests.architecture.house import ROOT
+from tests.architecture.house import FLOORS, ROOT
 
 READMES = (ROOT / "README.md", ROOT / "README.ru.md")
 DOCS = tuple(sorted((ROOT / "docs").rglob("*.md")))
@@ -117,25 +117,37 @@ def test_run_files_are_read(page: Path) -> None:
             parse_run(tables)
 
 
-@each_readme
-def test_every_path_of_the_folder_map_exists(page: Path) -> None:
-    maps = blocks(page, "text")
-    assert len(maps) == 1, f"{page.name} needs one ```text block, the map: one path per line"
-    paths = [line.split()[0] for line in maps[0][1].splitlines() if line.strip()]
-    missing = [path for path in paths if not (ROOT / path).exists()]
-    assert paths
-    assert not missing, f"the map of {page.name} names what does not exist: {missing}"
+def folder_map() -> list[str]:
+    """The paths of the map in ARCHITECTURE.md, one per line."""
+    [tree] = [body for _, body in blocks(ARCHITECTURE, "text") if body.startswith("src/")]
+    return [line.split()[0] for line in tree.splitlines() if line.strip()]
+
+
+def test_every_path_of_the_folder_map_exists() -> None:
+    missing = [path for path in folder_map() if not (ROOT / path).exists()]
+    assert not missing, f"the map of ARCHITECTURE.md names what does not exist: {missing}"
 
 
 def test_the_folder_map_has_every_room() -> None:
-    named = {line.split()[0].rstrip("/") for line in blocks(READMES[0], "text")[0][1].splitlines()}
     package = ROOT / "src" / "manyheads"
     rooms = {
-        str(each.relative_to(ROOT))
-        for each in package.iterdir()
-        if each.is_dir() and each.name != "__pycache__"
+        f"src/manyheads/{folder.name}/"
+        for folder in package.iterdir()
+        if folder.is_dir() and folder.name != "__pycache__"
     }
-    assert not rooms - named, f"the map of README.md leaves out {sorted(rooms - named)}"
+    missing = rooms - set(folder_map())
+    assert not missing, f"the map of ARCHITECTURE.md leaves out {sorted(missing)}"
+
+
+def test_the_table_of_floors_is_the_one_that_is_enforced() -> None:
+    rows = re.findall(r"^\| (\d+) \| (`.+`) \|$", text_of(ARCHITECTURE), re.MULTILINE)
+    floors = {room: int(floor) for floor, rooms in rows for room in CODE_SPAN.findall(rooms)}
+    assert floors == FLOORS
+
+
+@each_readme
+def test_a_readme_can_be_read_in_one_sitting(page: Path) -> None:
+    assert len(text_of(page).splitlines()) <= 140
 
 
 @each_page
@@ -184,8 +196,8 @@ def test_the_reference_has_every_public_name_of_a_room(room: str) -> None:
 
 
 def test_the_walks_of_the_architecture_name_what_exists() -> None:
-    walks = text_of(ARCHITECTURE).partition("## Two walks")[2].split("\n### ")[1:]
-    assert len(walks) == 2
+    walks = text_of(ARCHITECTURE).partition("## Four walks")[2].split("\n### ")[1:]
+    assert len(walks) == 4
     for walk in walks:
         rows = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]+) \|", walk, re.MULTILINE)
         assert 1 < len(rows) <= 6, "a walk has at most six files"

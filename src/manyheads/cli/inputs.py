@@ -206,7 +206,7 @@ def _tokens_per_image(model: "Vision") -> int:
 
 
 def sample_images(
-    model: "Vision", folder: Path, tokens: int, seed: int, more: int = 0
+    model: "Model", folder: Path, tokens: int, seed: int, more: int = 0
 ) -> tuple[ClassInputs, ClassInputs]:
     """A random sample of images with a number of tokens, and others with up to `more` tokens.
 
@@ -216,7 +216,9 @@ def sample_images(
 
     from manyheads.data.images import find_images
     from manyheads.models.readout import ClassHead
+    from manyheads.models.vision import Vision
 
+    assert isinstance(model, Vision)
     check_minimum("--tokens", tokens, 1)
     per_image = _tokens_per_image(model)
     labeled = isinstance(model.config.readout, ClassHead)

@@ -60,7 +60,7 @@ def test_commands_options_and_values_are_completed(completed: Any) -> None:
     assert completed("manyheads", "inspect", "--seed", "") == []
 
 
-def test_models_are_those_of_the_house_and_folders(completed: Any) -> None:
+def test_models_are_the_bundled_ones_and_folders(completed: Any) -> None:
     house = ["house-bert", "house-gpt", "house-gpt-gated"]
     assert completed("manyheads", "inspect", "") == [*house, "minilm", "model", "smollm2"]
     assert completed("manyheads", "studio", "model", "--port", "1", "house-b") == ["house-bert"]
@@ -104,5 +104,5 @@ def test_every_option_of_the_help_is_known(name: str, capsys: pytest.CaptureFixt
     assert known == message
 
 
-def test_a_shell_that_is_not_ours_is_wrong_use() -> None:
+def test_an_unknown_shell_is_wrong_use() -> None:
     assert main(["completion", "tcsh"]) == 2

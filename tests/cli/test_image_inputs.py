@@ -49,7 +49,7 @@ def test_images_are_inspected(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert "Measured on 16 random images, 80 patches." in " ".join(capsys.readouterr().out.split())
 
 
-def test_heads_are_ablated_on_a_folder_a_class(
+def test_heads_are_ablated_on_one_folder_per_class(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "all.json"
@@ -66,7 +66,7 @@ def test_heads_are_ablated_on_a_folder_a_class(
     np.testing.assert_allclose(result.means["change"], exact.means["change"], atol=1e-6)
 
 
-def test_tokens_say_how_many_images_are_drawn(
+def test_tokens_limit_how_many_images_are_sampled(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["ablate", str(place / "one"), "--image", str(place / "photos"), "--heads", "L0H0"]
@@ -77,14 +77,14 @@ def test_tokens_say_how_many_images_are_drawn(
     assert json.loads(out.read_text())["fields"]["metadata"]["texts"] == 3
 
 
-def test_a_model_without_classes_is_asked_to_stay_like_itself(
+def test_a_model_without_classes_is_compared_with_itself(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ablate", str(place / "mute"), "--image", str(place / "photos" / "cat")]) == 0
     assert "The similarity of the full model" in capsys.readouterr().out
 
 
-def test_heads_are_pruned_and_mended_by_images(
+def test_heads_are_pruned_and_recovered_by_images(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["prune", str(place / "one"), "--image", str(place / "photos"), "--fraction", "0.5"]
@@ -129,7 +129,7 @@ def test_two_models_are_compared_on_images(place: Path, capsys: pytest.CaptureFi
         (["compare", "one", "two"], "this model reads images: give a folder of them with --image."),
     ],
 )
-def test_what_cannot_be_seen(
+def test_inputs_that_the_model_cannot_read_are_refused(
     arguments: list[str],
     message: str,
     place: Path,

@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_heads_are_missed_by_the_right_classes(place: Path) -> None:
+def test_heads_are_measured_by_the_right_classes(place: Path) -> None:
     arguments = ["ablate", str(place / "model"), "--file", str(place / "rows.jsonl")]
     assert main([*arguments, "--json", str(place / "all.json")]) == 0
     result = lens.load(place / "all.json")
@@ -31,7 +31,7 @@ def test_heads_are_missed_by_the_right_classes(place: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["heads", "neurons", "layers"])
-def test_a_model_of_classes_is_pruned_and_mended_by_labels(what: str, place: Path) -> None:
+def test_a_classifier_is_pruned_and_recovered_by_labels(what: str, place: Path) -> None:
     arguments = ["prune", str(place / "model"), "--file", str(place / "rows.jsonl"), "--what", what]
     wanted = ["--fraction", "0.5", "--tokens", "20", "--recover", "2", "-o", str(place / "less")]
     assert main([*arguments, *wanted]) == 0
@@ -60,7 +60,7 @@ def test_texts_without_labels_are_refused(
     )
 
 
-def test_what_no_class_of_the_model_is_called_is_refused(
+def test_a_label_that_is_no_class_of_the_model_is_refused(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "rows.jsonl").write_text('{"text": "the cat", "label": 7}')

@@ -1,63 +1,34 @@
-"""The same names for the same options in every command."""
+"""Groups of options that several commands contain."""
 
-from collections import defaultdict
-from functools import cache
+from pathlib import Path
 
 import pytest
 
-from manyheads.cli.command_table import Option, options_of, positionals_of
-from manyheads.cli.main import ALL_COMMANDS
-
-LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
-WRITING = (
-    *("report", "encode", "classify", "extract", "index", "filter"),
-    *("convert", "tokenizer", "prune", "gate"),
-)
+from manyheads.cli.options import EngineOptions, LineOptions, TextOptions
+from manyheads.errors import InputError
+from tests.studio import models
 
 
-@cache
-def by_name() -> dict[str, list[tuple[str, Option]]]:
-    result: dict[str, list[tuple[str, Option]]] = defaultdict(list)
-    for command, arguments in ALL_COMMANDS.items():
-        for option in options_of(arguments):
-            result[option.names[0]].append((command, option))
-    return result
+def test_workers_need_the_engine_that_has_them() -> None:
+    EngineOptions(engine="ray", workers=2).check()
+    with pytest.raises(InputError, match="--workers is for --engine ray"):
+        EngineOptions(workers=2).check()
+    with pytest.raises(InputError, match="--workers must be at least 1, got 0"):
+        EngineOptions(engine="ray", workers=0).check()
 
 
-@pytest.mark.parametrize("name", by_name())
-def test_an_option_is_of_one_kind_everywhere(name: str) -> None:
-    assert len({option.kind for _, option in by_name()[name]}) == 1
+def test_lines_are_the_texts_or_those_of_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("one\ntwo\n", "utf-8")
+    assert LineOptions(text=("a", "b")).lines() == ["a", "b"]
+    assert LineOptions(file=(file, file)).lines() == ["one", "two", "one", "two"]
 
 
-@pytest.mark.parametrize("name", ["--json", "--device", "--dtype", "--picture", "--seed", "--set"])
-def test_what_follows_is_named_alike(name: str) -> None:
-    message = {option.metavar for _, option in by_name()[name]}
-    assert len(message) == 1
-
-
-def test_texts_are_given_by_the_same_two_names() -> None:
-    for command in (*LOOKING, "generate", "encode", "classify"):
-        names = {option.names[0] for option in options_of(ALL_COMMANDS[command])}
-        assert {"--text", "--file", "--device"} <= names, command
-    for command in (*LOOKING, "prune", "gate", "generate"):
-        assert "--json" in {option.names[0] for option in options_of(ALL_COMMANDS[command])}, (
-            command
-        )
-
-
-def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
-    outs = by_name()["--out"]
-    assert {command for command, _ in outs} == set(WRITING)
-    assert all(option.names == ("--out", "-o") for _, option in outs)
-
-
-def test_a_model_comes_first_by_place() -> None:
-    without = {"explain", "tokenizer", "train", "completion", "get"}
-    without |= {"index", "search", "answer", "filter"}
-    for command in ALL_COMMANDS.keys() - without:
-        assert positionals_of(ALL_COMMANDS[command])[0].kind == "model", command
-
-
-def test_where_to_compute_is_left_to_torch_by_default() -> None:
-    for command, option in by_name()["--device"]:
-        assert (option.kind, option.default) == ("text", "auto"), command
+def test_texts_and_ids_exclude_each_other() -> None:
+    model = models.decoder(layers=1)
+    assert TextOptions(ids=("1 2 3",)).load_texts(model) == [[1, 2, 3]]
+    assert TextOptions(text=("one", "two")).load_texts(model) == ["one", "two"]
+    with pytest.raises(InputError, match="exclude each other"):
+        TextOptions(ids=("1 2 3",), text=("one",)).load_texts(model)
+    with pytest.raises(InputError, match="is empty"):
+        TextOptions(text=(" ",)).load_texts(model)

@@ -126,7 +126,7 @@ def options_of(command: Callable[..., object]) -> tuple[Option, ...]:
 def positionals_of(command: Callable[..., object]) -> tuple[Option, ...]:
     """The positional arguments of a command, the model first.
 
-    >>> [(each.metavar, each.kind) for each in positionals_of(Train)]
+    >>> [(positional.metavar, positional.kind) for positional in positionals_of(Train)]
     [('RUN.TOML', 'file')]
     """
     return tuple(option for option in arguments_of(command) if not option.names)
@@ -177,9 +177,9 @@ def _kind(value_type: Any, metavar: str, positional: bool) -> tuple[Kind, tuple[
         return "choice", get_args(value_type)
     if metavar.startswith("{"):
         return "choice", tuple(metavar.strip("{}").split(","))
-    if positional and any(each in metavar for each in MODEL_METAVARS):
+    if positional and any(name in metavar for name in MODEL_METAVARS):
         return "model", ()
-    if value_type is Path or (positional and any(each in metavar for each in ("FILE", "INDEX"))):
+    if value_type is Path or (positional and any(name in metavar for name in ("FILE", "INDEX"))):
         return "file", ()
     kinds: dict[Any, Kind] = {bool: "flag", int: "integer", float: "number"}
     return kinds.get(value_type, "text"), ()
@@ -188,5 +188,5 @@ def _kind(value_type: Any, metavar: str, positional: bool) -> tuple[Kind, tuple[
 def _value_type(hint: Any) -> Any:
     """The type without None, and of a tuple that of its elements."""
     if get_origin(hint) in (Union, UnionType):
-        return next(each for each in get_args(hint) if each is not NoneType)
+        return next(kind for kind in get_args(hint) if kind is not NoneType)
     return get_args(hint)[0] if get_origin(hint) is tuple else hint

@@ -114,7 +114,7 @@ def bash(commands: Commands, models: Sequence[str]) -> str:
         options.append(f'      {name}) _manyheads_offer "{words}" ;;')
         for option in own:
             if option.kind != "flag":
-                patterns = "|".join(f'"{name} {each}"' for each in option.names)
+                patterns = "|".join(f'"{name} {flag}"' for flag in option.names)
                 values.append(f"    {patterns}) {_bash_offer([option], models)}return ;;")
         # Positional arguments are not counted: each is offered what fits any of them.
         positionals.append(f"    {name}) {_bash_offer(positionals_of(command), models)};;")
@@ -130,7 +130,7 @@ def bash(commands: Commands, models: Sequence[str]) -> str:
 def zsh(commands: Commands, models: Sequence[str]) -> str:
     """For zsh with its completion system switched on."""
     descriptions = [
-        f"    {_quoted(f'{name}:{summary_of(each)}')}" for name, each in commands.items()
+        f"    {_quoted(f'{name}:{summary_of(command)}')}" for name, command in commands.items()
     ]
     cases = []
     for name, command in commands.items():
@@ -151,8 +151,8 @@ def fish(commands: Commands, models: Sequence[str]) -> str:
         prefix = f"complete -c {PROGRAM} -n '__manyheads_is {name}'"
         for option in options_of(command):
             names = " ".join(
-                f"-l {each[2:]}" if each.startswith("--") else f"-s {each[1:]}"
-                for each in option.names
+                f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
+                for flag in option.names
             )
             lines.append(f"{prefix} {names}{_fish_value(option)}")
         for positional in positionals_of(command):
@@ -171,7 +171,7 @@ def _zsh_options(option: Option) -> list[str]:
     action = {"file": "_files", "choice": f"({' '.join(option.choices)})"}.get(option.kind, " ")
     value = "" if option.kind == "flag" else f":{option.metavar}:{action}"
     star = "*" if option.repeatable else ""
-    return [f"{star}{each}{value}" for each in option.names]
+    return [f"{star}{flag}{value}" for flag in option.names]
 
 
 def _zsh_positional(positional: Option) -> str:

@@ -85,13 +85,13 @@ def read_ids(texts: Sequence[str], *, pairs: bool = False) -> list[Any]:
     if pairs:
         return [tuple(read_ids(pair)) for pair in split_pairs(list(texts))]
     try:
-        listed = [[int(each) for each in text.replace(",", " ").split()] for text in texts]
+        ids = [[int(token) for token in text.replace(",", " ").split()] for text in texts]
     except ValueError:
-        listed = []
-    if not listed or not all(listed):
-        shown = " ".join(f"--ids {text!r}" for text in texts)
-        raise InputError(f"{shown} must be integers", 'separate them by spaces, as in "1 2 3"')
-    return listed
+        ids = []
+    if not ids or not all(ids):
+        options = " ".join(f"--ids {text!r}" for text in texts)
+        raise InputError(f"{options} must be integers", 'separate them by spaces, as in "1 2 3"')
+    return ids
 
 
 def check_tokenizer(model: "Model") -> None:
@@ -110,18 +110,18 @@ def split_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any
     A text may be split between both; the pairs of an encoder-decoder are not.
     """
     check_minimum("--tokens", tokens, 1)
-    left = tokens
+    remaining = tokens
     for index, text in enumerate(texts):
         parts = text if isinstance(text, tuple) else (text,)
         encodings = [model.tokenizer.encode(part, add_special_tokens=False) for part in parts]
         count = sum(map(len, encodings))
-        if count >= left:
+        if count >= remaining:
             rest = texts[index + 1 :]
-            if count == left or isinstance(text, tuple):
+            if count == remaining or isinstance(text, tuple):
                 return texts[: index + 1], rest
-            end = encodings[0].offsets[left - 1][1]
+            end = encodings[0].offsets[remaining - 1][1]
             return [*texts[:index], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
-        left -= count
+        remaining -= count
     return texts, []
 
 
@@ -158,11 +158,11 @@ def split_labeled(
     head = model.config.readout
     assert isinstance(head, ClassHead)
     rows = list(LabeledTexts(FileRows((str(file),))))
-    known = model.class_names or tuple(str(number) for number in range(head.classes))
+    names = model.class_names or tuple(str(number) for number in range(head.classes))
     labels = [row.label for row in rows if not isinstance(row.label, tuple)]
     if len(labels) < len(rows):
         raise InputError(f"{file} has several labels per text", "give one label per text")
-    classes, _ = label_ids(labels, [row.location for row in rows], known)
+    classes, _ = label_ids(labels, [row.location for row in rows], names)
     texts = [row.text for row in rows]
     count = len(split_texts(model, texts, tokens)[0])
     return ClassInputs(texts[:count], classes[:count]), ClassInputs(texts[count:], classes[count:])

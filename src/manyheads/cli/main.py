@@ -207,8 +207,8 @@ def wrong_use(words: Sequence[str], commands: Mapping[str, Callable[..., object]
     name = words[0]
     if name not in commands:
         what = "an option of manyheads" if name.startswith("-") else "a command"
-        shown = name if name.startswith("-") else repr(name)
-        return InputError(f"{shown} is not {what}", _suggestion(name, commands, "manyheads"))
+        word = name if name.startswith("-") else repr(name)
+        return InputError(f"{word} is not {what}", _suggestion(name, commands, "manyheads"))
     error = _Reader(name, commands[name]).read(words[1:])
     unreadable = f"{shlex.join(words[1:])!r} cannot be read"
     return error or InputError(unreadable, f"see manyheads {name} --help")
@@ -219,9 +219,9 @@ class _Reader:
 
     def __init__(self, name: str, command: Callable[..., object]) -> None:
         self.program = f"manyheads {name}"
-        self.options = {each: option for option in options_of(command) for each in option.names}
+        self.options = {flag: option for option in options_of(command) for flag in option.names}
         self.positionals = list(positionals_of(command))
-        self.given: list[Option] = []
+        self.options_read: list[Option] = []
 
     def read(self, words: Sequence[str]) -> InputError | None:
         rest = list(words)
@@ -230,7 +230,7 @@ class _Reader:
             if error is not None:
                 return error
         for option in (*self.positionals, *self.options.values()):
-            if option.required and option not in self.given:
+            if option.required and option not in self.options_read:
                 name = " ".join([*option.names[:1], option.metavar])
                 return InputError(f"{self.program} needs {name}", f"see {self.program} --help")
         return None
@@ -241,7 +241,7 @@ class _Reader:
         if option is None:
             suggestion = _suggestion(name, self.options, self.program)
             return InputError(f"{name} is not an option of {self.program}", suggestion)
-        self.given.append(option)
+        self.options_read.append(option)
         if option.kind == "flag":
             return InputError(f"{name} takes no value, got {value!r}") if equals else None
         values = [value] if equals else _take_values(rest, many=option.many)
@@ -253,11 +253,12 @@ class _Reader:
         return InputError(f"{name} needs a value", remedy)
 
     def _positional(self, rest: list[str]) -> InputError | None:
-        left = [each for each in self.positionals if each not in self.given]
-        if not left:
+        missing = (option for option in self.positionals if option not in self.options_read)
+        option = next(missing, None)
+        if option is None:
             return self._surplus(rest)
-        self.given.append(left[0])
-        return _wrong_value(left[0].metavar, left[0], _take_values(rest, many=left[0].many))
+        self.options_read.append(option)
+        return _wrong_value(option.metavar, option, _take_values(rest, many=option.many))
 
     def _surplus(self, words: Sequence[str]) -> InputError:
         text = " ".join(takewhile(lambda word: not _is_option(word), words))
@@ -299,8 +300,8 @@ def _is_option(word: str) -> bool:
     return re.match(r"-(?=.)(?!\.?\d)", word) is not None
 
 
-def _suggestion(name: str, known: Mapping[str, object], program: str) -> str:
-    near = get_close_matches(name, known, n=1)
+def _suggestion(name: str, names: Mapping[str, object], program: str) -> str:
+    near = get_close_matches(name, names, n=1)
     return f"try {near[0]}, or see {program} --help" if near else f"see {program} --help"
 
 

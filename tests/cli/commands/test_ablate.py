@@ -16,7 +16,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(tmp_path_factory.mktemp("ablate"))
 
 
-def test_every_head_is_told_as_the_lens_finds_it(
+def test_every_head_is_printed_with_the_numbers_of_the_lens(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "all.json", place / "texts.txt"
@@ -45,7 +45,7 @@ def test_every_head_is_told_as_the_lens_finds_it(
     ]
 
 
-def test_some_heads_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_heads_alone_are_ablated(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["ablate", str(place / "decoder"), "--text", TEXT, "--heads", "L0H1,L1H2"]
     assert main(arguments) == 0
     said = capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_some_heads_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "L0H0" not in said
 
 
-def test_a_model_that_reads_is_asked_for_masked_words(
+def test_an_encoder_is_measured_by_masked_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["ablate", "house-bert", "--text", TEXT, "--heads", "L1H0"]) == 0
@@ -73,7 +73,7 @@ def test_a_model_that_reads_is_asked_for_masked_words(
         (["bare", "--text", "a"], "has no tokenizer"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_wrong_use_is_refused(
     place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, *rest = more

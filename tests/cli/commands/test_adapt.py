@@ -104,7 +104,7 @@ def test_an_adapter_is_trained_and_opens_in_peft(
     torch.testing.assert_close(adapted, expected, atol=1e-5, rtol=0)
 
 
-def test_a_new_head_learns_with_the_adapter(
+def test_a_new_head_is_trained_with_the_adapter(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"text": text, "label": text} for text in ("sun", "cat")] * 20
@@ -207,7 +207,7 @@ def own_rows(moved: torch.Tensor, head: int) -> torch.Tensor:
     return moved.unflatten(0, (3, 2, 8))[:, head]
 
 
-def test_only_some_heads_learn_even_when_taken_up_again(folder: Path) -> None:
+def test_only_chosen_heads_are_trained_even_when_resumed(folder: Path) -> None:
     learning(folder, 'all_except = ["L0H1"]', "--set", "run.steps=3")
     moved = learning(folder, 'all_except = ["L0H1"]')
     project = moved.pop("stack.layers.0.attention.project.weight")
@@ -220,7 +220,7 @@ def test_only_some_heads_learn_even_when_taken_up_again(folder: Path) -> None:
     assert not any(bool(each.any()) for each in moved.values())
 
 
-def test_all_but_some_heads_learn(folder: Path) -> None:
+def test_all_but_chosen_heads_are_trained(folder: Path) -> None:
     moved = learning(folder, 'heads = ["L0H1"]')
     project = moved["stack.layers.0.attention.project.weight"]
     assert float(own_rows(project, 1).max()) == 0
@@ -246,7 +246,7 @@ def test_all_but_some_heads_learn(folder: Path) -> None:
         ('haeds = ["L0H0"]', "learn.toml: freeze.haeds is not a known key: use freeze.heads."),
     ],
 )
-def test_wrong_heads_to_learn_are_refused(
+def test_wrong_heads_to_train_are_refused(
     which: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "learn.toml").write_text(f"{FILE[FILE.index('[data]') :]}\n[freeze]\n{which}\n")

@@ -71,7 +71,7 @@ def test_a_long_text_shows_its_last_tokens_and_how_to_see_all(
     assert "more" not in said
 
 
-def test_so_many_steps_are_taken_and_it_says_that_they_did_not_converge(
+def test_the_number_of_steps_is_followed_and_a_lack_of_convergence_reported(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "why.json"
@@ -109,7 +109,7 @@ def test_the_likeliest_word_is_traced_by_default(
         (["bare", "--text", TEXT], "has no tokenizer"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_wrong_use_is_refused(
     place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, *rest = more

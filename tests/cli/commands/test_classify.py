@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_line_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_is_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = [word for text in TEXTS for word in ("--text", text)]
     assert main(["classify", str(folder), *said]) == 0
     result = classify(load(folder), TEXTS)
@@ -40,7 +40,7 @@ def test_a_line_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines == [f"{label}\t{share:.3f}\t{text}" for label, share, text in rows]
 
 
-def test_all_shares_go_to_a_file(
+def test_all_probabilities_go_to_a_file(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
@@ -73,7 +73,7 @@ def test_all_shares_go_to_a_file(
         ),
     ],
 )
-def test_what_is_asked_wrongly_is_said(
+def test_wrong_use_is_refused(
     arguments: list[str],
     words: str,
     folder: Path,
@@ -85,7 +85,7 @@ def test_what_is_asked_wrongly_is_said(
     assert capsys.readouterr().err.strip().splitlines()[-1].endswith(words)
 
 
-def test_words_are_told_one_a_line_or_as_training_reads_them(
+def test_words_are_printed_one_per_line_or_written_as_rows_for_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(with_classes(small(), ("noun", "other"), "tokens"), tmp_path / "model")
@@ -102,7 +102,7 @@ def test_words_are_told_one_a_line_or_as_training_reads_them(
     assert capsys.readouterr().out == f"6 words of 2 texts to {out}\n"
 
 
-def test_images_are_told_one_a_line_or_by_rows(
+def test_images_are_printed_one_per_line_or_written_as_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, files = tmp_path / "vit", [tmp_path / "seen/a.png", tmp_path / "seen/b.png"]

@@ -22,7 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_model_is_as_itself(
+def test_a_model_compared_with_itself_does_not_change(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "changes.json"
@@ -38,7 +38,7 @@ def test_a_model_is_as_itself(
     assert float(np.nanmax(np.abs(result.change.means["entropy"]))) == 0.0
 
 
-def test_a_pruned_model_is_told_by_where_its_heads_come_from(
+def test_heads_of_a_pruned_model_are_compared_with_their_origins(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = [str(place / "decoder"), str(place / "pruned")]
@@ -80,7 +80,7 @@ def test_a_model_without_its_last_layer_is_compared(
         (["decoder", "decoder", "--text", ""], "--text '' is empty"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_wrong_use_is_refused(
     place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other, *rest = more

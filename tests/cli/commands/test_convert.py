@@ -15,7 +15,7 @@ def small(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_written_anew_bit_by_bit(
+def test_a_folder_is_rewritten_bit_by_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = small(tmp_path / "one")
@@ -25,7 +25,7 @@ def test_a_folder_is_written_anew_bit_by_bit(
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
-def test_the_folder_may_stand_behind_the_model(
+def test_the_folder_may_follow_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, two, three = small(tmp_path / "one"), tmp_path / "two", tmp_path / "three"
@@ -44,7 +44,7 @@ def test_the_type_can_be_changed(tmp_path: Path) -> None:
     assert kinds == {torch.bfloat16}
 
 
-def test_our_own_layout_says_that_we_alone_open_it(
+def test_our_own_layout_is_named_as_one_that_only_we_open(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(build("tiny-encoder", seed=0), tmp_path / "one")

@@ -63,7 +63,7 @@ def test_every_kind_of_file_holds_the_same(folder: Path, tmp_path: Path) -> None
     assert torch.equal(vectors, torch.from_numpy(np.load(tmp_path / "vectors.npy")))
 
 
-def test_pooling_and_length_can_be_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_pooling_and_length_can_be_chosen(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "vectors.npy"
     arguments = ["--pooling", "cls", "--normalize", "--batch-tokens", "5", "--device", "cpu"]
     assert main(["encode", str(folder), *SAID, "--out", str(out), *arguments]) == 0
@@ -78,7 +78,7 @@ def test_weights_may_be_halved_while_encoding(folder: Path, tmp_path: Path) -> N
     assert np.load(out).dtype == np.float32
 
 
-def test_only_line_ends_end_a_text(
+def test_only_line_ends_separate_texts(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\u2028still one\ntwo"))
@@ -89,7 +89,7 @@ def test_only_line_ends_end_a_text(
     assert [row["text"] for row in rows] == ["one\u2028still one", "two"]
 
 
-def test_cut_texts_are_told_of(
+def test_truncated_texts_are_counted(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "vectors.npy")
@@ -119,7 +119,7 @@ def test_cut_texts_are_told_of(
         ),
     ],
 )
-def test_a_wrong_wish_is_one_line_and_writes_nothing(
+def test_a_wrong_option_is_refused_in_one_line_and_nothing_is_written(
     arguments: list[str],
     said: str,
     folder: Path,
@@ -139,7 +139,7 @@ def test_a_wrong_wish_is_one_line_and_writes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_file_that_is_not_there_is_one_line(
+def test_a_missing_file_is_refused_in_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "vectors.npy")

@@ -81,7 +81,7 @@ def test_a_sentence_is_walked_through_every_step(capsys: pytest.CaptureFixture[s
     assert in_order(said, "on the kernel “fused”", "equals the computation by hand")
 
 
-def test_russian_is_spoken_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_language_can_be_russian(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, SENTENCE, "--language", "ru")
     assert in_order(
         said, "Токены", "Эмбеддинги", "Оценки", "Веса внимания", "Конкатенация", "Сверка"
@@ -219,7 +219,7 @@ def test_a_picture_that_cannot_be_written_is_a_failure(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_disagreement_is_said_and_is_a_failure(
+def test_disagreement_is_printed_and_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoiled(*arguments: object, **choices: object) -> Walk:
@@ -280,12 +280,12 @@ def test_every_text_is_used(tmp_path: Path) -> None:
     assert words.read == set(words)
 
 
-def test_manyheads_alone_says_what_to_do_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_manyheads_without_arguments_prints_first_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert 'manyheads explain "' in capsys.readouterr().out
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert re.fullmatch(r"manyheads \S.*\n", capsys.readouterr().out)
 
@@ -303,7 +303,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines if re.match("  [a-z]", line)] == list(ALL_COMMANDS)
 
 
-def test_an_interrupted_command_says_so_in_one_line(
+def test_an_interrupted_command_ends_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: str) -> dict[str, str]:

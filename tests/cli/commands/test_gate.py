@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_gates_are_taught_and_the_figures_told(
+def test_gates_are_trained_and_the_numbers_printed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*ASKED, "--steps", "6", *FAST, "--layers", "0"]) == 0
@@ -50,7 +50,9 @@ def test_gates_are_taught_and_the_figures_told(
     assert other.project.weight[16:18].any()
 
 
-def test_all_can_learn_with_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_weights_can_be_trained_with_the_gates(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     message = ["--json", "figures.json", "--shared"]
     assert (
         main([*ASKED, "--steps", "8", "--learning-rate", "0.01", "--train", "all", *message]) == 0
@@ -90,7 +92,7 @@ def test_an_encoder_is_scored_by_masked_words(
         (["-o", "corpus.txt"], "--out corpus.txt is a file: name a folder."),
     ],
 )
-def test_wrong_wishes_are_refused(
+def test_wrong_options_are_refused(
     more: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*ASKED, *more]) == 2

@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return printed.err.removeprefix("error: ").rstrip("\n")
 
 
-def test_one_prompt_is_written_as_generate_writes_it(
+def test_one_prompt_is_continued_as_by_generate(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = run(capsys, folder, "--prompt", "Hello", "--max-new-tokens", 20)
@@ -64,7 +64,7 @@ def test_a_token_may_end_a_text(folder: Path, capsys: pytest.CaptureFixture[str]
     assert result == f"{expected.text}\n"
 
 
-def test_no_temperature_is_said_in_the_words_of_the_command(
+def test_a_temperature_of_zero_is_refused_by_its_flag(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, folder, "--prompt", "Hello", "--temperature", 0)
@@ -91,7 +91,7 @@ def test_many_prompts_are_named_and_come_in_order(
         ["--repetition-penalty", "1.5", "--stop-string", "zzz"],
     ],
 )
-def test_json_tells_everything_and_a_seed_repeats_it(
+def test_json_has_everything_and_a_seed_repeats_it(
     how: list[str], folder: Path, tmp_path: Path
 ) -> None:
     texts = ["--text", "ä", "--text", "b"]
@@ -140,7 +140,7 @@ def test_json_goes_to_a_file_and_the_text_to_the_terminal(
     assert (row["prompt"], f"{row['text']}\n") == ("Hello", plain)
 
 
-def test_without_a_model_our_own_writes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_default_model_generates(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--text", "The city of", "--max-new-tokens", 3).strip()
 
 

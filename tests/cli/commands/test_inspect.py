@@ -17,7 +17,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(tmp_path_factory.mktemp("inspect"))
 
 
-def test_everything_is_told_and_written(
+def test_everything_is_printed_and_saved(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "all.json", place / "texts.txt"
@@ -91,7 +91,7 @@ def test_ctrl_c_keeps_what_was_measured(
         (["decoder", "--image", "a.png", "--ids", "1"], "--image excludes"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_wrong_use_is_refused(
     place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, *rest = [each.format(place=place) for each in more]

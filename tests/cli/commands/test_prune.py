@@ -9,7 +9,6 @@ import pytest
 
 from manyheads import build, load, save
 from manyheads.checkpoints.side_files import read_tokenizer
-from manyheads.cli.inputs import split_texts
 from manyheads.cli.main import main
 from manyheads.lens.causal import evaluate
 from manyheads.surgery import origins
@@ -33,7 +32,7 @@ def prune(place: Path, *more: str) -> int:
     return main(["prune", str(place / "model"), "--file", text, "--tokens", "100", *more])
 
 
-def test_a_share_is_kept_and_everything_is_told(
+def test_a_fraction_is_removed_and_everything_is_printed(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
@@ -49,7 +48,7 @@ def test_a_share_is_kept_and_everything_is_told(
     assert len(origins(load(place / "model"))) == 8
 
 
-def test_recovery_on_what_was_measured_is_told(
+def test_recovery_on_the_measured_texts_is_noted(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prune(place, "--fraction", "0.5", "--recover", "1", "--tokens", "100000") == 0
@@ -104,7 +103,7 @@ def test_numbers_come_as_json(place: Path, tmp_path: Path) -> None:
     assert picture.exists()
 
 
-def test_neurons_go_and_are_named_by_layer(
+def test_neurons_are_pruned_and_named_by_layer(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, numbers = tmp_path / "small", tmp_path / "numbers.json"
@@ -124,7 +123,7 @@ def test_neurons_go_and_are_named_by_layer(
     assert sum(hidden) == 96
 
 
-def test_layers_go(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_pruned(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "small"
     assert prune(place, "--what", "layers", "--fraction", "0.5", "-o", str(out)) == 0
     said = capsys.readouterr().out
@@ -133,7 +132,7 @@ def test_layers_go(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert len(load(out).stack.layers) == 1
 
 
-def test_gates_are_trained_for_so_many_steps(
+def test_gates_are_trained_for_the_number_of_steps(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prune(place, "--fraction", "0.5", "--by", "l0", "--gate-steps", "3") == 0
@@ -144,7 +143,7 @@ def test_gates_are_trained_for_so_many_steps(
 
 @pytest.mark.parametrize("by", ["gradient", "redundancy", "l0", "random"])
 @pytest.mark.parametrize("what", ["neurons", "layers"])
-def test_neurons_and_layers_go_by_every_measure(
+def test_neurons_and_layers_are_pruned_by_every_measure(
     place: Path, tmp_path: Path, what: str, by: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers = tmp_path / "numbers.json"
@@ -189,21 +188,6 @@ def test_what_is_for_heads_alone_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_no_more_is_measured_on_than_was_asked(place: Path) -> None:
-    model = load(place / "model")
-    assert model.tokenizer is not None
-    texts = ["the cat sat on a mat", "one dog ran over some hill", "and sun was low"]
-    counts = [len(model.tokenizer.encode(text)) for text in texts]
-    first, others = split_texts(model, texts, counts[0] + 2)
-    assert (first[0], others[1:]) == (texts[0], texts[2:])
-    assert first[1] + others[0] == texts[1]
-    assert len(model.tokenizer.encode(first[1])) == 2
-    assert split_texts(model, texts, counts[0]) == (texts[:1], texts[1:])
-    assert split_texts(model, texts, 1000) == (texts, [])
-    pairs = [("the cat sat", "on a mat"), ("one dog", "ran")]
-    assert split_texts(model, pairs, 1) == (pairs[:1], pairs[1:])
-
-
 def test_of_one_text_no_error_is_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert prune(place, "--tokens", "5", "--fraction", "0.25", "--by", "random") == 0
     said = capsys.readouterr().out
@@ -232,14 +216,14 @@ def test_a_budget_that_cannot_be_met_writes_nothing(
         (["--by", "random", "--iterative"], "--iterative"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_wrong_use_is_refused(
     place: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prune(place, *more) == 2
     assert match in capsys.readouterr().err
 
 
-def test_a_text_that_is_not_there(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_text_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", str(place / "model"), "--file", str(place / "nowhere.txt")]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
     assert main(["prune", str(place / "model"), "--file", str(place)]) == 2
@@ -247,7 +231,7 @@ def test_a_text_that_is_not_there(place: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("command", ["prune", "gate"])
-def test_a_model_of_images_is_not_asked_for_a_tokenizer(
+def test_a_vision_model_needs_no_tokenizer(
     command: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(build("vit-b16", layers=1, width=16, heads=2, hidden=16, seed=0), tmp_path / "vit")
@@ -262,7 +246,7 @@ def test_a_model_of_images_is_not_asked_for_a_tokenizer(
     assert "a Vision does not read texts: give it images" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_that_it_stopped_and_what_was_kept(
+def test_ctrl_c_reports_the_interruption_and_what_was_measured(
     place: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -42,7 +42,7 @@ def test_pictures_show_every_weight_and_numbers_go_to_a_file_of_json(
     def draw_head_map(pattern: Any, *_: Any, title: str, **__: Any) -> None:
         drawn[title.split()[1].rstrip(":")] = pattern
 
-    monkeypatch.setattr("manyheads.pictures.draw_head_map", draw_head_map)
+    monkeypatch.setattr("manyheads.report.pictures.draw_head_map", draw_head_map)
     monkeypatch.setattr("manyheads.report.data._keys_per_query", lambda *_: 2)
     numbers = folder / "made" / "heads.json"
     words = ["report", str(folder / "model"), "--file", str(folder / "text.txt")]
@@ -96,7 +96,7 @@ def test_a_missing_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{tmp_path} is a folder" in capsys.readouterr().err
 
 
-def test_without_words_it_is_about_our_own_model_and_articles(
+def test_the_default_is_the_bundled_model_on_bundled_articles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ from manyheads.cli.main import main
 from tests.studio import models
 
 
-def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -42,7 +42,7 @@ def test_a_missing_extra_is_named(
     assert "pip install starlette uvicorn" in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["studio", "no/such/folder/here", "--port", "0", "--no-browser"]) != 0
     assert "no/such/folder/here" in capsys.readouterr().err
 

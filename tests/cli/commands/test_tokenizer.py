@@ -20,7 +20,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tokenizer_is_learnt_and_written(
+def test_a_tokenizer_is_trained_and_written(
     corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = corpus / "tokenizer.json"

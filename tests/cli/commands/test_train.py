@@ -34,7 +34,7 @@ def test_a_file_is_trained_and_the_model_named(
     assert main(["train", "run.toml", "--from", "step-1"]) == 0
 
 
-def test_stopped_it_says_how_to_go_on(
+def test_an_interrupted_run_prints_how_to_resume(
     run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update = Updater.begin
@@ -53,7 +53,7 @@ def test_stopped_it_says_how_to_go_on(
     assert capsys.readouterr().err.endswith(" manyheads train run.toml --set 'run.folder=a b'\n")
 
 
-def test_stopped_before_its_first_step_it_says_from_where_to_go_on(
+def test_a_run_interrupted_before_its_first_step_prints_where_it_started_from(
     run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["train", run_file.name]) == 0
@@ -70,7 +70,7 @@ def test_stopped_before_its_first_step_it_says_from_where_to_go_on(
 
 
 @pytest.mark.usefixtures("run_file")
-def test_a_mistake_is_one_line_with_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_key_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--set", "run.stesp=3"]) == 2
     assert capsys.readouterr().err == (
         "error: run.toml: run.stesp is not a known key: use run.steps.\n"
@@ -78,7 +78,7 @@ def test_a_mistake_is_one_line_with_its_key(capsys: pytest.CaptureFixture[str]) 
     assert not Path("out").exists()
 
 
-def test_stopped_while_tokenizing_it_says_so_and_goes_on(
+def test_a_run_interrupted_while_tokenizing_prints_so_and_can_be_resumed(
     run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = tokenize._tokenize

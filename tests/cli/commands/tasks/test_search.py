@@ -124,7 +124,7 @@ def test_wrong_use_is_named(
     assert said in capsys.readouterr().err
 
 
-def test_an_index_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_index_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["search", str(tmp_path / "none"), "x"]) == 2
     assert "none" in capsys.readouterr().err
 

@@ -25,7 +25,7 @@ def filter_with(folder: Path, *words: str) -> int:
     return main(["filter", corpus, "--model", model, "-o", out, *words])
 
 
-def test_a_filter_says_what_it_kept_and_what_it_cost(
+def test_a_filter_prints_what_it_kept_and_what_it_cost(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--keep", "score >= 0 and n < 5", "--price-per-hour", "3.6")

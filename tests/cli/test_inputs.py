@@ -1,0 +1,47 @@
+"""Files, ids and texts as the commands read them."""
+
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli.inputs import read_file, read_lines, read_paragraphs, split_pairs, split_texts
+from manyheads.errors import InputError
+from tests.studio import models
+
+
+def test_tokens_limit_what_is_measured_on() -> None:
+    model = models.decoder(layers=1)
+    assert model.tokenizer is not None
+    texts = ["the cat sat on a mat", "one dog ran over some hill", "and sun was low"]
+    counts = [len(model.tokenizer.encode(text)) for text in texts]
+    first, others = split_texts(model, texts, counts[0] + 2)
+    assert (first[0], others[1:]) == (texts[0], texts[2:])
+    assert first[1] + others[0] == texts[1]
+    assert len(model.tokenizer.encode(first[1])) == 2
+    assert split_texts(model, texts, counts[0]) == (texts[:1], texts[1:])
+    assert split_texts(model, texts, 1000) == (texts, [])
+    pairs = [("the cat sat", "on a mat"), ("one dog", "ran")]
+    assert split_texts(model, pairs, 1) == (pairs[:1], pairs[1:])
+
+
+def test_only_line_ends_separate_lines_and_blank_lines_paragraphs(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("one\u2028two\n\nthree\nfour\n", "utf-8")
+    assert read_lines([file]) == ["one\u2028two", "", "three", "four"]
+    assert read_paragraphs(file) == ["one\u2028two", "three\nfour"]
+    file.write_text("one\ntwo\n", "utf-8")
+    assert read_paragraphs(file) == ["one", "two"]
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"", "contains no text"), (b"\xff", "not UTF-8")])
+def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=reason):
+        read_file(file)
+
+
+def test_a_pair_needs_a_tab() -> None:
+    assert split_pairs(["a\tb\nc\td"]) == [("a", "b"), ("c", "d")]
+    with pytest.raises(InputError, match="text 1 has no tab"):
+        split_pairs(["a\tb", "c"])

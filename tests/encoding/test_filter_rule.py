@@ -1,4 +1,4 @@
-"""Rules over texts: what Python itself would say of them, and errors with their place."""
+"""Rules over texts: they mean what they mean in Python, and errors name the place."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ def lookup(name: RuleName) -> Any:
 
 NUMBERS = st.sampled_from(["score", "tokens", "year", "2.5", "7", "-1", "1e3"])
 COMPARISONS = st.builds(
-    lambda one, sign, other, more: f"{one} {sign} {other}{more}",
+    lambda left, sign, right, more: f"{left} {sign} {right}{more}",
     NUMBERS,
     st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
     NUMBERS,
     st.sampled_from(["", " < 8", " != tokens"]),
 )
 MEMBERS = st.builds(
-    lambda one, sign: f"{one} {sign} [7, 2.5]", NUMBERS, st.sampled_from(["in", "not in"])
+    lambda left, sign: f"{left} {sign} [7, 2.5]", NUMBERS, st.sampled_from(["in", "not in"])
 )
 RULES = st.recursive(
     COMPARISONS | MEMBERS | st.sampled_from(["truncated", "good", "True"]),
@@ -46,7 +46,7 @@ def test_a_rule_means_what_it_means_in_python(text: str) -> None:
 
 
 @given(RULES, st.sets(st.sampled_from(sorted(VALUES))))
-def test_what_is_decided_early_is_decided_so_in_the_end(text: str, known: set[str]) -> None:
+def test_an_early_decision_is_the_final_one(text: str, known: set[str]) -> None:
     rule = TextRule.parse(text)
     early = rule.decide(lambda name: VALUES[name.name] if name.name in known else UNKNOWN)
     assert early in (None, rule.decide(lookup))
@@ -68,6 +68,13 @@ def test_names_columns_and_classes() -> None:
         TextRule.parse('label == "a"').check_classes(())
 
 
+def test_words_of_python_are_columns_and_its_escapes_are_not_read() -> None:
+    rule = TextRule.parse('class == "a\\n\\"b" and\nlambda.if in ("x") and not is < 007')
+    assert rule.columns == ["class", "lambda.if", "is"]
+    values = {"class": 'an"b', "lambda.if": "x", "is": 8}
+    assert rule.decide(lambda name: values[name.name]) is True
+
+
 @pytest.mark.parametrize(
     ("text", "position", "remedy"),
     [
@@ -82,7 +89,7 @@ def test_names_columns_and_classes() -> None:
         ("(" * 200 + "true" + ")" * 200, "character", "remove parentheses"),
     ],
 )
-def test_an_error_says_where(text: str, position: str, remedy: str) -> None:
+def test_an_error_names_the_character_and_the_remedy(text: str, position: str, remedy: str) -> None:
     with refuses(InputError, position, remedy):
         TextRule.parse(text)
 

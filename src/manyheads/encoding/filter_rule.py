@@ -1,20 +1,25 @@
-"""Rules over texts and what a classifier says of them: `score >= 3 and language == "en"`.
+"""Rules over texts and the output of a classifier: `score >= 3 and language == "en"`.
 
 A rule compares with ==, !=, <, <=, >, >=, in and not in, and joins comparisons by and, or, not and
-parentheses. It knows `score`, `label`, `probability` (that of the label), `probability["toxic"]`
-(that of a class), `tokens`, `truncated`, and the columns of a row by name; `column["score"]` is a
-column that has the name of something else. Nothing in it is run as Python.
+parentheses. Its names are `score`, `label`, `probability` (that of the label),
+`probability["toxic"]` (that of a class), `tokens`, `truncated`, and the columns of a row;
+`column["score"]` is a column that has the name of something else. Python parses a rule in which
+names and constants are replaced by `v0`, `v1`, ..., and nothing of it is run.
 """
 
+import ast
+import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from manyheads.errors import InputError, short_repr
 
-# What the classifier says, and the types of these values.
+# The values that a classifier computes, and their types.
 KNOWN_NAMES: dict[str, type] = {
     "score": float,
     "label": str,
@@ -25,30 +30,35 @@ KNOWN_NAMES: dict[str, type] = {
 TYPE_WORDS = {float: "a number", str: "a string", bool: "true or false", type(None): "null"}
 CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None}
 CONSTANTS |= {"True": True, "False": False, "None": None}
-COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": lambda one, other: one == other,
-    "!=": lambda one, other: one != other,
-    "<": lambda one, other: one < other,
-    "<=": lambda one, other: one <= other,
-    ">": lambda one, other: one > other,
-    ">=": lambda one, other: one >= other,
-    "in": lambda one, other: one in other,
-    "not in": lambda one, other: one not in other,
+COMPARISONS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+    ast.In: ("in", lambda value, members: value in members),
+    ast.NotIn: ("not in", lambda value, members: value not in members),
 }
 # Signs of other languages, and what is meant.
 FOREIGN = {"=": "==", "&&": "and", "&": "and", "||": "or", "|": "or", "!": "not", "<>": "!="}
 FOREIGN |= {"=>": ">=", "=<": "<="}
-LONGEST_RULE, DEEPEST_RULE = 10_000, 100
+MAX_CHARACTERS, MAX_DEPTH = 10_000, 100
+OPERAND, OPERAND_KINDS = "a name, a number or a string", ("number", "string", "entry", "word")
+TOO_DEEP = "the rule is nested too deeply", "remove parentheses"
 
+STRING = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
+WORD = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 TOKENS = re.compile(
-    r"""\s*(?:
+    rf"""\s*(?:
       (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?!\w))
-    | (?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
-    | (?P<word>[^\W\d]\w*(?:\.[^\W\d]\w*)*)
-    | (?P<sign>==|!=|<=|>=|<>|=>|=<|&&|\|\||[<>()\[\],=&|!])
+    | (?P<string>{STRING})
+    | (?P<entry>(?:probability|column)\s*\[\s*(?:{STRING}|{WORD})\s*\])
+    | (?P<sign>(?:and|or|not|in)\b(?!\.[^\W\d])|==|!=|<=|>=|<>|=>|=<|&&|\|\||[<>()\[\],=&|!])
+    | (?P<word>{WORD})
     | (?P<wrong>\S)
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.DOTALL,
 )
 
 
@@ -67,6 +77,13 @@ class RuleConstant:
     value: Any
     position: int
 
+    @property
+    def type(self) -> type | None:
+        return _type_of(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.value:g}" if isinstance(self.value, float) else repr(self.value)
+
 
 @dataclass(frozen=True, slots=True)
 class RuleName:
@@ -77,43 +94,17 @@ class RuleName:
     position: int
 
     @property
-    def shown(self) -> str:
-        forms = {"class": f'probability["{self.name}"]', "column": self.name}
-        return forms.get(self.kind, self.kind)
-
-    @property
     def type(self) -> type | None:
         """The type of its values; None for a column, which may have any."""
         return float if self.kind == "class" else KNOWN_NAMES.get(self.kind)
 
+    def __str__(self) -> str:
+        forms = {"class": f'probability["{self.name}"]', "column": self.name}
+        return forms.get(self.kind, self.kind)
+
 
 RuleOperand = RuleConstant | RuleName
-
-
-@dataclass(frozen=True, slots=True)
-class RuleComparison:
-    """Operands with a comparison between each two, as in `1 <= score < 3`."""
-
-    operands: tuple[RuleOperand, ...]
-    signs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RuleNegation:
-    """What holds where the part does not."""
-
-    part: "RulePart"
-
-
-@dataclass(frozen=True, slots=True)
-class RuleJunction:
-    """Parts that all must hold, or any of them."""
-
-    word: Literal["and", "or"]
-    parts: tuple["RulePart", ...]
-
-
-RulePart = RuleConstant | RuleName | RuleComparison | RuleNegation | RuleJunction
+START = RuleToken("start", "", 0)
 
 
 class RuleTypeError(ValueError):
@@ -143,363 +134,304 @@ class TextRule:
     """
 
     text: str
-    part: RulePart
-    argument: str = "keep"
+    argument: str
+    tree: ast.expr = field(compare=False, repr=False)
+    operands: dict[str, RuleOperand] = field(compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str, argument: str = "keep") -> "TextRule":
-        return cls(text, _Parser(text, argument).parse(), argument)
+        parser = _Parser(text, argument)
+        return cls(text, argument, parser.tree, parser.operands)
 
     @property
     def names(self) -> list[RuleName]:
         """The names that the rule mentions."""
-        return list(_names(self.part))
+        return [operand for operand in self.operands.values() if isinstance(operand, RuleName)]
 
     @property
     def columns(self) -> list[str]:
         """The columns that the rule mentions, each once."""
-        return list(dict.fromkeys(each.name for each in self.names if each.kind == "column"))
+        return list(dict.fromkeys(name.name for name in self.names if name.kind == "column"))
 
     def check_classes(self, classes: Sequence[str]) -> None:
         """Refuse what a classifier with these classes, or a regression model without, lacks."""
-        for each in self.names:
-            if each.kind in ("label", "probability", "class") and not classes:
-                self._fail(
-                    each, f"{each.shown} needs classes, and the model has one output", "use score"
-                )
-            if each.kind == "class" and each.name not in classes:
-                self._fail(each, f"there is no class {each.name!r}", f"use {', '.join(classes)}")
-        for name, constant in self._label_constants(self.part):
-            if isinstance(constant.value, str) and constant.value not in classes:
-                self._fail(
-                    name, f"there is no class {constant.value!r}", f"use {', '.join(classes)}"
-                )
+        mentioned: list[tuple[RuleName, Any]] = []
+        for name in self.names:
+            if name.kind in ("label", "probability", "class") and not classes:
+                problem = f"{name} needs classes, and the model has one output"
+                raise self._error(name, problem, "use score")
+            if name.kind == "class":
+                mentioned.append((name, name.name))
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Compare):
+                operands = [self._operand(part) for part in (node.left, *node.comparators)]
+                names = [operand for operand in operands if isinstance(operand, RuleName)]
+                if [name.kind for name in names] == ["label"]:
+                    for operand in operands:
+                        value = operand.value if isinstance(operand, RuleConstant) else ()
+                        members = value if isinstance(value, tuple) else (value,)
+                        mentioned += [(names[0], member) for member in members]
+        for name, value in mentioned:
+            if isinstance(value, str) and value not in classes:
+                remedy = f"use {', '.join(classes)}"
+                raise self._error(name, f"there is no class {value!r}", remedy)
 
     def refuse_columns(self, reason: str) -> None:
         """Refuse the columns of rows, where there are no rows."""
-        for each in self.names:
-            if each.kind == "column":
-                known = ", ".join(KNOWN_NAMES)
-                near = get_close_matches(each.name, KNOWN_NAMES, n=1)
-                remedy = (
-                    f"did you mean {near[0]}" if near else f'use {known} or probability["CLASS"]'
-                )
-                self._fail(each, f"{each.name} is not known, because {reason}", remedy)
+        for name in self.names:
+            if name.kind == "column":
+                near = get_close_matches(name.name, KNOWN_NAMES, n=1)
+                names = f'use {", ".join(KNOWN_NAMES)} or probability["CLASS"]'
+                remedy = f"did you mean {near[0]}" if near else names
+                raise self._error(name, f"{name.name} is not known, because {reason}", remedy)
 
     def decide(self, lookup: Lookup) -> bool | None:
         """Whether the rule holds; None where that depends on values that are UNKNOWN."""
-        return _decide(self.part, lookup)
+        return self._decide(self.tree, lookup)
 
-    def _label_constants(self, part: RulePart) -> Iterator[tuple[RuleName, RuleConstant]]:
-        """The strings that the label is compared with."""
-        if isinstance(part, RuleJunction):
-            for each in part.parts:
-                yield from self._label_constants(each)
-        elif isinstance(part, RuleNegation):
-            yield from self._label_constants(part.part)
-        elif isinstance(part, RuleComparison):
-            names = [each for each in part.operands if isinstance(each, RuleName)]
-            for constant in part.operands:
-                if isinstance(constant, RuleConstant) and [each.kind for each in names] == [
-                    "label"
-                ]:
-                    values = (
-                        constant.value if isinstance(constant.value, tuple) else (constant.value,)
-                    )
-                    for value in values:
-                        yield names[0], RuleConstant(value, constant.position)
-
-    def _fail(self, name: RuleName, problem: str, remedy: str) -> NoReturn:
-        where = f"{self.argument}={short_repr(self.text)}, character {name.position}"
-        raise InputError(f"{where}: {problem}", remedy)
-
-
-def _names(part: RulePart) -> Iterator[RuleName]:
-    match part:
-        case RuleName():
-            yield part
-        case RuleComparison():
-            yield from (each for each in part.operands if isinstance(each, RuleName))
-        case RuleNegation():
-            yield from _names(part.part)
-        case RuleJunction():
-            for each in part.parts:
-                yield from _names(each)
-
-
-def _decide(part: RulePart, lookup: Lookup) -> bool | None:
-    match part:
-        case RuleConstant():
-            return bool(part.value)
-        case RuleName():
-            return _truth(part, lookup(part))
-        case RuleNegation():
-            inner = _decide(part.part, lookup)
+    def _decide(self, node: ast.expr, lookup: Lookup) -> bool | None:
+        if isinstance(node, ast.Compare):
+            return self._compare(node, lookup)
+        if isinstance(node, ast.UnaryOp):
+            inner = self._decide(node.operand, lookup)
             return None if inner is None else not inner
-        case RuleComparison():
-            return _compare(part, lookup)
-        case RuleJunction():
-            decisive = part.word == "or"
+        if isinstance(node, ast.BoolOp):
+            decisive = isinstance(node.op, ast.Or)
             decisions = []
-            for each in part.parts:
-                decision = _decide(each, lookup)
+            for part in node.values:
+                decision = self._decide(part, lookup)
                 if decision is decisive:
                     return decisive
                 decisions.append(decision)
             return None if None in decisions else not decisive
+        operand = self._operand(node)
+        value = lookup(operand) if isinstance(operand, RuleName) else operand.value
+        if value is UNKNOWN or value is None:
+            return None if value is UNKNOWN else False
+        if not isinstance(value, bool):
+            raise RuleTypeError(f"{operand} is {_type_words(value)}, not true or false")
+        return value
 
+    def _compare(self, node: ast.Compare, lookup: Lookup) -> bool | None:
+        operands = [self._operand(part) for part in (node.left, *node.comparators)]
+        values = [
+            lookup(operand) if isinstance(operand, RuleName) else operand.value
+            for operand in operands
+        ]
+        all_known = True
+        for index, comparison in enumerate(node.ops):
+            sign, holds = COMPARISONS[type(comparison)]
+            left, right = values[index : index + 2]
+            if left is UNKNOWN or right is UNKNOWN:
+                all_known = False
+                continue
+            if "in" not in sign:
+                if left is None or right is None:
+                    # Nothing is larger or smaller than null.
+                    if sign not in ("==", "!="):
+                        return False
+                elif _type_of(left) is not _type_of(right) or (
+                    sign[0] in "<>" and isinstance(left, bool)
+                ):
+                    raise RuleTypeError(
+                        f"{operands[index]} is {_type_words(left)}, which cannot be compared by "
+                        f"{sign} with {operands[index + 1]}, {_type_words(right)}"
+                    )
+            if not holds(left, right):
+                return False
+        return True if all_known else None
 
-def _truth(name: RuleName, value: Any) -> bool | None:
-    if value is UNKNOWN or value is None:
-        return None if value is UNKNOWN else False
-    if not isinstance(value, bool):
-        raise RuleTypeError(f"{name.shown} is {_type_words(value)}, not true or false")
-    return value
+    def _operand(self, node: ast.expr) -> RuleOperand:
+        assert isinstance(node, ast.Name)
+        return self.operands[node.id]
 
-
-def _compare(part: RuleComparison, lookup: Lookup) -> bool | None:
-    values = [lookup(each) if isinstance(each, RuleName) else each.value for each in part.operands]
-    known = True
-    for index, sign in enumerate(part.signs):
-        one, other = values[index], values[index + 1]
-        if one is UNKNOWN or other is UNKNOWN:
-            known = False
-        elif not _holds(part, index, sign, one, other):
-            return False
-    return True if known else None
-
-
-def _holds(part: RuleComparison, index: int, sign: str, one: Any, other: Any) -> bool:
-    if "in" in sign:
-        return COMPARISONS[sign](one, other)
-    if one is None or other is None:
-        # Nothing is larger or smaller than null.
-        return sign in ("==", "!=") and COMPARISONS[sign](one, other)
-    if _type_of(one) is not _type_of(other) or (sign[0] in "<>" and isinstance(one, bool)):
-        left, right = (_shown(part.operands[place]) for place in (index, index + 1))
-        raise RuleTypeError(
-            f"{left} is {_type_words(one)}, which cannot be compared by {sign} with {right}, "
-            f"{_type_words(other)}"
-        )
-    return COMPARISONS[sign](one, other)
+    def _error(self, name: RuleName, problem: str, remedy: str) -> InputError:
+        return _rule_error(self.text, self.argument, name, problem, remedy)
 
 
 def _type_of(value: Any) -> type:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float
-    return type(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float if number else type(value)
 
 
 def _type_words(value: Any) -> str:
     return TYPE_WORDS.get(_type_of(value), f"a {type(value).__name__}")
 
 
-def _shown(operand: RuleOperand) -> str:
-    if isinstance(operand, RuleName):
-        return operand.shown
-    return f"{operand.value:g}" if isinstance(operand.value, float) else repr(operand.value)
-
-
 class _Parser:
-    """A parser by recursive descent: or, and, not, comparison, operand."""
+    """Reads the tokens of a rule, has Python parse them, and refuses what is no rule."""
 
     def __init__(self, text: str, argument: str) -> None:
         self.text, self.argument = text, argument
-        self.depth = 0
-        if len(text) > LONGEST_RULE:
+        if len(text) > MAX_CHARACTERS:
             raise InputError(
-                f"{argument} must have at most {LONGEST_RULE:,} characters, got {len(text):,}"
+                f"{argument} must have at most {MAX_CHARACTERS:,} characters, got {len(text):,}"
             )
         self.tokens = [
-            RuleToken(
-                str(found.lastgroup),
-                found[found.lastgroup or 0],
-                found.start(found.lastgroup or 0) + 1,
-            )
-            for found in TOKENS.finditer(text)
+            RuleToken(kind, match[kind], match.start(kind) + 1)
+            for match in TOKENS.finditer(text)
+            if (kind := match.lastgroup)
         ]
+        if not self.tokens:
+            raise InputError(f"{argument} is empty", "write a rule such as 'score >= 3'")
+        self.operands: dict[str, RuleOperand] = {}
+        self.open_brackets = 0
+        words = [self._word(index) for index in range(len(self.tokens))]
+        # Where each token ends in the text that Python parses.
+        self.ends = list(accumulate(len(word) + 1 for word in words))
         self.tokens.append(RuleToken("end", "", len(text) + 1))
-        self.index = 0
+        try:
+            self.tree = ast.parse(" ".join(words), mode="eval").body
+        except SyntaxError as error:
+            index = self._index(error.offset - 1) if error.offset else len(words)
+            # Python names the bracket that is never closed.
+            unclosed = {"(": ")", "[": "]"}.get(self.tokens[index].text)
+            self._unexpected(len(words) if unclosed else index, unclosed)
+        except (MemoryError, RecursionError):
+            self._fail(self.tokens[0], *TOO_DEEP)
+        self._check_part(self.tree, 0)
 
-    def parse(self) -> RulePart:
-        if len(self.tokens) == 1:
-            raise InputError(f"{self.argument} is empty", "write a rule such as 'score >= 3'")
-        part = self._junction("or")
-        if self.next.kind != "end":
-            self._unexpected("and, or, or the end")
-        return part
+    def _word(self, index: int) -> str:
+        """The token as Python, if it can follow the one before."""
+        token, before = self.tokens[index], self.tokens[index - 1] if index else START
+        operand = token.kind in OPERAND_KINDS
+        starts = operand or token.text in ("(", "[")
+        if token.kind == "wrong" or token.text in FOREIGN or (starts and _ends_operand(before)):
+            self._unexpected(index)
+        self.open_brackets += (token.text in ("(", "[")) - (token.text in (")", "]"))
+        if self.open_brackets > MAX_DEPTH:
+            self._fail(token, *TOO_DEEP)
+        if not operand:
+            return token.text
+        self.operands[f"v{index}"] = _operand(token)
+        return f"v{index}"
 
-    @property
-    def next(self) -> RuleToken:
-        return self.tokens[self.index]
+    def _check_part(self, node: ast.expr, depth: int) -> None:
+        """Refuse what is neither true nor false."""
+        if depth > MAX_DEPTH:
+            self._fail(self.tokens[self._index(node.col_offset)], *TOO_DEEP)
+        if isinstance(node, ast.BoolOp):
+            for part in node.values:
+                self._check_part(part, depth + 1)
+        elif isinstance(node, ast.UnaryOp):
+            self._check_part(node.operand, depth + 1)
+        elif isinstance(node, ast.Compare):
+            self._check_comparison(node)
+        else:
+            operand = self._operand(node)
+            constant = isinstance(operand, RuleConstant)
+            if operand.type is bool or (operand.type is None and not constant):
+                return
+            sample = '== "..."' if operand.type is str and not constant else ">= 0.5"
+            remedy = f"compare it, as in {operand} {sample}"
+            self._fail(operand, f"{operand} is neither true nor false", remedy)
 
-    def _take(self, *texts: str) -> RuleToken | None:
-        """The next token, if it is one of these words or signs."""
-        token = self.next
-        if token.kind in ("word", "sign") and token.text in texts:
-            self.index += 1
-            return token
-        return None
+    def _check_comparison(self, node: ast.Compare) -> None:
+        left = self._operand(node.left)
+        for index, comparison in enumerate(node.ops):
+            right: RuleOperand
+            if isinstance(comparison, ast.In | ast.NotIn):
+                right = self._list(node.comparators[index])
+                node.comparators[index] = ast.Name(f"list{len(self.operands)}", ast.Load())
+                self.operands[f"list{len(self.operands)}"] = right
+                for value in right.value:
+                    self._check_types(left, RuleConstant(value, right.position))
+            else:
+                right = self._operand(node.comparators[index])
+                if type(None) not in (left.type, right.type):
+                    self._check_types(left, right)
+            left = right
 
-    def _junction(self, word: Literal["and", "or"]) -> RulePart:
-        self.depth += 1
-        if self.depth > DEEPEST_RULE:
-            self._fail(self.next, "the rule is nested too deeply", "remove parentheses")
-        parts = [self._junction("and") if word == "or" else self._negation()]
-        while self._take(word):
-            parts.append(self._junction("and") if word == "or" else self._negation())
-        self.depth -= 1
-        return parts[0] if len(parts) == 1 else RuleJunction(word, tuple(parts))
+    def _operand(self, node: ast.expr) -> RuleOperand:
+        if isinstance(node, ast.Tuple) and node.elts:
+            self._unexpected(self._index(node.elts[0].end_col_offset or 0))
+        if not isinstance(node, ast.Name):
+            self._unexpected(self._index(node.col_offset))
+        return self.operands[node.id]
 
-    def _negation(self) -> RulePart:
-        count = 0
-        while self._take("not"):
-            count += 1
-        part = self._comparison()
-        return RuleNegation(part) if count % 2 else part
-
-    def _comparison(self) -> RulePart:
-        if self._take("("):
-            part = self._junction("or")
-            if not self._take(")"):
-                self._unexpected(")")
-            return part
-        operands, signs = [self._operand()], []
-        while sign := self._sign():
-            signs.append(sign)
-            operands.append(self._members() if "in" in sign.text else self._operand())
-        if not signs:
-            return self._alone(operands[0])
-        for index, sign in enumerate(signs):
-            self._check_types(operands[index], sign, operands[index + 1])
-        return RuleComparison(tuple(operands), tuple(each.text for each in signs))
-
-    def _sign(self) -> RuleToken | None:
-        token = self.next
-        if self._take("not"):
-            if not self._take("in"):
-                self._unexpected("in")
-            return token._replace(text="not in")
-        return self._take(*COMPARISONS)
-
-    def _operand(self) -> RuleOperand:
-        token = self.next
-        self.index += 1
-        if token.kind == "number":
-            return RuleConstant(float(token.text), token.position)
-        if token.kind == "string":
-            return RuleConstant(_unquoted(token.text), token.position)
-        if token.kind != "word" or token.text in ("and", "or", "not", "in"):
-            self.index -= 1
-            self._unexpected("a name, a number or a string")
-        if token.text in CONSTANTS:
-            return RuleConstant(CONSTANTS[token.text], token.position)
-        return self._name(token)
-
-    def _name(self, token: RuleToken) -> RuleName:
-        first, _, rest = token.text.partition(".")
-        if first in ("probability", "column") and (rest or self._take("[")):
-            name = rest or self._inside_brackets()
-            return RuleName("class" if first == "probability" else "column", name, token.position)
-        if token.text in KNOWN_NAMES:
-            kind: Any = token.text
-            return RuleName(kind, token.text, token.position)
-        return RuleName("column", token.text, token.position)
-
-    def _inside_brackets(self) -> str:
-        token = self.next
-        if token.kind not in ("string", "word"):
-            self._unexpected("a name in quotes")
-        self.index += 1
-        if not self._take("]"):
-            self._unexpected("]")
-        return _unquoted(token.text) if token.kind == "string" else token.text
-
-    def _members(self) -> RuleConstant:
-        """The list behind `in`."""
-        start = self.next
-        if not self._take("[", "("):
-            self._unexpected("a list such as [1, 2]")
+    def _list(self, node: ast.expr) -> RuleConstant:
+        """The list behind `in`, where ("a") is one too."""
+        index = self._index(node.col_offset)
+        if not isinstance(node, ast.List | ast.Tuple) and self.tokens[index - 1].text != "(":
+            self._unexpected(index)
         values = []
-        while not self._take("]", ")"):
-            operand = self._operand()
-            if not isinstance(operand, RuleConstant):
-                self._fail(
-                    start, f"the list holds the name {operand.shown}", "put strings in quotes"
-                )
+        for part in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+            operand = self._operand(part)
+            if isinstance(operand, RuleName):
+                problem = f"the list holds the name {operand}"
+                self._fail(self.tokens[index], problem, "put strings in quotes")
             values.append(operand.value)
-            if not self._take(",") and self.next.text not in ("]", ")"):
-                self._unexpected(", or ]")
-        return RuleConstant(tuple(values), start.position)
+        return RuleConstant(tuple(values), self.tokens[index].position)
 
-    def _alone(self, operand: RuleOperand) -> RulePart:  # noqa: RET503
-        if isinstance(operand, RuleConstant) and isinstance(operand.value, bool):
-            return operand
-        if isinstance(operand, RuleName) and operand.type in (bool, None):
-            return operand
-        if self.next.text in FOREIGN:
-            self._unexpected("a comparison")
-        sample = '== "..."' if isinstance(operand, RuleName) and operand.type is str else ">= 0.5"
-        self._fail(
-            operand,
-            f"{_shown(operand)} is neither true nor false",
-            f"compare it, as in {_shown(operand)} {sample}",
-        )
-
-    def _check_types(self, one: RuleOperand, sign: RuleToken, other: RuleOperand) -> None:
-        kinds = [
-            each.type if isinstance(each, RuleName) else _type_of(each.value)
-            for each in (one, other)
-        ]
-        if "in" in sign.text:
-            assert isinstance(other, RuleConstant)
-            wrong = [each for each in other.value if kinds[0] not in (None, _type_of(each))]
-            if wrong:
-                self._mismatch(
-                    one, kinds[0], RuleConstant(wrong[0], other.position), _type_of(wrong[0])
-                )
-        elif None not in kinds and type(None) not in kinds and kinds[0] is not kinds[1]:
-            self._mismatch(one, kinds[0], other, kinds[1])
-
-    def _mismatch(
-        self, one: RuleOperand, first: type | None, other: RuleOperand, second: type | None
-    ) -> NoReturn:
-        assert first is not None
-        assert second is not None
-        words = [
-            f"{_shown(each)} is {TYPE_WORDS[kind]}"
-            for each, kind in ((one, first), (other, second))
-        ]
+    def _check_types(self, left: RuleOperand, right: RuleOperand) -> None:
+        kinds = left.type, right.type
+        if None in kinds or kinds[0] is kinds[1]:
+            return
+        sides = [f"{side} is {TYPE_WORDS.get(side.type, 'a list')}" for side in (left, right)]
         remedy = "compare numbers with numbers and strings with strings"
-        if str in (first, second) and float in (first, second):
+        if set(kinds) == {str, float}:
             remedy = "put strings in quotes, and numbers not"
-        self._fail(one, " and ".join(words), remedy)
+        self._fail(left, " and ".join(sides), remedy)
 
-    def _unexpected(self, expected: str) -> NoReturn:
-        token = self.next
-        where = f"{self.argument}={short_repr(self.text)}"
+    def _index(self, offset: int) -> int:
+        """The index of the token at an offset in the text that Python parses."""
+        return bisect(self.ends, offset)
+
+    def _unexpected(self, index: int, expected: str | None = None) -> NoReturn:
+        """Refuse a token, and name what could be in its place."""
+        token, before = self.tokens[index], self.tokens[index - 1] if index else START
+        where, place = f"{self.argument}={short_repr(self.text)}", f"character {token.position}"
         if token.kind == "end":
-            raise InputError(
-                f"{where} ends at character {token.position - 1}", f"it needs {expected}"
-            )
+            end = f"{where} ends at character {len(self.text)}"
+            raise InputError(end, f"it needs {expected or OPERAND}")
         if token.text in FOREIGN:
-            raise InputError(
-                f"{where}: {token.text!r} at character {token.position} is not an operator",
-                f"use {FOREIGN[token.text]}",
-            )
+            problem = f"{where}: {token.text!r} at {place} is not an operator"
+            raise InputError(problem, f"use {FOREIGN[token.text]}")
         if token.text in ('"', "'"):
-            raise InputError(
-                f"{where}: the string at character {token.position} has no end", "close the quotes"
-            )
+            raise InputError(f"{where}: the string at {place} has no end", "close the quotes")
+        expected = OPERAND
+        if token.text == "[" and before.text in ("probability", "column"):
+            expected = "a name in quotes"
+        elif _ends_operand(before):
+            expected = "and, or, or the end"
+        elif before.text == "in":
+            expected = "a list such as [1, 2]"
         raise InputError(
-            f"{where}: unexpected {token.text!r} at character {token.position}",
-            f"there must be {expected}",
+            f"{where}: unexpected {token.text!r} at {place}", f"there must be {expected}"
         )
 
     def _fail(self, part: RuleToken | RuleOperand, problem: str, remedy: str) -> NoReturn:
-        where = f"{self.argument}={short_repr(self.text)}, character {part.position}"
-        raise InputError(f"{where}: {problem}", remedy)
+        raise _rule_error(self.text, self.argument, part, problem, remedy)
+
+
+def _rule_error(
+    text: str, argument: str, part: RuleToken | RuleOperand, problem: str, remedy: str
+) -> InputError:
+    where = f"{argument}={short_repr(text)}, character {part.position}"
+    return InputError(f"{where}: {problem}", remedy)
+
+
+def _ends_operand(token: RuleToken) -> bool:
+    return token.kind in OPERAND_KINDS or token.text in (")", "]")
+
+
+def _operand(token: RuleToken) -> RuleOperand:
+    if token.kind == "number":
+        return RuleConstant(float(token.text), token.position)
+    if token.kind == "string":
+        return RuleConstant(_unquoted(token.text), token.position)
+    if token.text in CONSTANTS:
+        return RuleConstant(CONSTANTS[token.text], token.position)
+    first, _, rest = token.text.partition("[" if token.kind == "entry" else ".")
+    if rest and first.strip() in ("probability", "column"):
+        kind = "class" if first.strip() == "probability" else "column"
+        name = _unquoted(rest[:-1].strip()) if token.kind == "entry" else rest
+        return RuleName(kind, name, token.position)
+    known: Any = token.text if token.text in KNOWN_NAMES else "column"
+    return RuleName(known, token.text, token.position)
 
 
 def _unquoted(text: str) -> str:
+    if text[0] not in "'\"":
+        return text
     return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)

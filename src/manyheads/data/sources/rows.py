@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -30,8 +31,8 @@ class Row(NamedTuple):
 
     def get(self, field: str) -> Any:
         if field not in self.fields:
-            there = ", ".join(map(str, self.fields)) or "none"
-            raise InputError(f"{self.location} has no field {field!r}", f"use one of: {there}")
+            names = ", ".join(map(str, self.fields)) or "none"
+            raise InputError(f"{self.location} has no field {field!r}", f"use one of: {names}")
         return self.fields[field]
 
     def text(self, field: str) -> str:
@@ -132,55 +133,71 @@ def hub_rows(paths: Sequence[str]) -> HubRows | None:
             f"{', '.join(paths)} mix a dataset of the hub with other sources", "give it alone"
         )
     name, _, rest = paths[0].removeprefix(HUB).partition("?")
-    known = [field.name for field in fields(HubRows) if field.name != "name"]
-    chosen = dict(parse_qsl(rest, keep_blank_values=True))
-    wrong = [key for key in chosen if key not in known]
+    options = dict(parse_qsl(rest, keep_blank_values=True))
+    allowed = [field.name for field in fields(HubRows) if field.name != "name"]
+    wrong = [key for key in options if key not in allowed]
     if not name or wrong:
         problem = f"has an unknown option {wrong[0]}" if wrong else "lacks a dataset"
         raise InputError(f"{paths[0]} {problem}", FORM)
-    return HubRows(name, **chosen)
+    return HubRows(name, **options)
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, with their numbers from 1."""
     with open_file(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line)
-            except ValueError as error:
-                raise InputError(
-                    f"{path}, line {number} is not valid JSON ({error})", "correct or remove it"
-                ) from None
-            if not isinstance(fields, dict):
-                raise InputError(
-                    f"{path}, line {number} is not an object", 'write {"text": "..."}, one per line'
-                )
-            yield Row(fields, str(path), number)
+            if line.strip():
+                yield number, line
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def json_row(line: bytes, path: Path, number: int) -> Row:
+    """The row that a line of JSON is."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path}, line {number} is not valid JSON ({error})", "correct or remove it"
+        ) from None
+    if not isinstance(fields, dict):
+        raise InputError(
+            f"{path}, line {number} is not an object", 'write {"text": "..."}, one per line'
+        )
+    return Row(fields, str(path), number)
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    for number, line in numbered_lines(path):
+        yield json_row(line, path, number)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """A `ParquetFile` that is not held in memory, and errors that name the file."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise MissingPackageError(str(path), "pyarrow") from None
-    number = 0
     try:
-        # Row groups are read one by one, in small batches.
-        with ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield Row(fields, str(path), number, "row")
-    except ArrowException as error:
+        with ParquetFile(path, pre_buffer=False) as file:
+            yield file
+    except (ArrowException, OSError) as error:
         raise InputError(
-            f"{path} cannot be read as Parquet ({error})", "download it again"
+            f"{path} cannot be read as Parquet ({str(error)[:100]})", "download it again"
         ) from None
 
 
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    number = 0
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
+            for fields in batch.to_pylist():
+                number += 1
+                yield Row(fields, str(path), number, "row")
+
+
 ROW_FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
-    ".parquet": _parquet,
+    ".jsonl": _json_rows,
+    ".ndjson": _json_rows,
+    ".parquet": _parquet_rows,
 }

@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,11 @@ from manyheads.data.sources.files import (
     find_files,
     fingerprint,
     open_file,
+    open_zstandard,
     suffix_of,
 )
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.data.sources.rows import json_row, numbered_lines, open_parquet
+from manyheads.errors import ArgumentError, InputError
 
 ROWS, PLAIN, PARQUET = (".jsonl", ".ndjson"), (".txt", ".text", ".md"), (".parquet",)
 # Files that are read one after another belong together up to this size.
@@ -27,14 +29,13 @@ READ_BYTES = 2**20
 
 
 class Problem(NamedTuple):
-    """A row that cannot be read, and why; or a file that ends here because it is broken."""
+    """Why a row cannot be read; or a file, which ends here because it is broken."""
 
-    location: str
     reason: str
     ends_file: bool = False
 
     def __str__(self) -> str:
-        return f"{self.location}: {self.reason}"
+        return self.reason
 
 
 class Layout(NamedTuple):
@@ -102,7 +103,8 @@ def plan(paths: Paths) -> list[FileGroup]:
     groups: list[FileGroup] = []
     for file in files:
         if file.suffix.lower() == ".zst":
-            _check_zstandard(file)
+            # Names a missing package before the first document is read.
+            open_zstandard(file).close()
         size, last = file.stat().st_size, groups[-1] if groups else None
         if last and last.bytes + size <= GROUP_BYTES and _format(last.files[0]) == _format(file):
             groups[-1] = FileGroup((*last.files, str(file)), last.bytes + size)
@@ -119,14 +121,6 @@ def fingerprints(groups: Sequence[FileGroup]) -> list[list[str]]:
 def _format(file: Path | str) -> str:
     suffix = suffix_of(Path(file))
     return "rows" if suffix in ROWS else "parquet" if suffix in PARQUET else "plain"
-
-
-def _check_zstandard(file: Path) -> None:
-    """Name a missing package before the first document is read."""
-    try:
-        import zstandard  # noqa: F401
-    except ImportError:
-        raise MissingPackageError(str(file), "zstandard") from None
 
 
 def read_blocks(group: FileGroup, layout: Layout, skip: int = 0) -> Iterator[CorpusBlock]:
@@ -148,14 +142,14 @@ class _RowReader:
         self.bytes = 0
         self.index = 0
 
-    def __iter__(self) -> Iterator[dict[str, Any] | Problem]:
+    def __iter__(self) -> Iterator[Mapping[str, Any] | Problem]:
         for name in self.group.files:
             file, before = Path(name), self.bytes
             try:
                 yield from self._lines(file) if _format(file) == "rows" else self._documents(file)
             except InputError as error:
                 if self._counts():
-                    yield Problem(name, error.problem, ends_file=True)
+                    yield Problem(f"{name}: {error.problem}", ends_file=True)
             self.bytes = before + file.stat().st_size
 
     def _counts(self) -> bool:
@@ -163,39 +157,30 @@ class _RowReader:
         self.index += 1
         return self.index > self.skip
 
-    def _lines(self, file: Path) -> Iterator[dict[str, Any] | Problem]:
+    def _lines(self, file: Path) -> Iterator[Mapping[str, Any] | Problem]:
         plain = file.suffix.lower() not in COMPRESSED
-        with open_file(file) as opened:
-            for number, line in enumerate(opened, 1):
-                self.bytes += len(line) if plain else 0
-                if line.strip() and self._counts():
-                    yield self._row(line, f"{file}, line {number}")
+        for number, line in numbered_lines(file):
+            self.bytes += len(line) if plain else 0
+            if self._counts():
+                try:
+                    yield self._fields(line, file, number)
+                except InputError as error:
+                    yield Problem(str(error).removesuffix("."))
 
-    def _row(self, line: bytes, location: str) -> dict[str, Any] | Problem:
-        try:
-            row = json.loads(line)
-            if b"\\u" in line:
-                # An escape may be half of a character.
-                json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return Problem(location, "it has a lone surrogate")
-        except (ValueError, RecursionError) as error:
-            return Problem(location, f"it is not valid JSON ({str(error)[:80]})")
-        if not isinstance(row, dict):
-            return Problem(location, "it is not an object")
-        if self.layout.text_column not in row:
-            there = ", ".join(row) or "none"
-            return Problem(
-                location, f"it has no column {self.layout.text_column!r}, but {there[:200]}"
-            )
-        text = row[self.layout.text_column]
-        if text is not None and not isinstance(text, str):
-            kind = type(text).__name__
-            return Problem(location, f"{self.layout.text_column!r} is of type {kind}, not a string")
-        return row
+    def _fields(self, line: bytes, file: Path, number: int) -> Mapping[str, Any]:
+        row = json_row(line, file, number)
+        if row.get(self.layout.text_column) is not None:
+            row.text(self.layout.text_column)
+        if b"\\u" in line:
+            # An escape may be half of a character.
+            try:
+                json.dumps(row.fields, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise InputError(f"{row.location} has a lone surrogate") from None
+        return row.fields
 
-    def _documents(self, file: Path) -> Iterator[dict[str, Any] | Problem]:
-        """The documents of a plain text: all of it, or what stands between separators."""
+    def _documents(self, file: Path) -> Iterator[Mapping[str, Any] | Problem]:
+        """The documents of a plain text: all of it, or the parts between separators."""
         separator = (self.layout.separator or "").encode()
         with open_file(file) as opened:
             waiting = b""
@@ -207,13 +192,13 @@ class _RowReader:
                         yield from self._document(document, file)
             yield from self._document(waiting, file)
 
-    def _document(self, document: bytes, file: Path) -> Iterator[dict[str, Any] | Problem]:
+    def _document(self, document: bytes, file: Path) -> Iterator[Mapping[str, Any] | Problem]:
         if (self.layout.separator and not document.strip()) or not self._counts():
             return
         try:
             text = document.removeprefix(codecs.BOM_UTF8).decode()
         except UnicodeDecodeError as error:
-            yield Problem(f"{file}, document {self.index}", f"it is not UTF-8 ({error.reason})")
+            yield Problem(f"{file}, document {self.index} is not UTF-8 ({error.reason})")
         else:
             yield {self.layout.text_column: text, "source": str(file)}
 
@@ -257,39 +242,38 @@ def _tables(group: FileGroup, layout: Layout, skip: int) -> Iterator[CorpusBlock
 
 
 def _tables_of(file: Path, layout: Layout) -> Iterator[CorpusBlock]:
+    from pyarrow import Table
+
+    rows_before = 0
     try:
-        from pyarrow import ArrowException, Table
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise MissingPackageError(str(file), "pyarrow") from None
-    read = 0
-    try:
-        with ParquetFile(file, pre_buffer=False) as opened:
+        with open_parquet(file) as opened:
             _check_text_column(file, opened.schema_arrow, layout.text_column)
             for batch in opened.iter_batches(batch_size=layout.block_rows):
                 table = Table.from_batches([batch])
                 texts = _texts(table.column(layout.text_column))
                 for start, stop in _cuts(texts):
-                    block = _readable(file, table, texts, start, stop, read)
-                    block.fraction = (read + stop) / max(1, opened.metadata.num_rows)
+                    block = _readable(file, table, texts, start, stop, rows_before)
+                    block.fraction = (rows_before + stop) / max(1, opened.metadata.num_rows)
                     yield block
-                read += len(texts)
-    except (ArrowException, OSError) as error:
-        reason = f"it cannot be read as Parquet ({str(error)[:100]})"
-        yield CorpusBlock([], problems=[Problem(str(file), reason, ends_file=True)], fraction=1.0)
+                rows_before += len(texts)
+    except ArgumentError:
+        raise
+    except InputError as error:
+        problem = Problem(f"{file}: {error.problem}", ends_file=True)
+        yield CorpusBlock([], problems=[problem], fraction=1.0)
 
 
 def _check_text_column(file: Path, schema: Any, name: str) -> None:
     import pyarrow.types as kinds
 
     if name not in schema.names:
-        raise InputError(
+        raise ArgumentError(
             f"{file} has no text_column={name!r}", f"use one of: {', '.join(schema.names)}"
         )
     kind = schema.field(name).type
     kind = kind.value_type if kinds.is_dictionary(kind) else kind
-    if not any(is_text(kind) for is_text in (kinds.is_string, kinds.is_large_string)):
-        raise InputError(f"{file}: text_column={name!r} is {kind}", "use a column of strings")
+    if not (kinds.is_string(kind) or kinds.is_large_string(kind)):
+        raise ArgumentError(f"{file}: text_column={name!r} is {kind}", "use a column of strings")
 
 
 def _texts(column: Any) -> list[Any]:
@@ -323,15 +307,14 @@ def _cuts(texts: Sequence[Any]) -> Iterator[tuple[int, int]]:
 
 
 def _readable(
-    file: Path, table: Any, texts: list[Any], start: int, stop: int, read: int
+    file: Path, table: Any, texts: list[Any], start: int, stop: int, rows_before: int
 ) -> CorpusBlock:
     """The rows from `start` to `stop`, without those whose text cannot be decoded."""
     good = [index for index in range(start, stop) if texts[index] is not False]
-    if len(good) == stop - start:
-        return CorpusBlock(table.slice(start, stop - start), texts[start:stop])
     problems = [
-        Problem(f"{file}, row {read + index + 1}", "its text is not UTF-8")
+        Problem(f"{file}, row {rows_before + index + 1} has a text that is not UTF-8")
         for index in range(start, stop)
         if texts[index] is False
     ]
-    return CorpusBlock(table.take(good), [texts[index] for index in good], problems)
+    rows = table.take(good) if problems else table.slice(start, stop - start)
+    return CorpusBlock(rows, [texts[index] for index in good], problems)

@@ -91,7 +91,7 @@ def prepare(model: Model, block: CorpusBlock, config: JudgeConfig) -> Prepared:
         try:
             decision = config.rule.decide(partial(_column, columns=columns, row=index))
         except RuleTypeError as error:
-            problems.append(Problem("a row", str(error)))
+            problems.append(Problem(f"a row: {error}"))
             continue
         if decision is False:
             decided += 1
@@ -136,7 +136,7 @@ def judge(model: Model, prepared: Prepared, config: JudgeConfig) -> Judged:
                 kept.append(index)
         except RuleTypeError as error:
             undecodable += 1
-            problems.append(Problem("a row", str(error)))
+            problems.append(Problem(f"a row: {error}"))
     more = FilterCounts(kept=len(kept), empty=empty, undecodable=undecodable)
     block = prepared.block
     table = _table(prepared, scores, kept, config) if kept else None

@@ -1,4 +1,4 @@
-"""Rows as Parquet: types found from the rows, and one schema for all shards in the end."""
+"""Rows as Parquet: types inferred from the rows, and one schema for all shards in the end."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,38 +57,31 @@ def _has_empty_struct(kind: Any) -> bool:
     """Whether Parquet cannot hold the type, because a struct in it has no fields."""
     pa = arrow()
     if pa.types.is_struct(kind):
-        return not kind.num_fields or any(_has_empty_struct(each.type) for each in kind)
+        return not kind.num_fields or any(_has_empty_struct(field.type) for field in kind)
     return bool(pa.types.is_list(kind)) and _has_empty_struct(kind.value_type)
 
 
 def common_schema(schemas: Iterable[Any]) -> Any:
     """The schema that holds the rows of all, with the columns in the order they appear."""
-    pa = arrow()
-    fields: dict[str, Any] = {}
+    columns: dict[str, list[Any]] = {}
     for schema in schemas:
-        for each in schema:
-            mark = JSON_MARK if _is_json(each) else None
-            each = each.with_nullable(True).remove_metadata().with_metadata(mark)
-            known = fields.get(each.name)
-            fields[each.name] = each if known is None else _common_field(known, each)
-    return pa.schema(list(fields.values()))
+        for field in schema:
+            columns.setdefault(field.name, []).append(field)
+    return arrow().schema([_common_field(fields) for fields in columns.values()])
 
 
-def _common_field(one: Any, other: Any) -> Any:
+def _common_field(fields: Sequence[Any]) -> Any:
     pa = arrow()
-    if one.equals(other, check_metadata=True):
-        return one
-    marked = _is_json(one) or _is_json(other)
-    nulls = pa.types.is_null(one.type) or pa.types.is_null(other.type)
-    if not marked or nulls:
+    name = fields[0].name
+    marks = {_is_json(field) for field in fields if not pa.types.is_null(field.type)}
+    if len(marks) < 2:
+        single = [pa.schema([pa.field(name, field.type)]) for field in fields]
         try:
-            promoted = pa.unify_schemas(
-                [pa.schema([one]), pa.schema([other])], promote_options="permissive"
-            ).field(0)
-            return promoted.with_metadata(JSON_MARK if marked else None)
+            unified = pa.unify_schemas(single, promote_options="permissive").field(0)
+            return unified.with_metadata(JSON_MARK if True in marks else None)
         except pa.ArrowException:
             pass
-    return pa.field(one.name, pa.string(), metadata=JSON_MARK)
+    return pa.field(name, pa.string(), metadata=JSON_MARK)
 
 
 def _is_json(field: Any) -> bool:
@@ -98,29 +91,12 @@ def _is_json(field: Any) -> bool:
 def cast_table(table: Any, schema: Any) -> Any:
     """The table with the columns and types of a schema that holds its rows."""
     pa = arrow()
-    columns = []
-    for field in schema:
-        if field.name not in table.column_names:
-            columns.append(pa.nulls(len(table), field.type))
-            continue
-        before, column = table.schema.field(field.name), table.column(field.name)
-        if before.type.equals(field.type) and _is_json(before) == _is_json(field):
-            columns.append(column)
-        elif _is_json(field) and not pa.types.is_null(before.type):
-            values = [_as_json(value) for value in column.to_pylist()]
-            columns.append(pa.chunked_array([pa.array(values, pa.string())]))
-        else:
-            columns.append(_cast(column, field.type))
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _cast(column: Any, kind: Any) -> Any:
-    pa = arrow()
-    try:
-        return column.cast(kind)
-    except pa.ArrowException:
-        # Structs that gained fields.
-        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
+    for index, field in enumerate(table.schema):
+        if _is_json(schema.field(field.name)) and not _is_json(field):
+            values = [_as_json(value) for value in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(values, pa.string()))
+    # Promotes the types, and adds the columns that the table does not have.
+    return pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
 
 
 def write_table(table: Any, file: Path) -> None:
@@ -148,7 +124,7 @@ def _row_groups(tables: Iterable[Any], schema: Any) -> Iterator[list[Any]]:
     group: list[Any] = []
     for table in tables:
         group.append(cast_table(table, schema))
-        rows, size = sum(map(len, group)), sum(each.nbytes for each in group)
+        rows, size = sum(map(len, group)), sum(table.nbytes for table in group)
         if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
             yield group
             group = []

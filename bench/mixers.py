@@ -91,7 +91,7 @@ def kinds() -> dict[str, Kind]:
         "Performer": Kind(always(Performer, features=128, **heads)),
         "retention": Kind(always(LinearAttention, decay="heads", **heads)),
         "S4D": Kind(always(S4D)),
-        "Mamba": Kind(always(Mamba, inner=2 * WIDTH, pace_rank=WIDTH // 16)),
+        "Mamba": Kind(always(Mamba, inner=2 * WIDTH, dt_rank=WIDTH // 16)),
         "Mamba-2 (SSD)": Kind(always(Mamba2, heads=2 * HEADS, head_size=size, state_size=size)),
         "gated delta net": Kind(always(GatedDelta, **delta, **heads)),
         "Kimi delta": Kind(always(KimiDelta, head_size=size, **heads)),

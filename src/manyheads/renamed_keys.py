@@ -1,22 +1,38 @@
-"""The names that files of earlier versions have for keys and classes, and today's names.
+"""The names that files of earlier versions have for keys, classes and tensors, and today's names.
 
 Files are written with today's names alone; whatever reads one of ours takes both.
 """
 
+import re
 from collections.abc import Container, Mapping
 from typing import Any
 
 # Keys of run files, native config.json, training states and results of the lens.
 KEYS = {
     "initialisation": "initialization",
+    "longest": "max_length",
     "normalise": "normalize",
     "normalised": "normalized",
     "optimiser": "optimizer",
+    "pace_rank": "dt_rank",
     "regulariser": "regularizer",
     "renormalise": "renormalize",
 }
 
 CLASSES = {"Initialisation": "Initialization"}
+
+# Parameters of the mixers: in native weights, and in training states for model and optimizer.
+TENSORS = {
+    "frequency": "A_imag",
+    "log_rate": "A_log",
+    "pace_bias": "dt_bias",
+    "pace_weight": "dt_weight",
+    "read": "C",
+    "select": "x_proj",
+    "skip": "D",
+    "widen_pace": "widen_dt",
+}
+_OLD_TENSOR = re.compile(rf"(?<=\bmixer\.)({'|'.join(TENSORS)})(?=\.|$)")
 
 
 def with_new_keys(table: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
@@ -31,3 +47,12 @@ def with_new_keys(table: Mapping[str, Any], known: Container[str]) -> dict[str, 
 def _new_key(key: str, known: Container[str]) -> str:
     new = KEYS.get(key, key)
     return new if key not in known and new in known else key
+
+
+def new_tensor_name(name: str) -> str:
+    """Today's name of a tensor.
+
+    >>> new_tensor_name("stack.layers.0.mixer.select.weight")
+    'stack.layers.0.mixer.x_proj.weight'
+    """
+    return _OLD_TENSOR.sub(lambda match: TENSORS[match[0]], name)

@@ -61,7 +61,7 @@ KINDS: dict[str, Make] = {
     "Performer": lambda width, heads: Performer(width=width, heads=heads, features=128),
     "LSH": lambda width, heads: LshAttention(width=width, heads=heads, chunk=32, rounds=2),
     "S4D": lambda width, _: S4D(width=width),
-    "Mamba": lambda width, _: Mamba(width=width, inner=2 * width, pace_rank=width // 16),
+    "Mamba": lambda width, _: Mamba(width=width, inner=2 * width, dt_rank=width // 16),
     "Mamba-2": mamba2,
     "gated delta net": delta,
     "Kimi delta": lambda width, heads: KimiDelta(

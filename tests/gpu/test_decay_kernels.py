@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.mixers.performer import featurised, orthogonal_features
+from manyheads.mixers.performer import featurized, orthogonal_features
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks
 from manyheads.ragged import Lengths
@@ -127,7 +127,7 @@ def test_features_of_performer(continued: bool, device: str) -> None:
         learned = [query.detach().requires_grad_(), key.detach().requires_grad_()]
         options = {"causal": True, "by_triton": by_triton}
         with products_of_tensor_cores(by_triton):
-            result = featurised(*learned, features, lengths, before, **options)
+            result = featurized(*learned, features, lengths, before, **options)
             gradients = torch.autograd.grad(result[:2], learned, pulls)
         results.append((*result, *gradients))
     for one, other in zip(*results, strict=True):

@@ -37,7 +37,7 @@ CAUSAL: dict[str, MixerConfig] = {
     "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
     "lsh": LshAttention(width=WIDTH, heads=2, chunk=128, rounds=2),
     "s4d": S4D(width=WIDTH, state_size=8),
-    "mamba": Mamba(width=WIDTH, inner=24, state_size=5, pace_rank=3),
+    "mamba": Mamba(width=WIDTH, inner=24, state_size=5, dt_rank=3),
     "performer": Performer(width=WIDTH, heads=2, features=12),
     "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),
     "delta": GatedDelta(width=WIDTH, heads=4, head_size=8, key_heads=2, key_size=6),

@@ -98,8 +98,8 @@ def test_layers_and_neurons_are_pruned_around_mixers(model: Decoder) -> None:
         assert fewer.isfinite().all()
         smaller = surgery.prune_neurons(model, {0: [1, 2]})
     assert torch.equal(
-        smaller.state_dict()["stack.layers.2.mixer.log_rate"],
-        model.state_dict()["stack.layers.2.mixer.log_rate"],
+        smaller.state_dict()["stack.layers.2.mixer.A_log"],
+        model.state_dict()["stack.layers.2.mixer.A_log"],
     )
 
 

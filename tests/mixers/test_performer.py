@@ -5,12 +5,16 @@ import torch
 
 from manyheads import Ragged
 from manyheads.errors import ConfigError
+from manyheads.mixers.head_weights import DecayWeights
 from manyheads.mixers.performer import (
     Performer,
     PerformerLayer,
+    featurized,
+    naive_performer,
     orthogonal_features,
     softmax_error,
 )
+from manyheads.ragged import Lengths
 
 SIZE = 8
 
@@ -40,10 +44,23 @@ def test_other_features_give_another_estimate() -> None:
     batch = Ragged.from_list([torch.randn(9, 16)])
     first, drawn = layer(batch).values, layer.features.clone()
     assert "features" in layer.state_dict()
-    layer.redraw(torch.Generator().manual_seed(3))
+    layer.features.copy_(orthogonal_features(2, 20, 8, torch.Generator().manual_seed(3)))
     assert not torch.allclose(layer(batch).values, first)
     layer.features.copy_(drawn)
     assert torch.equal(layer(batch).values, first)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_features_give_the_estimate_of_the_loop_over_tokens(causal: bool) -> None:
+    lengths = Lengths.of((33, 0, 1, 70))
+    q, k, v = torch.randn(3, lengths.total, 2, SIZE)
+    features = orthogonal_features(2, 20, SIZE)
+    f_query, f_key, decay, _ = featurized(q, k, features, lengths, causal=causal)
+    patterns = DecayWeights(f_query, f_key, decay, lengths, causal=causal, normalized=True)
+    parts = zip(patterns.each, lengths.slices(), strict=True)
+    result = torch.cat([torch.einsum("hts,she->the", rows, v[at]) for rows, at in parts])
+    expected = naive_performer(q, k, v, features, lengths, causal=causal)
+    torch.testing.assert_close(result, expected, atol=2e-3, rtol=2e-3)
 
 
 def test_large_scores_stay_finite() -> None:

@@ -86,7 +86,7 @@ def test_batches() -> None:
         ),
     )
     mixers = (
-        Mamba(width=WIDTH, inner=6, state_size=2, pace_rank=1),
+        Mamba(width=WIDTH, inner=6, state_size=2, dt_rank=1),
         S4D(width=WIDTH, state_size=2),
     )
     mixes = [LayerConfig(attention=None, mixer=Branch(each), feedforward=None) for each in mixers]

@@ -88,9 +88,9 @@ class DecayWeights(HeadWeights):
         if self.log_decay is not None:
             decay = self.log_decay[self._tokens(sequence, seen), chosen].T
             # Counted from the first of the rows, which keeps what is near exact in float32.
-            passed = decay.double().cumsum(-1)
-            passed = (passed - passed[:, rows.start : rows.start + 1]).float()
-            between = passed[:, rows.start : rows.stop, None] - passed[:, None]
+            g_cumsum = decay.double().cumsum(-1)
+            g_cumsum = (g_cumsum - g_cumsum[:, rows.start : rows.start + 1]).float()
+            between = g_cumsum[:, rows.start : rows.stop, None] - g_cumsum[:, None]
             weights = weights * between.clamp_(max=0.0).exp_()
         weights = weights.tril(rows.start) if self.causal else weights
         if self.normalized:
@@ -139,8 +139,8 @@ class DeltaWeights(HeadWeights):
         for number in reversed(range(-(-rows.stop // CHUNK))):
             start, stop = number * CHUNK, min((number + 1) * CHUNK, rows.stop)
             after = max(stop - rows.start, 0)
-            passed = state @ chunks.written[number, chosen]
-            weights[:, after:, start:stop] = passed[..., : stop - start]
+            later = state @ chunks.written[number, chosen]
+            weights[:, after:, start:stop] = later[..., : stop - start]
             state = state @ chunks.carried[number, chosen]
             if after:
                 first = max(start, rows.start)
@@ -187,9 +187,9 @@ def watch_pattern(
     if context is None or not context.wants(Tap.PATTERN):
         return mixed
     own = weights()
-    given: Patterns = context.at(Tap.PATTERN, own)
-    if given is own:
+    shown: Patterns = context.at(Tap.PATTERN, own)
+    if shown is own:
         return mixed
-    parts = zip(given.each, own.lengths.slices(), strict=True)
+    parts = zip(shown.each, own.lengths.slices(), strict=True)
     outputs = [torch.einsum("hts,she->the", each.float(), value[at].float()) for each, at in parts]
     return torch.cat(outputs).to(value.dtype) if outputs else mixed

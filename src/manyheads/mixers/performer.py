@@ -77,13 +77,6 @@ class PerformerLayer(Mixer):
         shape = (config.heads, config.features, config.size)
         self.register_buffer("features", orthogonal_features(*shape))
 
-    @torch.no_grad()
-    def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw other features, as training does now and then so that none is learned by heart."""
-        config = self.config
-        drawn = orthogonal_features(config.heads, config.features, config.size, generator)
-        self.features.copy_(drawn)
-
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
@@ -95,7 +88,7 @@ class PerformerLayer(Mixer):
         value = observe(context, Tap.VALUE, value, x)
         state = None if cache is None else cache.state
         before = None if state is None else state[1]
-        f_query, f_key, decay, largest = featurised(
+        f_query, f_key, decay, largest = featurized(
             query, key, self.features, x.lengths, before, causal=self.config.causal
         )
         # The sum of the weights is one more channel.
@@ -131,8 +124,34 @@ def orthogonal_features(
     return directions.transpose(-2, -1).flatten(1, 2)[:, :features] * lengths
 
 
+def naive_performer(
+    query: Float[Tensor, "n h d"],
+    key: Float[Tensor, "n h d"],
+    value: Float[Tensor, "n h e"],
+    features: Float[Tensor, "h m d"],
+    lengths: Lengths,
+    *,
+    causal: bool,
+) -> Float[Tensor, "n h e"]:
+    """o_i = sum_j f(q_i) f(k_j) v_j / sum_j f(q_i) f(k_j), token by token: the oracle of the tests.
+
+    f(x) = exp(w x - |x|^2 / 2), with x times d^-1/4; it overflows where scores are large.
+    """
+    f_query, f_key = (
+        (torch.einsum("nhd,hmd->nhm", x, features) - x.square().sum(-1, keepdim=True) / 2).exp()
+        for x in (query * query.shape[-1] ** -0.25, key * query.shape[-1] ** -0.25)
+    )
+    outputs = torch.zeros_like(value)
+    for tokens in lengths.slices():
+        for t in range(tokens.start, tokens.stop):
+            keys = slice(tokens.start, t + 1 if causal else tokens.stop)
+            weights = torch.einsum("hm,shm->hs", f_query[t], f_key[keys])
+            outputs[t] = torch.einsum("hs,she->he", weights, value[keys]) / weights.sum(-1)[:, None]
+    return outputs
+
+
 @without_autocast
-def featurised(
+def featurized(
     query: Float[Tensor, "n h d"],
     key: Float[Tensor, "n h d"],
     features: Float[Tensor, "h m d"],
@@ -156,7 +175,7 @@ def featurised(
     if by_triton is None:
         by_triton = suits_kernels(query, max(features.shape[1:]))
     if by_triton and causal:
-        return _featurised_by_triton(query, key, features, lengths, before)
+        return _featurized_by_triton(query, key, features, lengths, before)
     scale = query.shape[-1] ** -0.25
     of_query, of_key = (
         torch.einsum("nhd,hmd->nhm", x.float() * scale, features.float()) for x in (query, key)
@@ -176,7 +195,7 @@ def featurised(
     return f_query, f_key, decay, largest
 
 
-def _featurised_by_triton(
+def _featurized_by_triton(
     query: Float[Tensor, "n h d"],
     key: Float[Tensor, "n h d"],
     features: Float[Tensor, "h m d"],
@@ -239,7 +258,7 @@ def softmax_error(
     It is the total variation distance between both rows of weights, for every query.
     """
     lengths = Lengths.of([query.shape[0]], query.device)
-    f_query, f_key, decay, _ = featurised(query, key, features, lengths, causal=causal)
+    f_query, f_key, decay, _ = featurized(query, key, features, lengths, causal=causal)
     estimate = DecayWeights(f_query, f_key, decay, lengths, causal=causal, normalized=True).of(0)
     scores = torch.einsum("nhd,mhd->hnm", query.float(), key.float()) * query.shape[-1] ** -0.5
     if causal:

@@ -44,7 +44,7 @@ def planted() -> Decoder:
     layer.project.weight[first : first + 4 * WORDS] = torch.eye(WORDS).repeat(4, 1)
     layer.project.weight[-heads:] = 0
     # Hardly anything is forgotten.
-    layer.log_rate.fill_(-12.0)
+    layer.A_log.fill_(-12.0)
     layer.convolution.weight[-4 * WORDS :] = torch.tensor([0.0, 0.0, 0.0, 1.0])
     layer.convolution.weight[-4 * WORDS : -3 * WORDS] = torch.tensor([0.0, 0.0, 1.0, 0.0])
     assert layer.convolution.bias is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.mixers.linear_attention import mix_both_ways
-from manyheads.mixers.performer import featurised, orthogonal_features
+from manyheads.mixers.performer import featurized, orthogonal_features
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks
 from manyheads.mixers.recurrent.delta_recurrence import delta_in_chunks
 from manyheads.mixers.recurrent.mamba import scan_channels
@@ -34,7 +34,7 @@ def scanned(x: Tensor) -> Any:
 
 def random_features(x: Tensor) -> Any:
     features = orthogonal_features(3, 16, 8, torch.Generator().manual_seed(1))
-    return featurised(x, x, features, LENGTHS, causal=True)
+    return featurized(x, x, features, LENGTHS, causal=True)
 
 
 RECURRENCES: dict[str, Callable[[Tensor], Any]] = {

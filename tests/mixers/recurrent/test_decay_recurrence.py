@@ -6,6 +6,7 @@ from torch import Tensor
 
 from manyheads.mixers.recurrent.decay_recurrence import (
     decay_pattern,
+    naive_decay_recurrence,
     recur_in_chunks,
     recur_one_token,
 )
@@ -20,31 +21,28 @@ def inputs(total: int, *, decays: bool) -> tuple[Tensor, Tensor, Tensor, Tensor 
     return q, k, torch.randn(total, HEADS, VALUE), decay
 
 
-def step_by_step(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, lengths: Lengths, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    outputs, last = torch.zeros_like(v), state.clone()
-    for index, where in enumerate(lengths.slices()):
-        now = state[index : index + 1]
-        for token in range(where.start, where.stop):
-            one = slice(token, token + 1)
-            outputs[one], now = recur_one_token(
-                q[one], k[one], v[one], None if decay is None else decay[one], now
-            )
-        last[index] = now[0]
-    return outputs, last
-
-
 @pytest.mark.parametrize("decays", [True, False])
 @pytest.mark.parametrize("each", [[1], [8], [200], [3, 0, 17, 4, 150, 1], [4] * 40])
-def test_chunks_equal_single_steps(each: list[int], decays: bool) -> None:
+def test_chunks_equal_the_loop_over_tokens(each: list[int], decays: bool) -> None:
     lengths = Lengths.of(each)
     q, k, v, decay = inputs(lengths.total, decays=decays)
     state = torch.randn(len(each), HEADS, SIZE, VALUE)
     outputs, last = recur_in_chunks(q, k, v, decay, lengths, state, chunk=4)
-    expected, expected_last = step_by_step(q, k, v, decay, lengths, state)
+    expected, expected_last = naive_decay_recurrence(q, k, v, decay, lengths, state)
     torch.testing.assert_close(outputs, expected, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(last, expected_last, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_single_tokens_equal_the_loop_over_tokens(decays: bool) -> None:
+    q, k, v, decay = inputs(9, decays=decays)
+    state = torch.randn(1, HEADS, SIZE, VALUE)
+    expected, expected_last = naive_decay_recurrence(q, k, v, decay, Lengths.of([9]), state)
+    for token, output in enumerate(expected.split(1)):
+        parts = [None if part is None else part[token : token + 1] for part in (q, k, v, decay)]
+        result, state = recur_one_token(*parts, state)
+        torch.testing.assert_close(result, output, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(state, expected_last, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("decays", [True, False])

@@ -1,7 +1,6 @@
 """Chunks, single steps and the explicit pattern give the same delta rule."""
 
 import sys
-from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -14,6 +13,7 @@ from manyheads.mixers.recurrent.delta_recurrence import (
     delta_in_chunks,
     delta_one_token,
     delta_pattern,
+    naive_delta_rule,
 )
 from manyheads.ragged import Lengths
 
@@ -29,19 +29,22 @@ def inputs(total: int, *, by_channel: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("by_channel", [True, False])
 @pytest.mark.parametrize("each", [[1], [50], [3, 0, 17, 4, 30, 1]])
-def test_chunks_equal_single_steps(each: list[int], by_channel: bool) -> None:
+def test_chunks_and_single_tokens_equal_the_loop_over_tokens(
+    each: list[int], by_channel: bool
+) -> None:
     lengths = Lengths.of(each)
     arguments = inputs(lengths.total, by_channel=by_channel)
     state = torch.randn(len(each), HEADS, SIZE, VALUE)
-    q, k, v, beta, decay = arguments
-    outputs, last = delta_in_chunks(q, k, v, beta, decay, lengths, state, chunk=8)
+    outputs, last = delta_in_chunks(*arguments, lengths, state, chunk=8)
+    expected, expected_last = naive_delta_rule(*arguments, lengths, state)
+    torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last, expected_last, atol=1e-5, rtol=1e-5)
     for index, where in enumerate(lengths.slices()):
         now = state[index : index + 1]
         for token in range(where.start, where.stop):
-            one = slice(token, token + 1)
-            expected, now = delta_one_token(q[one], k[one], v[one], beta[one], decay[one], now)
-            torch.testing.assert_close(outputs[one], expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(last[index : index + 1], now, atol=1e-5, rtol=1e-5)
+            output, now = delta_one_token(*(part[token : token + 1] for part in arguments), now)
+            torch.testing.assert_close(output, expected[token : token + 1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(now[0], expected_last[index], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("by_channel", [True, False])
@@ -95,16 +98,9 @@ def test_the_kernels_of_fla_are_called_as_they_are_defined(
     ) -> tuple[Tensor, Tensor]:
         assert output_final_state
         assert cu_seqlens.tolist() == [0, 5, 8]
-        outputs, states = torch.zeros_like(v), initial_state.clone()
-        for text, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
-            for t in range(start, stop):
-                decay = g[0, t].exp().reshape(2, -1, 1)
-                state = states[text] * decay
-                error = v[0, t] - torch.einsum("hde,hd->he", state, k[0, t])
-                write = torch.einsum("hd,he->hde", k[0, t], error * beta[0, t, :, None])
-                states[text] = state + write
-                outputs[0, t] = torch.einsum("hde,hd->he", states[text], scale * q[0, t])
-        return outputs, states
+        texts, parts = Lengths.of([5, 3]), (scale * q, k, v, beta, g)
+        outputs, states = naive_delta_rule(*(part[0] for part in parts), texts, initial_state)
+        return outputs[None], states
 
     monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
     monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))

@@ -29,7 +29,7 @@ def theirs_and_ours() -> tuple[Any, KimiDeltaLayer]:
     weights = {
         "project": [peer.q_proj, peer.k_proj, peer.v_proj],
         "narrow": [forget.f_a_proj, peer.g_a_proj, peer.b_proj],
-        "widen_pace": [forget.f_b_proj],
+        "widen_dt": [forget.f_b_proj],
         "widen_gate": [peer.g_b_proj],
         "output": [peer.o_proj],
     }
@@ -40,7 +40,7 @@ def theirs_and_ours() -> tuple[Any, KimiDeltaLayer]:
     tensors |= {
         "convolution.weight": peer.conv1d.weight.squeeze(1),
         "dt_bias": forget.dt_bias,
-        "log_rate": forget.A_log.flatten(),
+        "A_log": forget.A_log.flatten(),
         "norm_weight": peer.o_norm.weight,
     }
     ours.load_state_dict(tensors)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 from manyheads.mixers.recurrent import mamba
-from manyheads.mixers.recurrent.mamba import Mamba, scan_channels
+from manyheads.mixers.recurrent.mamba import Mamba, naive_selective_scan, scan_channels
 from manyheads.ragged import Lengths
 
 CHANNELS, STATES = 6, 4
@@ -23,26 +23,16 @@ def inputs(lengths: Lengths) -> list[Tensor]:
     ]
 
 
-def step_by_step(arguments: list[Tensor], lengths: Lengths, state: Tensor) -> tuple[Tensor, Tensor]:
-    x, dt, rate, b, c = arguments
-    outputs, after = [], []
-    for now, where in zip(state, lengths.slices(), strict=True):
-        for token in range(where.start, where.stop):
-            decay = (dt[token][:, None] * rate).exp()
-            now = decay * now + (dt[token] * x[token])[:, None] * b[token]
-            outputs.append(now @ c[token])
-        after.append(now)
-    return torch.stack(outputs), torch.stack(after)
-
-
 @pytest.mark.parametrize("channels", [CHANNELS, 4])
-def test_the_scan_equals_single_steps(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scan_equals_the_loop_over_tokens(
+    channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths = Lengths.of([290, 0, 7, 1, 17])
     monkeypatch.setattr(mamba, "BLOCK", {"cpu": channels * STATES * lengths.total})
     arguments, state = inputs(lengths), torch.randn(5, CHANNELS, STATES)
     leaves = [each.requires_grad_() for each in (*arguments, state)]
     result = scan_channels(*arguments, lengths, state)
-    expected = step_by_step(arguments, lengths, state)
+    expected = naive_selective_scan(*arguments, lengths, state)
     with torch.no_grad():
         walked = scan_channels(*arguments, lengths, state)
     for one, other, same in zip(result, expected, walked, strict=True):
@@ -67,5 +57,5 @@ def test_fast_decay_neither_overflows_nor_leaks() -> None:
 
 
 def test_sizes_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"pace_rank.*0"):
-        Mamba(width=8, inner=16, pace_rank=0)
+    with pytest.raises(ConfigError, match=r"dt_rank.*0"):
+        Mamba(width=8, inner=16, dt_rank=0)

@@ -2,22 +2,20 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from manyheads import Ragged
 from manyheads.errors import ConfigError
-from manyheads.mixers.recurrent.s4d import S4D, Powers, S4DLayer, convolve_texts, last_states
+from manyheads.mixers.recurrent.s4d import (
+    S4D,
+    Powers,
+    S4DLayer,
+    convolve_texts,
+    last_states,
+    naive_s4d,
+)
 from manyheads.ragged import Lengths
 
 LENGTHS = Lengths.of([37, 0, 1, 16, 5])
-
-
-def recurred(step: Tensor, c: Tensor, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for token in u:
-        state = step.exp() * state + token.unsqueeze(-1)
-        outputs.append(2 * (c * state).sum(-1).real)
-    return torch.stack(outputs) if outputs else u, state
 
 
 def test_the_convolution_equals_the_recurrence() -> None:
@@ -29,13 +27,13 @@ def test_the_convolution_equals_the_recurrence() -> None:
     result = convolve_texts(u, powers, c, LENGTHS, state)
     after = last_states(u, powers, LENGTHS, state)
     texts = zip(LENGTHS.slices(), state, strict=True)
-    expected = [recurred(step, c[0], u[where], each) for where, each in texts]
+    expected = [naive_s4d(u[where], step, c[0], each) for where, each in texts]
     outputs = torch.cat([each for each, _ in expected])
     torch.testing.assert_close(result, outputs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         after, torch.stack([each for _, each in expected]), atol=1e-4, rtol=0
     )
-    leaves = [u, layer.log_rate, layer.frequency, layer.pace_bias, layer.read]
+    leaves = [u, layer.A_log, layer.A_imag, layer.dt_bias, layer.C]
     weights = torch.randn_like(outputs)
     ways = [
         torch.autograd.grad((way * weights).sum(), leaves, retain_graph=True)
@@ -52,8 +50,8 @@ def test_the_second_system_reads_from_the_end() -> None:
         step, c = layer.system()
         result = convolve_texts(u, Powers.of(step, 16), c, Lengths.of([11]))
         start = torch.zeros(3, 4, dtype=torch.complex64)
-        forwards, _ = recurred(step, c[0], u, start)
-        backwards, _ = recurred(step, c[1], u.flip(0), start)
+        forwards, _ = naive_s4d(u, step, c[0], start)
+        backwards, _ = naive_s4d(u.flip(0), step, c[1], start)
     expected = forwards + torch.cat([backwards.flip(0)[1:], torch.zeros(1, 3)])
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 

@@ -33,6 +33,7 @@ from manyheads.models import (
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts import experts, feedforward, gates, halting, masks, norms
 from manyheads.parts.positions import absolute, alibi, disentangled, relative, rotary
+from manyheads.renamed_keys import new_tensor_name
 
 # The only classes that a file may name; nothing else is ever made from one.
 CONFIG_JSON = DataclassCodec(
@@ -132,8 +133,12 @@ class NativeFamily(Family):
     def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: ARG002
         return [Entry(name, (name,)) for name in ours]
 
+    def rewritten(self, description: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+        """With today's keys."""
+        return {**description, **self.write_config(config)}
+
     def canonical_name(self, name: str) -> str | None:
-        return name
+        return new_tensor_name(name)
 
     def opened_by(self, theirs: Mapping[str, Any]) -> str:  # noqa: ARG002
         return "manyheads"

@@ -36,8 +36,8 @@ def _block(tokens, channels, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     block = (tl.program_id(0) // across).to(tl.int64)
     row = block * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
-    here = (row < tokens)[:, None] & (column < channels)[None, :]
-    return block, row, column, here
+    valid = (row < tokens)[:, None] & (column < channels)[None, :]
+    return block, row, column, valid
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def _earlier(
     x_at,
     before_at,
     position,
-    here,
+    valid,
     stride,
     channels,
     DISTANCE: tl.constexpr,
@@ -74,11 +74,11 @@ def _earlier(
 ):
     """The token `DISTANCE` before each: of the same sequence, or of `before`, or zero."""
     inside = (position >= DISTANCE)[:, None]
-    value = tl.load(x_at - DISTANCE * stride, mask=here & inside, other=0.0).to(tl.float32)
+    value = tl.load(x_at - DISTANCE * stride, mask=valid & inside, other=0.0).to(tl.float32)
     if CONTINUED:
         outside = (position < DISTANCE)[:, None]
-        given = tl.load(before_at - DISTANCE * channels, mask=here & outside, other=0.0)
-        value = tl.where(inside, value, given.to(tl.float32))
+        carried = tl.load(before_at - DISTANCE * channels, mask=valid & outside, other=0.0)
+        value = tl.where(inside, value, carried.to(tl.float32))
     return value
 
 
@@ -97,7 +97,7 @@ def _sums(
     bias_at,
     position,
     column,
-    here,
+    valid,
     stride,
     channels,
     SIZE: tl.constexpr,
@@ -105,10 +105,10 @@ def _sums(
     CONTINUED: tl.constexpr,
 ):
     """What SiLU is applied to."""
-    value = _earlier(x_at, before_at, position, here, stride, channels, 0, CONTINUED)
+    value = _earlier(x_at, before_at, position, valid, stride, channels, 0, CONTINUED)
     sums = value * _weight(weight_at, column, channels, 0, SIZE)
     for distance in tl.static_range(1, SIZE):
-        value = _earlier(x_at, before_at, position, here, stride, channels, distance, CONTINUED)
+        value = _earlier(x_at, before_at, position, valid, stride, channels, distance, CONTINUED)
         sums += value * _weight(weight_at, column, channels, distance, SIZE)
     if BIASED:
         bias = tl.load(bias_at + column, mask=column < channels, other=0.0)
@@ -136,7 +136,7 @@ def _forward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    _, row, column, here = _block(tokens, channels, across, ROWS, COLUMNS)
+    _, row, column, valid = _block(tokens, channels, across, ROWS, COLUMNS)
     stride = stride * UNIT
     position, x_at, before_at = _places(
         x_at, before_at, sequences_at, offsets_at, row, column, tokens, stride, channels, SIZE
@@ -148,7 +148,7 @@ def _forward(
         bias_at,
         position,
         column,
-        here,
+        valid,
         stride,
         channels,
         SIZE,
@@ -157,7 +157,7 @@ def _forward(
     )
     out = sums / (1.0 + tl.exp(-sums))
     at = out_at + row[:, None] * channels + column[None, :]
-    tl.store(at, out.to(out_at.dtype.element_ty), mask=here)
+    tl.store(at, out.to(out_at.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -168,8 +168,8 @@ def _sums_back(
     before_at,
     sequences_at,
     offsets_at,
-    pull_at,
-    dsums_at,
+    d_out_at,
+    d_sums_at,
     shares_at,
     stride,
     tokens,
@@ -183,7 +183,7 @@ def _sums_back(
     COLUMNS: tl.constexpr,
 ):
     """The gradients of the sums, and this block's share of those of weight and bias."""
-    block, row, column, here = _block(tokens, channels, across, ROWS, COLUMNS)
+    block, row, column, valid = _block(tokens, channels, across, ROWS, COLUMNS)
     stride = stride * UNIT
     position, x_at, before_at = _places(
         x_at, before_at, sequences_at, offsets_at, row, column, tokens, stride, channels, SIZE
@@ -195,7 +195,7 @@ def _sums_back(
         bias_at,
         position,
         column,
-        here,
+        valid,
         stride,
         channels,
         SIZE,
@@ -203,26 +203,26 @@ def _sums_back(
         CONTINUED,
     )
     at = row[:, None] * channels + column[None, :]
-    pull = tl.load(pull_at + at, mask=here, other=0.0).to(tl.float32)
+    d_out = tl.load(d_out_at + at, mask=valid, other=0.0).to(tl.float32)
     gate = 1.0 / (1.0 + tl.exp(-sums))
-    dsums = pull * gate * (1.0 + sums * (1.0 - gate))
-    tl.store(dsums_at + at, dsums.to(dsums_at.dtype.element_ty), mask=here)
+    d_sums = d_out * gate * (1.0 + sums * (1.0 - gate))
+    tl.store(d_sums_at + at, d_sums.to(d_sums_at.dtype.element_ty), mask=valid)
     share_at = shares_at + block * (SIZE + BIASED) * channels + column
     for distance in tl.static_range(SIZE):
-        value = _earlier(x_at, before_at, position, here, stride, channels, distance, CONTINUED)
-        share = tl.sum(dsums * value, 0)
+        value = _earlier(x_at, before_at, position, valid, stride, channels, distance, CONTINUED)
+        share = tl.sum(d_sums * value, 0)
         tl.store(share_at + (SIZE - 1 - distance) * channels, share, mask=column < channels)
     if BIASED:
-        tl.store(share_at + SIZE * channels, tl.sum(dsums, 0), mask=column < channels)
+        tl.store(share_at + SIZE * channels, tl.sum(d_sums, 0), mask=column < channels)
 
 
 @triton.jit
 def _tokens_back(
-    dsums_at,
+    d_sums_at,
     weight_at,
     sequences_at,
     offsets_at,
-    dx_at,
+    d_x_at,
     tokens,
     channels,
     across,
@@ -231,17 +231,17 @@ def _tokens_back(
     COLUMNS: tl.constexpr,
 ):
     """The gradients of the tokens, each from its own sum and those after it in its sequence."""
-    _, row, column, here = _block(tokens, channels, across, ROWS, COLUMNS)
+    _, row, column, valid = _block(tokens, channels, across, ROWS, COLUMNS)
     sequence = tl.load(sequences_at + row, mask=row < tokens, other=0)
     end = tl.load(offsets_at + sequence + 1, mask=row < tokens, other=0)
-    dx = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    d_x = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for distance in tl.static_range(SIZE):
         later = row + distance
-        at = dsums_at + later[:, None] * channels + column[None, :]
-        dsums = tl.load(at, mask=here & (later < end)[:, None], other=0.0).to(tl.float32)
-        dx += dsums * _weight(weight_at, column, channels, distance, SIZE)
-    at = dx_at + row[:, None] * channels + column[None, :]
-    tl.store(at, dx.to(dx_at.dtype.element_ty), mask=here)
+        at = d_sums_at + later[:, None] * channels + column[None, :]
+        d_sums = tl.load(at, mask=valid & (later < end)[:, None], other=0.0).to(tl.float32)
+        d_x += d_sums * _weight(weight_at, column, channels, distance, SIZE)
+    at = d_x_at + row[:, None] * channels + column[None, :]
+    tl.store(at, d_x.to(d_x_at.dtype.element_ty), mask=valid)
 
 
 class _Convolution(torch.autograd.Function):
@@ -269,19 +269,21 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, before = ctx.saved_tensors
         (tokens, channels), size = x.shape, weight.shape[0]
-        dsums = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d_sums = torch.empty_like(x, memory_format=torch.contiguous_format)
         summands = size if bias is None else size + 1
         blocks = triton.cdiv(tokens, ROWS)
         shares = x.new_empty(blocks, summands, channels, dtype=torch.float32)
-        _launch(_sums_back, x, weight, bias, before, ctx.lengths, pull.contiguous(), dsums, shares)
+        _launch(
+            _sums_back, x, weight, bias, before, ctx.lengths, d_out.contiguous(), d_sums, shares
+        )
         total = shares.sum(0)
-        dweight = total[:size].T.to(weight.dtype).contiguous()
-        dbias = None if bias is None else total[size].to(bias.dtype)
-        dx = _token_gradient(dsums, weight, ctx.lengths) if ctx.needs_input_grad[0] else None
-        return dx, dweight, dbias, None, None
+        d_weight = total[:size].T.to(weight.dtype).contiguous()
+        d_bias = None if bias is None else total[size].to(bias.dtype)
+        d_x = _token_gradient(d_sums, weight, ctx.lengths) if ctx.needs_input_grad[0] else None
+        return d_x, d_weight, d_bias, None, None
 
 
 def _launch(
@@ -297,7 +299,7 @@ def _launch(
     across = triton.cdiv(channels, COLUMNS)
     # Triton loads many numbers at once only where it knows that rows start at even places.
     unit = gcd(x.stride(0), 16)
-    fillers = [weight if each is None else each for each in (bias, before)]
+    fillers = [weight if tensor is None else tensor for tensor in (bias, before)]
     kernel[(triton.cdiv(tokens, ROWS) * across,)](
         x,
         weight,
@@ -319,15 +321,15 @@ def _launch(
     )
 
 
-def _token_gradient(dsums: Tensor, weight: Tensor, lengths: Lengths) -> Tensor:
-    (tokens, channels), dx = dsums.shape, torch.empty_like(dsums)
+def _token_gradient(d_sums: Tensor, weight: Tensor, lengths: Lengths) -> Tensor:
+    (tokens, channels), d_x = d_sums.shape, torch.empty_like(d_sums)
     across = triton.cdiv(channels, COLUMNS)
     _tokens_back[(triton.cdiv(tokens, ROWS) * across,)](
-        dsums,
+        d_sums,
         weight,
         lengths.sequence_of_token,
         lengths.offsets,
-        dx,
+        d_x,
         tokens,
         channels,
         across,
@@ -336,7 +338,7 @@ def _token_gradient(dsums: Tensor, weight: Tensor, lengths: Lengths) -> Tensor:
         COLUMNS=COLUMNS,
         num_warps=8,
     )
-    return dx
+    return d_x
 
 
 def convolve(

@@ -3,11 +3,14 @@
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
 A program computes one head of one chunk from its tokens alone, so that neither scores nor decays
-of a chunk are ever stored. The states between chunks are joined by `triton_states`. With P the
-decay from the start of the chunk up to and including a token, and T that of the whole chunk:
+of a chunk are ever stored. The states between chunks are joined by `triton_states`. With `g` the
+log decay of each token, `g_cumsum` its sum from the start of the chunk up to and including a token,
+`g_chunk` that of the whole chunk, and `h` the state before the chunk:
 
-    added = sum_j exp(T - P_j) k_j v_j^T
-    o_i = exp(P_i) q_i^T S + sum_{j <= i} exp(P_i - P_j) (q_i . k_j) v_j
+    kv = sum_j exp(g_chunk - g_cumsum_j) k_j v_j^T
+    o_i = exp(g_cumsum_i) q_i^T h + sum_{j <= i} exp(g_cumsum_i - g_cumsum_j) (q_i . k_j) v_j
+
+`d_x` is the gradient of `x`. The loop over tokens is `naive_decay_recurrence`.
 """
 
 from typing import Any
@@ -22,19 +25,19 @@ from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 
 
 @triton.jit
-def load_rows(at, row, there, stride, size, BLOCK: tl.constexpr):
+def load_rows(at, row, exists, stride, size, BLOCK: tl.constexpr):
     """Vectors of some tokens, zero beyond their channels and where there is no token."""
     column = tl.arange(0, BLOCK)[None, :]
-    here = there[:, None] & (column < size)
-    return tl.load(at + row[:, None] * stride + column, mask=here, other=0.0).to(tl.float32)
+    valid = exists[:, None] & (column < size)
+    return tl.load(at + row[:, None] * stride + column, mask=valid, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_rows(at, value, row, there, stride, size, BLOCK: tl.constexpr):
+def store_rows(at, value, row, exists, stride, size, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)[None, :]
-    here = there[:, None] & (column < size)
+    valid = exists[:, None] & (column < size)
     at = at + row[:, None] * stride + column
-    tl.store(at, value.to(at.dtype.element_ty), mask=here)
+    tl.store(at, value.to(at.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -45,32 +48,32 @@ def _matrix(at, d, e, D: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def _passed(decay_at, row, there, head, heads, DECAYS: tl.constexpr, CHUNK: tl.constexpr):
+def _g_cumsum(g_at, row, exists, head, heads, DECAYS: tl.constexpr, CHUNK: tl.constexpr):
     """The decay up to each token, and that of the whole chunk."""
-    step = tl.zeros([CHUNK], dtype=tl.float32)
+    g = tl.zeros([CHUNK], dtype=tl.float32)
     if DECAYS:
-        step = tl.load(decay_at + row * heads + head, mask=there, other=0.0).to(tl.float32)
-    return tl.cumsum(step, 0), tl.sum(step, 0)
+        g = tl.load(g_at + row * heads + head, mask=exists, other=0.0).to(tl.float32)
+    return tl.cumsum(g, 0), tl.sum(g, 0)
 
 
 @triton.jit
-def _within(passed, CHUNK: tl.constexpr):
+def _within(g_cumsum, CHUNK: tl.constexpr):
     """What is left of an earlier token (the column) at a later one (the row)."""
     token = tl.arange(0, CHUNK)
-    seen = token[:, None] >= token[None, :]
-    between = tl.where(seen, passed[:, None] - passed[None, :], 0.0)
-    return tl.where(seen, tl.exp(between), 0.0)
+    visible = token[:, None] >= token[None, :]
+    between = tl.where(visible, g_cumsum[:, None] - g_cumsum[None, :], 0.0)
+    return tl.where(visible, tl.exp(between), 0.0)
 
 
 @triton.jit
 def _add(
     k_at,
     v_at,
-    decay_at,
+    g_at,
     starts_at,
     ends_at,
-    added_at,
-    whole_at,
+    kv_at,
+    g_chunk_at,
     k_stride,
     v_stride,
     d,
@@ -85,29 +88,29 @@ def _add(
 ):
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
-    there = row < tl.load(ends_at + chunk)
-    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
-    passed, whole = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
-    left = value * tl.exp(whole - passed)[:, None]
-    added = tl.dot(tl.trans(key), left, input_precision=PRECISION)
-    at, here = _matrix(added_at + (chunk * heads + head) * d * e, d, e, D, E)
-    tl.store(at, added, mask=here)
-    tl.store(whole_at + chunk * heads + head, whole)
+    exists = row < tl.load(ends_at + chunk)
+    key = load_rows(k_at + head // repeats * d, row, exists, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, exists, v_stride, e, E)
+    g_cumsum, g_chunk = _g_cumsum(g_at, row, exists, head, heads, DECAYS, CHUNK)
+    v_decayed = value * tl.exp(g_chunk - g_cumsum)[:, None]
+    kv = tl.dot(tl.trans(key), v_decayed, input_precision=PRECISION)
+    at, valid = _matrix(kv_at + (chunk * heads + head) * d * e, d, e, D, E)
+    tl.store(at, kv, mask=valid)
+    tl.store(g_chunk_at + chunk * heads + head, g_chunk)
 
 
 @triton.jit
 def _add_back(
     k_at,
     v_at,
-    decay_at,
+    g_at,
     starts_at,
     ends_at,
-    pull_at,
-    whole_pull_at,
-    dk_at,
-    dv_at,
-    ddecay_at,
+    d_kv_at,
+    d_g_chunk_at,
+    d_k_at,
+    d_v_at,
+    d_g_at,
     k_stride,
     v_stride,
     d,
@@ -122,23 +125,23 @@ def _add_back(
 ):
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
-    there = row < tl.load(ends_at + chunk)
-    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
-    passed, whole = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
-    left = tl.exp(whole - passed)[:, None]
-    at, here = _matrix(pull_at + (chunk * heads + head) * d * e, d, e, D, E)
-    pull = tl.load(at, mask=here, other=0.0)
-    dk = tl.dot(value * left, tl.trans(pull), input_precision=PRECISION)
-    dv = tl.dot(key, pull, input_precision=PRECISION) * left
-    store_rows(dk_at + head * d, dk, row, there, heads * d, d, D)
-    store_rows(dv_at + head * e, dv, row, there, heads * e, e, E)
+    exists = row < tl.load(ends_at + chunk)
+    key = load_rows(k_at + head // repeats * d, row, exists, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, exists, v_stride, e, E)
+    g_cumsum, g_chunk = _g_cumsum(g_at, row, exists, head, heads, DECAYS, CHUNK)
+    decay = tl.exp(g_chunk - g_cumsum)[:, None]
+    at, valid = _matrix(d_kv_at + (chunk * heads + head) * d * e, d, e, D, E)
+    d_kv = tl.load(at, mask=valid, other=0.0)
+    d_k = tl.dot(value * decay, tl.trans(d_kv), input_precision=PRECISION)
+    d_v = tl.dot(key, d_kv, input_precision=PRECISION) * decay
+    store_rows(d_k_at + head * d, d_k, row, exists, heads * d, d, D)
+    store_rows(d_v_at + head * e, d_v, row, exists, heads * e, e, E)
     if DECAYS:
-        # A later decay shortens what the tokens before it add.
-        each = tl.sum(dv * value, 1)
-        before = tl.cumsum(each, 0) - each
-        step = before + tl.load(whole_pull_at + chunk * heads + head)
-        tl.store(ddecay_at + row * heads + head, step, mask=there)
+        # The gradient of g_chunk - g_cumsum_j: a later decay shortens what earlier tokens add.
+        d_rest = tl.sum(d_v * value, 1)
+        earlier = tl.cumsum(d_rest, 0) - d_rest
+        d_g = earlier + tl.load(d_g_chunk_at + chunk * heads + head)
+        tl.store(d_g_at + row * heads + head, d_g, mask=exists)
 
 
 @triton.jit
@@ -146,11 +149,11 @@ def _read(
     q_at,
     k_at,
     v_at,
-    decay_at,
-    state_at,
+    g_at,
+    h_at,
     starts_at,
     ends_at,
-    out_at,
+    o_at,
     q_stride,
     k_stride,
     v_stride,
@@ -166,18 +169,18 @@ def _read(
 ):
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
-    there = row < tl.load(ends_at + chunk)
-    query = load_rows(q_at + head // repeats * d, row, there, q_stride, d, D)
-    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
-    passed, _ = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
+    exists = row < tl.load(ends_at + chunk)
+    query = load_rows(q_at + head // repeats * d, row, exists, q_stride, d, D)
+    key = load_rows(k_at + head // repeats * d, row, exists, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, exists, v_stride, e, E)
+    g_cumsum, _ = _g_cumsum(g_at, row, exists, head, heads, DECAYS, CHUNK)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    weights = scores * _within(passed, CHUNK)
-    at, here = _matrix(state_at + (chunk * heads + head) * d * e, d, e, D, E)
-    state = tl.load(at, mask=here, other=0.0)
-    out = tl.dot(query * tl.exp(passed)[:, None], state, input_precision=PRECISION)
-    out += tl.dot(weights, value, input_precision=PRECISION)
-    store_rows(out_at + head * e, out, row, there, heads * e, e, E)
+    weights = scores * _within(g_cumsum, CHUNK)
+    at, valid = _matrix(h_at + (chunk * heads + head) * d * e, d, e, D, E)
+    h = tl.load(at, mask=valid, other=0.0)
+    o = tl.dot(query * tl.exp(g_cumsum)[:, None], h, input_precision=PRECISION)
+    o += tl.dot(weights, value, input_precision=PRECISION)
+    store_rows(o_at + head * e, o, row, exists, heads * e, e, E)
 
 
 @triton.jit
@@ -185,16 +188,16 @@ def _read_back(
     q_at,
     k_at,
     v_at,
-    decay_at,
-    state_at,
+    g_at,
+    h_at,
     starts_at,
     ends_at,
-    pull_at,
-    dq_at,
-    dk_at,
-    dv_at,
-    ddecay_at,
-    dstate_at,
+    d_o_at,
+    d_q_at,
+    d_k_at,
+    d_v_at,
+    d_g_at,
+    d_h_at,
     q_stride,
     k_stride,
     v_stride,
@@ -210,78 +213,78 @@ def _read_back(
 ):
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(starts_at + chunk) + tl.arange(0, CHUNK)
-    there = row < tl.load(ends_at + chunk)
-    query = load_rows(q_at + head // repeats * d, row, there, q_stride, d, D)
-    key = load_rows(k_at + head // repeats * d, row, there, k_stride, d, D)
-    value = load_rows(v_at + head * e, row, there, v_stride, e, E)
-    pull = load_rows(pull_at + head * e, row, there, heads * e, e, E)
-    passed, _ = _passed(decay_at, row, there, head, heads, DECAYS, CHUNK)
-    left = tl.exp(passed)[:, None]
-    at, here = _matrix(state_at + (chunk * heads + head) * d * e, d, e, D, E)
-    state = tl.load(at, mask=here, other=0.0)
-    earlier = tl.dot(pull, tl.trans(state), input_precision=PRECISION) * left
-    dstate = tl.dot(tl.trans(query * left), pull, input_precision=PRECISION)
-    at, here = _matrix(dstate_at + (chunk * heads + head) * d * e, d, e, D, E)
-    tl.store(at, dstate, mask=here)
-    within = _within(passed, CHUNK)
+    exists = row < tl.load(ends_at + chunk)
+    query = load_rows(q_at + head // repeats * d, row, exists, q_stride, d, D)
+    key = load_rows(k_at + head // repeats * d, row, exists, k_stride, d, D)
+    value = load_rows(v_at + head * e, row, exists, v_stride, e, E)
+    d_o = load_rows(d_o_at + head * e, row, exists, heads * e, e, E)
+    g_cumsum, _ = _g_cumsum(g_at, row, exists, head, heads, DECAYS, CHUNK)
+    decay = tl.exp(g_cumsum)[:, None]
+    at, valid = _matrix(h_at + (chunk * heads + head) * d * e, d, e, D, E)
+    h = tl.load(at, mask=valid, other=0.0)
+    d_q_h = tl.dot(d_o, tl.trans(h), input_precision=PRECISION) * decay
+    d_h = tl.dot(tl.trans(query * decay), d_o, input_precision=PRECISION)
+    at, valid = _matrix(d_h_at + (chunk * heads + head) * d * e, d, e, D, E)
+    tl.store(at, d_h, mask=valid)
+    within = _within(g_cumsum, CHUNK)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     weights = scores * within
-    dv = tl.dot(tl.trans(weights), pull, input_precision=PRECISION)
-    dweights = tl.dot(pull, tl.trans(value), input_precision=PRECISION)
-    dscores = dweights * within
-    dq = earlier + tl.dot(dscores, key, input_precision=PRECISION)
-    dk = tl.dot(tl.trans(dscores), query, input_precision=PRECISION)
-    store_rows(dq_at + head * d, dq, row, there, heads * d, d, D)
-    store_rows(dk_at + head * d, dk, row, there, heads * d, d, D)
-    store_rows(dv_at + head * e, dv, row, there, heads * e, e, E)
+    d_v = tl.dot(tl.trans(weights), d_o, input_precision=PRECISION)
+    d_weights = tl.dot(d_o, tl.trans(value), input_precision=PRECISION)
+    d_scores = d_weights * within
+    d_q = d_q_h + tl.dot(d_scores, key, input_precision=PRECISION)
+    d_k = tl.dot(tl.trans(d_scores), query, input_precision=PRECISION)
+    store_rows(d_q_at + head * d, d_q, row, exists, heads * d, d, D)
+    store_rows(d_k_at + head * d, d_k, row, exists, heads * d, d, D)
+    store_rows(d_v_at + head * e, d_v, row, exists, heads * e, e, E)
     if DECAYS:
-        shares = dscores * scores
-        each = tl.sum(earlier * query, 1) + tl.sum(shares, 1) - tl.sum(shares, 0)
-        # A decay counts in all that comes from its token on.
-        step = tl.sum(each, 0) - tl.cumsum(each, 0) + each
-        tl.store(ddecay_at + row * heads + head, step, mask=there)
+        d_between = d_scores * scores
+        d_g_cumsum = tl.sum(d_q_h * query, 1) + tl.sum(d_between, 1) - tl.sum(d_between, 0)
+        # A decay counts in every g_cumsum from its token on: a sum from the end.
+        d_g = tl.sum(d_g_cumsum, 0) - tl.cumsum(d_g_cumsum, 0) + d_g_cumsum
+        tl.store(d_g_at + row * heads + head, d_g, mask=exists)
 
 
-class _AddedStates(torch.autograd.Function):
+class _ChunkStates(torch.autograd.Function):
     """What each chunk adds to the state, and how it decays what was there before."""
 
     @staticmethod
     def forward(
-        ctx: Any, k: Tensor, v: Tensor, decay: Tensor | None, chunks: ChunkLayout, precision: str
+        ctx: Any, k: Tensor, v: Tensor, g: Tensor | None, chunks: ChunkLayout, precision: str
     ) -> tuple[Tensor, Tensor]:
         k, v = side_by_side(k), side_by_side(v)
         heads, d, e = v.shape[1], k.shape[2], v.shape[2]
-        added = v.new_empty(chunks.counts.total, heads, d, e, dtype=torch.float32)
-        whole = added.new_empty(added.shape[:2])
-        decay = None if decay is None else decay.contiguous()
-        filler = v if decay is None else decay
+        kv = v.new_empty(chunks.counts.total, heads, d, e, dtype=torch.float32)
+        g_chunk = kv.new_empty(kv.shape[:2])
+        g = None if g is None else g.contiguous()
+        filler = v if g is None else g
         strides = (k.stride(0), v.stride(0))
         _launch(
             _add,
-            (k, v, filler, chunks.starts, chunks.ends, added, whole, *strides),
-            (k, v, decay, chunks, precision),
+            (k, v, filler, chunks.starts, chunks.ends, kv, g_chunk, *strides),
+            (k, v, g, chunks, precision),
         )
-        ctx.save_for_backward(k, v, decay)
+        ctx.save_for_backward(k, v, g)
         ctx.chunks, ctx.precision = chunks, precision
-        return added, whole
+        return kv, g_chunk
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, pull: Tensor, whole_pull: Tensor) -> tuple[Tensor | None, ...]:
-        k, v, decay = ctx.saved_tensors
+    def backward(ctx: Any, d_kv: Tensor, d_g_chunk: Tensor) -> tuple[Tensor | None, ...]:
+        k, v, g = ctx.saved_tensors
         heads, chunks = v.shape[1], ctx.chunks
-        dk = v.new_empty(len(k), heads, k.shape[2], dtype=torch.float32)
-        dv = torch.empty_like(v, memory_format=torch.contiguous_format)
-        ddecay = None if decay is None else torch.empty_like(decay, dtype=torch.float32)
-        fillers = [v if each is None else each for each in (decay, ddecay)]
-        places = (chunks.starts, chunks.ends, pull.contiguous(), whole_pull.contiguous())
+        d_k = v.new_empty(len(k), heads, k.shape[2], dtype=torch.float32)
+        d_v = torch.empty_like(v, memory_format=torch.contiguous_format)
+        d_g = None if g is None else torch.empty_like(g, dtype=torch.float32)
+        fillers = [v if tensor is None else tensor for tensor in (g, d_g)]
+        places = (chunks.starts, chunks.ends, d_kv.contiguous(), d_g_chunk.contiguous())
         strides = (k.stride(0), v.stride(0))
         _launch(
             _add_back,
-            (k, v, fillers[0], *places, dk, dv, fillers[1], *strides),
-            (k, v, decay, chunks, ctx.precision),
+            (k, v, fillers[0], *places, d_k, d_v, fillers[1], *strides),
+            (k, v, g, chunks, ctx.precision),
         )
-        return _by_group(dk, k), dv, _like(ddecay, decay), None, None
+        return _by_group(d_k, k), d_v, _like(d_g, g), None, None
 
 
 class _ChunkOutputs(torch.autograd.Function):
@@ -293,44 +296,44 @@ class _ChunkOutputs(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        decay: Tensor | None,
-        state: Tensor,
+        g: Tensor | None,
+        h: Tensor,
         chunks: ChunkLayout,
         precision: str,
     ) -> Tensor:
-        q, k, v, state = side_by_side(q), side_by_side(k), side_by_side(v), state.contiguous()
-        out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        decay = None if decay is None else decay.contiguous()
-        filler = v if decay is None else decay
+        q, k, v, h = side_by_side(q), side_by_side(k), side_by_side(v), h.contiguous()
+        o = torch.empty_like(v, memory_format=torch.contiguous_format)
+        g = None if g is None else g.contiguous()
+        filler = v if g is None else g
         strides = (q.stride(0), k.stride(0), v.stride(0))
         _launch(
             _read,
-            (q, k, v, filler, state, chunks.starts, chunks.ends, out, *strides),
-            (k, v, decay, chunks, precision),
+            (q, k, v, filler, h, chunks.starts, chunks.ends, o, *strides),
+            (k, v, g, chunks, precision),
         )
-        ctx.save_for_backward(q, k, v, decay, state)
+        ctx.save_for_backward(q, k, v, g, h)
         ctx.chunks, ctx.precision = chunks, precision
-        return out
+        return o
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, decay, state = ctx.saved_tensors
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, g, h = ctx.saved_tensors
         heads, chunks = v.shape[1], ctx.chunks
-        dq, dk = (v.new_empty(len(k), heads, k.shape[2], dtype=torch.float32) for _ in range(2))
-        dv = torch.empty_like(v, memory_format=torch.contiguous_format)
-        dstate = torch.empty_like(state)
-        ddecay = None if decay is None else torch.empty_like(decay, dtype=torch.float32)
-        fillers = [v if each is None else each for each in (decay, ddecay)]
-        places = (state, chunks.starts, chunks.ends, pull.contiguous())
+        d_q, d_k = (v.new_empty(len(k), heads, k.shape[2], dtype=torch.float32) for _ in range(2))
+        d_v = torch.empty_like(v, memory_format=torch.contiguous_format)
+        d_h = torch.empty_like(h)
+        d_g = None if g is None else torch.empty_like(g, dtype=torch.float32)
+        fillers = [v if tensor is None else tensor for tensor in (g, d_g)]
+        places = (h, chunks.starts, chunks.ends, d_o.contiguous())
         strides = (q.stride(0), k.stride(0), v.stride(0))
         _launch(
             _read_back,
-            (q, k, v, fillers[0], *places, dq, dk, dv, fillers[1], dstate, *strides),
-            (k, v, decay, chunks, ctx.precision),
+            (q, k, v, fillers[0], *places, d_q, d_k, d_v, fillers[1], d_h, *strides),
+            (k, v, g, chunks, ctx.precision),
         )
-        groups = (_by_group(dq, q), _by_group(dk, k))
-        return *groups, dv, _like(ddecay, decay), dstate, None, None
+        groups = (_by_group(d_q, q), _by_group(d_k, k))
+        return *groups, d_v, _like(d_g, g), d_h, None, None
 
 
 def _launch(
@@ -338,7 +341,7 @@ def _launch(
     tensors: tuple[Any, ...],
     about: tuple[Tensor, Tensor, Tensor | None, ChunkLayout, str],
 ) -> None:
-    k, v, decay, chunks, precision = about
+    k, v, g, chunks, precision = about
     (groups, d), (heads, e) = k.shape[1:], v.shape[1:]
     kernel[(chunks.counts.total, heads)](
         *tensors,
@@ -346,7 +349,7 @@ def _launch(
         e,
         heads,
         heads // groups,
-        DECAYS=decay is not None,
+        DECAYS=g is not None,
         CHUNK=chunks.size,
         D=max(16, triton.next_power_of_2(d)),
         E=max(16, triton.next_power_of_2(e)),
@@ -374,21 +377,21 @@ def _like(gradient: Tensor | None, x: Tensor | None) -> Tensor | None:
     return None if gradient is None or x is None else gradient.to(x.dtype)
 
 
-def added_states(
-    k: Tensor, v: Tensor, decay: Tensor | None, chunks: ChunkLayout, precision: str
+def chunk_states(
+    k: Tensor, v: Tensor, g: Tensor | None, chunks: ChunkLayout, precision: str
 ) -> tuple[Tensor, Tensor]:
     """What each chunk adds to the state, and how it decays what was there before."""
-    return _AddedStates.apply(k, v, decay, chunks, precision)
+    return _ChunkStates.apply(k, v, g, chunks, precision)
 
 
 def chunk_outputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    decay: Tensor | None,
-    state: Tensor,
+    g: Tensor | None,
+    h: Tensor,
     chunks: ChunkLayout,
     precision: str,
 ) -> Tensor:
     """The outputs of all tokens, given the state before each chunk."""
-    return _ChunkOutputs.apply(q, k, v, decay, state, chunks, precision)
+    return _ChunkOutputs.apply(q, k, v, g, h, chunks, precision)

@@ -2,17 +2,22 @@
 
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
-With the state S before a chunk, which `corrected` reads and `kept` writes:
+With the letters of the WY form (arXiv 2406.06484, 2412.06464) and of fla, for each chunk:
 
-    new = written - corrected S        S <- exp(whole) S + kept^T new
+    v_new = u - w h        h <- exp(g_chunk) h + k_decayed^T v_new
+
+`h` is the state before a chunk, `h0` before and `ht` after a sequence. `u` is what the tokens write
+if `h` is zero, `w` how `h` corrects that, `k_decayed` the keys times the decay up to the end of the
+chunk, `g_chunk` the log decay of the chunk, and `d_x` the gradient of `x`. The loop over tokens is
+`naive_delta_rule`.
 
 The columns of the state never meet, so a program carries some of them for one head through a whole
 sequence. No product is ever transposed: Triton 3.4 to 3.7 gets that wrong on Hopper.
 
-With a decay P per channel from the start of the chunk up to a token, a program computes the
-products of one head of one chunk, key by key, so that exp never sees a positive number:
+With a decay per channel, `g_cumsum` from the start of the chunk up to a token, a program computes
+the products of one head of one chunk, key by key, so that exp never sees a positive number:
 
-    products_ij = sum_d q_id k_jd exp(P_id - P_jd)        for j <= i
+    products_ij = sum_d q_id k_jd exp(g_cumsum_id - g_cumsum_jd)        for j <= i
 """
 
 from typing import Any
@@ -32,15 +37,15 @@ COLUMNS = 32
 @triton.jit
 def _places(rows, columns, of_row, of_column, row_stride, column_stride):
     """Where the numbers of a matrix are, and which of them there are."""
-    here = (rows < of_row)[:, None] & (columns < of_column)[None, :]
-    return rows[:, None] * row_stride + columns[None, :] * column_stride, here
+    valid = (rows < of_row)[:, None] & (columns < of_column)[None, :]
+    return rows[:, None] * row_stride + columns[None, :] * column_stride, valid
 
 
 @triton.jit
 def _products(
     key_at,
     query_at,
-    passed_at,
+    g_cumsum_at,
     overlaps_at,
     weights_at,
     size,
@@ -50,38 +55,38 @@ def _products(
 ):
     matrix = tl.program_id(0).to(tl.int64)
     token, channel = tl.arange(0, SIZE), tl.arange(0, D)
-    in_rows, rows_here = _places(token, channel, size, d, d, 1)
-    in_square, square_here = _places(token, token, size, size, size, 1)
+    in_rows, rows_valid = _places(token, channel, size, d, d, 1)
+    in_square, square_valid = _places(token, token, size, size, size, 1)
     rows, square = matrix * size * d, matrix * size * size
-    key = tl.load(key_at + rows + in_rows, mask=rows_here, other=0.0)
-    query = tl.load(query_at + rows + in_rows, mask=rows_here, other=0.0)
-    passed = tl.load(passed_at + rows + in_rows, mask=rows_here, other=0.0)
+    key = tl.load(key_at + rows + in_rows, mask=rows_valid, other=0.0)
+    query = tl.load(query_at + rows + in_rows, mask=rows_valid, other=0.0)
+    g_cumsum = tl.load(g_cumsum_at + rows + in_rows, mask=rows_valid, other=0.0)
     overlaps = tl.zeros([SIZE, SIZE], dtype=tl.float32)
     weights = tl.zeros([SIZE, SIZE], dtype=tl.float32)
     for index in range(size):
         at = rows + index * d + channel
-        one = tl.load(key_at + at, mask=channel < d, other=0.0)
-        until = tl.load(passed_at + at, mask=channel < d, other=0.0)
+        key_row = tl.load(key_at + at, mask=channel < d, other=0.0)
+        g_row = tl.load(g_cumsum_at + at, mask=channel < d, other=0.0)
         later = ((token >= index) & (token < size))[:, None]
-        left = tl.exp(tl.where(later, passed - until[None, :], 0.0))
-        decayed = tl.where(later, left * one[None, :], 0.0)
+        decay = tl.exp(tl.where(later, g_cumsum - g_row[None, :], 0.0))
+        decayed = tl.where(later, decay * key_row[None, :], 0.0)
         own = (token == index)[None, :]
         overlaps = tl.where(own, tl.sum(key * decayed, 1)[:, None], overlaps)
         weights = tl.where(own, tl.sum(query * decayed, 1)[:, None], weights)
-    tl.store(overlaps_at + square + in_square, overlaps, mask=square_here)
-    tl.store(weights_at + square + in_square, weights, mask=square_here)
+    tl.store(overlaps_at + square + in_square, overlaps, mask=square_valid)
+    tl.store(weights_at + square + in_square, weights, mask=square_valid)
 
 
 @triton.jit
 def _products_back(
     key_at,
     query_at,
-    passed_at,
-    overlaps_pull_at,
-    weights_pull_at,
-    dkey_at,
-    dquery_at,
-    dpassed_at,
+    g_cumsum_at,
+    d_overlaps_at,
+    d_weights_at,
+    d_key_at,
+    d_query_at,
+    d_g_cumsum_at,
     size,
     d,
     SIZE: tl.constexpr,
@@ -89,62 +94,62 @@ def _products_back(
 ):
     matrix = tl.program_id(0).to(tl.int64)
     token, channel = tl.arange(0, SIZE), tl.arange(0, D)
-    in_rows, rows_here = _places(token, channel, size, d, d, 1)
+    in_rows, rows_valid = _places(token, channel, size, d, d, 1)
     rows, square = matrix * size * d, matrix * size * size
-    key = tl.load(key_at + rows + in_rows, mask=rows_here, other=0.0)
-    query = tl.load(query_at + rows + in_rows, mask=rows_here, other=0.0)
-    passed = tl.load(passed_at + rows + in_rows, mask=rows_here, other=0.0)
+    key = tl.load(key_at + rows + in_rows, mask=rows_valid, other=0.0)
+    query = tl.load(query_at + rows + in_rows, mask=rows_valid, other=0.0)
+    g_cumsum = tl.load(g_cumsum_at + rows + in_rows, mask=rows_valid, other=0.0)
     # Of the later token of a pair, whose keys are the earlier ones; then of these keys.
-    dquery = tl.zeros([SIZE, D], dtype=tl.float32)
-    dlater = tl.zeros([SIZE, D], dtype=tl.float32)
-    dearlier = tl.zeros([SIZE, D], dtype=tl.float32)
+    d_query = tl.zeros([SIZE, D], dtype=tl.float32)
+    d_later = tl.zeros([SIZE, D], dtype=tl.float32)
+    d_earlier = tl.zeros([SIZE, D], dtype=tl.float32)
     for index in range(size):
         at = rows + index * d + channel
-        one = tl.load(key_at + at, mask=channel < d, other=0.0)
-        other = tl.load(query_at + at, mask=channel < d, other=0.0)
-        until = tl.load(passed_at + at, mask=channel < d, other=0.0)
+        key_row = tl.load(key_at + at, mask=channel < d, other=0.0)
+        query_row = tl.load(query_at + at, mask=channel < d, other=0.0)
+        g_row = tl.load(g_cumsum_at + at, mask=channel < d, other=0.0)
         # This token as the key of later ones: a column of the products.
         later = (token >= index) & (token < size)
         column = square + token * size + index
-        overlap = tl.load(overlaps_pull_at + column, mask=later, other=0.0)
-        weight = tl.load(weights_pull_at + column, mask=later, other=0.0)
-        left = tl.exp(tl.where(later[:, None], passed - until[None, :], 0.0)) * one[None, :]
-        dlater += overlap[:, None] * left
-        dquery += weight[:, None] * left
+        d_overlap = tl.load(d_overlaps_at + column, mask=later, other=0.0)
+        d_weight = tl.load(d_weights_at + column, mask=later, other=0.0)
+        decay = tl.exp(tl.where(later[:, None], g_cumsum - g_row[None, :], 0.0)) * key_row[None, :]
+        d_later += d_overlap[:, None] * decay
+        d_query += d_weight[:, None] * decay
         # This token as the query of earlier ones: a row of the products.
         earlier = token <= index
         row = square + index * size + token
-        overlap = tl.load(overlaps_pull_at + row, mask=earlier, other=0.0)
-        weight = tl.load(weights_pull_at + row, mask=earlier, other=0.0)
-        left = tl.exp(tl.where(earlier[:, None], until[None, :] - passed, 0.0))
-        dearlier += (overlap[:, None] * one[None, :] + weight[:, None] * other[None, :]) * left
-    dpassed = key * (dlater - dearlier) + query * dquery
-    tl.store(dkey_at + rows + in_rows, dlater + dearlier, mask=rows_here)
-    tl.store(dquery_at + rows + in_rows, dquery, mask=rows_here)
-    tl.store(dpassed_at + rows + in_rows, dpassed, mask=rows_here)
+        d_overlap = tl.load(d_overlaps_at + row, mask=earlier, other=0.0)
+        d_weight = tl.load(d_weights_at + row, mask=earlier, other=0.0)
+        decay = tl.exp(tl.where(earlier[:, None], g_row[None, :] - g_cumsum, 0.0))
+        d_earlier += (
+            d_overlap[:, None] * key_row[None, :] + d_weight[:, None] * query_row[None, :]
+        ) * decay
+    d_g_cumsum = key * (d_later - d_earlier) + query * d_query
+    tl.store(d_key_at + rows + in_rows, d_later + d_earlier, mask=rows_valid)
+    tl.store(d_query_at + rows + in_rows, d_query, mask=rows_valid)
+    tl.store(d_g_cumsum_at + rows + in_rows, d_g_cumsum, mask=rows_valid)
 
 
 class _DecayedProducts(torch.autograd.Function):
     """Products of keys and queries with earlier keys of their chunk, decayed per channel."""
 
     @staticmethod
-    def forward(ctx: Any, key: Tensor, query: Tensor, passed: Tensor) -> tuple[Tensor, Tensor]:
-        key, query, passed = key.contiguous(), query.contiguous(), passed.contiguous()
+    def forward(ctx: Any, key: Tensor, query: Tensor, g_cumsum: Tensor) -> tuple[Tensor, Tensor]:
+        key, query, g_cumsum = key.contiguous(), query.contiguous(), g_cumsum.contiguous()
         overlaps, weights = (key.new_empty(*key.shape[:-1], key.shape[-2]) for _ in range(2))
-        _launch_products(_products, (key, query, passed, overlaps, weights))
-        ctx.save_for_backward(key, query, passed)
+        _launch_products(_products, (key, query, g_cumsum, overlaps, weights))
+        ctx.save_for_backward(key, query, g_cumsum)
         return overlaps, weights
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, overlaps_pull: Tensor, weights_pull: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        given = ctx.saved_tensors
-        dkey, dquery, dpassed = (torch.empty_like(each) for each in given)
-        pulls = (overlaps_pull.contiguous(), weights_pull.contiguous())
-        _launch_products(_products_back, (*given, *pulls, dkey, dquery, dpassed))
-        return dkey, dquery, dpassed
+    def backward(ctx: Any, d_overlaps: Tensor, d_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = ctx.saved_tensors
+        d_key, d_query, d_g_cumsum = (torch.empty_like(tensor) for tensor in inputs)
+        gradients = (d_overlaps.contiguous(), d_weights.contiguous())
+        _launch_products(_products_back, (*inputs, *gradients, d_key, d_query, d_g_cumsum))
+        return d_key, d_query, d_g_cumsum
 
 
 def _launch_products(kernel: Any, tensors: tuple[Tensor, ...]) -> None:
@@ -161,25 +166,25 @@ def _launch_products(kernel: Any, tensors: tuple[Tensor, ...]) -> None:
     )
 
 
-def decayed_products(key: Tensor, query: Tensor, passed: Tensor) -> tuple[Tensor, Tensor]:
+def decayed_products(key: Tensor, query: Tensor, g_cumsum: Tensor) -> tuple[Tensor, Tensor]:
     """Products of keys, then of queries, with earlier keys of their chunk; 0 with later ones.
 
-    `passed` is the decay of every channel from the start of the chunk up to each token.
+    `g_cumsum` is the log decay of every channel from the start of the chunk up to each token.
     """
-    return _DecayedProducts.apply(key, query, passed)
+    return _DecayedProducts.apply(key, query, g_cumsum)
 
 
 @triton.jit
 def _walk(
-    written_at,
-    corrected_at,
-    kept_at,
-    whole_at,
-    before_at,
+    u_at,
+    w_at,
+    k_decayed_at,
+    g_chunk_at,
+    h0_at,
     offsets_at,
-    entering_at,
-    new_at,
-    last_at,
+    h_at,
+    v_new_at,
+    ht_at,
     heads,
     size,
     d,
@@ -194,39 +199,39 @@ def _walk(
     count = (tl.load(offsets_at + sequence + 1) - start).to(tl.int32)
     token, channel = tl.arange(0, SIZE), tl.arange(0, D)
     column = tl.program_id(2) * E + tl.arange(0, E)
-    in_state, state_here = _places(channel, column, d, e, e, 1)
-    in_value, value_here = _places(token, column, size, e, e, 1)
-    in_key, key_here = _places(token, channel, size, d, d, 1)
-    in_turned, turned_here = _places(channel, token, d, size, 1, d)
+    in_state, state_valid = _places(channel, column, d, e, e, 1)
+    in_value, value_valid = _places(token, column, size, e, e, 1)
+    in_key, key_valid = _places(token, channel, size, d, d, 1)
+    in_turned, turned_valid = _places(channel, token, d, size, 1, d)
     own = (sequence * heads + head) * d * e
-    state = tl.load(before_at + own + in_state, mask=state_here, other=0.0)
+    h = tl.load(h0_at + own + in_state, mask=state_valid, other=0.0)
     for index in range(count):
         of_head = (start + index) * heads + head
-        key, value = of_head * size * d, of_head * size * e
-        corrected = tl.load(corrected_at + key + in_key, mask=key_here, other=0.0)
-        kept = tl.load(kept_at + key + in_turned, mask=turned_here, other=0.0)
-        written = tl.load(written_at + value + in_value, mask=value_here, other=0.0)
-        whole = tl.load(whole_at + of_head * d + channel, mask=channel < d, other=0.0)
-        tl.store(entering_at + of_head * d * e + in_state, state, mask=state_here)
-        new = written - tl.dot(corrected, state, input_precision=PRECISION)
-        tl.store(new_at + value + in_value, new, mask=value_here)
-        added = tl.dot(kept, new, input_precision=PRECISION)
-        state = state * tl.exp(whole)[:, None] + added
-    tl.store(last_at + own + in_state, state, mask=state_here)
+        key_start, value_start = of_head * size * d, of_head * size * e
+        w = tl.load(w_at + key_start + in_key, mask=key_valid, other=0.0)
+        k_decayed = tl.load(k_decayed_at + key_start + in_turned, mask=turned_valid, other=0.0)
+        u = tl.load(u_at + value_start + in_value, mask=value_valid, other=0.0)
+        g_chunk = tl.load(g_chunk_at + of_head * d + channel, mask=channel < d, other=0.0)
+        tl.store(h_at + of_head * d * e + in_state, h, mask=state_valid)
+        v_new = u - tl.dot(w, h, input_precision=PRECISION)
+        tl.store(v_new_at + value_start + in_value, v_new, mask=value_valid)
+        kv = tl.dot(k_decayed, v_new, input_precision=PRECISION)
+        h = h * tl.exp(g_chunk)[:, None] + kv
+    tl.store(ht_at + own + in_state, h, mask=state_valid)
 
 
 @triton.jit
 def _walk_back(
-    entering_pull_at,
-    new_pull_at,
-    last_pull_at,
-    corrected_at,
-    kept_at,
-    whole_at,
+    d_h_at,
+    d_v_new_at,
+    d_ht_at,
+    w_at,
+    k_decayed_at,
+    g_chunk_at,
     offsets_at,
-    dafter_at,
-    dnew_at,
-    dbefore_at,
+    d_h_after_at,
+    d_u_at,
+    d_h0_at,
     heads,
     size,
     d,
@@ -241,26 +246,30 @@ def _walk_back(
     count = (tl.load(offsets_at + sequence + 1) - start).to(tl.int32)
     token, channel = tl.arange(0, SIZE), tl.arange(0, D)
     column = tl.program_id(2) * E + tl.arange(0, E)
-    in_state, state_here = _places(channel, column, d, e, e, 1)
-    in_value, value_here = _places(token, column, size, e, e, 1)
-    in_key, key_here = _places(token, channel, size, d, d, 1)
-    in_turned, turned_here = _places(channel, token, d, size, 1, d)
+    in_state, state_valid = _places(channel, column, d, e, e, 1)
+    in_value, value_valid = _places(token, column, size, e, e, 1)
+    in_key, key_valid = _places(token, channel, size, d, d, 1)
+    in_turned, turned_valid = _places(channel, token, d, size, 1, d)
     own = (sequence * heads + head) * d * e
-    gradient = tl.load(last_pull_at + own + in_state, mask=state_here, other=0.0)
+    d_state = tl.load(d_ht_at + own + in_state, mask=state_valid, other=0.0)
     for index in range(count):
         of_head = (start + count - 1 - index) * heads + head
-        key, value, matrix = of_head * size * d, of_head * size * e, of_head * d * e
-        corrected = tl.load(corrected_at + key + in_turned, mask=turned_here, other=0.0)
-        kept = tl.load(kept_at + key + in_key, mask=key_here, other=0.0)
-        new_pull = tl.load(new_pull_at + value + in_value, mask=value_here, other=0.0)
-        pull = tl.load(entering_pull_at + matrix + in_state, mask=state_here, other=0.0)
-        whole = tl.load(whole_at + of_head * d + channel, mask=channel < d, other=0.0)
-        tl.store(dafter_at + matrix + in_state, gradient, mask=state_here)
-        dnew = new_pull + tl.dot(kept, gradient, input_precision=PRECISION)
-        tl.store(dnew_at + value + in_value, dnew, mask=value_here)
-        read = tl.dot(corrected, dnew, input_precision=PRECISION)
-        gradient = gradient * tl.exp(whole)[:, None] + pull - read
-    tl.store(dbefore_at + own + in_state, gradient, mask=state_here)
+        key_start, value_start, state_start = (
+            of_head * size * d,
+            of_head * size * e,
+            of_head * d * e,
+        )
+        w = tl.load(w_at + key_start + in_turned, mask=turned_valid, other=0.0)
+        k_decayed = tl.load(k_decayed_at + key_start + in_key, mask=key_valid, other=0.0)
+        d_v_new = tl.load(d_v_new_at + value_start + in_value, mask=value_valid, other=0.0)
+        d_h = tl.load(d_h_at + state_start + in_state, mask=state_valid, other=0.0)
+        g_chunk = tl.load(g_chunk_at + of_head * d + channel, mask=channel < d, other=0.0)
+        tl.store(d_h_after_at + state_start + in_state, d_state, mask=state_valid)
+        d_u = d_v_new + tl.dot(k_decayed, d_state, input_precision=PRECISION)
+        tl.store(d_u_at + value_start + in_value, d_u, mask=value_valid)
+        d_read = tl.dot(w, d_u, input_precision=PRECISION)
+        d_state = d_state * tl.exp(g_chunk)[:, None] + d_h - d_read
+    tl.store(d_h0_at + own + in_state, d_state, mask=state_valid)
 
 
 class _Walk(torch.autograd.Function):
@@ -269,45 +278,43 @@ class _Walk(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        written: Tensor,
-        corrected: Tensor,
-        kept: Tensor,
-        whole: Tensor,
-        before: Tensor,
+        u: Tensor,
+        w: Tensor,
+        k_decayed: Tensor,
+        g_chunk: Tensor,
+        h0: Tensor,
         counts: Lengths,
         precision: str,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        written, before = written.contiguous(), before.contiguous()
-        corrected, kept, whole = corrected.contiguous(), kept.contiguous(), whole.contiguous()
-        entering = before.new_empty(len(written), *before.shape[1:])
-        new, last = torch.empty_like(written), torch.empty_like(before)
-        given = (written, corrected, kept, whole, before, counts.offsets)
-        _launch(_walk, (*given, entering, new, last), corrected, before, precision)
-        ctx.save_for_backward(corrected, kept, whole, entering, new)
+        u, h0 = u.contiguous(), h0.contiguous()
+        w, k_decayed, g_chunk = w.contiguous(), k_decayed.contiguous(), g_chunk.contiguous()
+        h = h0.new_empty(len(u), *h0.shape[1:])
+        v_new, ht = torch.empty_like(u), torch.empty_like(h0)
+        inputs = (u, w, k_decayed, g_chunk, h0, counts.offsets)
+        _launch(_walk, (*inputs, h, v_new, ht), w, h0, precision)
+        ctx.save_for_backward(w, k_decayed, g_chunk, h, v_new)
         ctx.counts, ctx.precision = counts, precision
-        return entering, new, last
+        return h, v_new, ht
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, entering_pull: Tensor, new_pull: Tensor, last_pull: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        corrected, kept, whole, entering, new = ctx.saved_tensors
-        pulls = [each.contiguous() for each in (entering_pull, new_pull, last_pull)]
-        dafter, dnew, dbefore = (torch.empty_like(each) for each in pulls)
-        given = (*pulls, corrected, kept, whole, ctx.counts.offsets)
-        _launch(_walk_back, (*given, dafter, dnew, dbefore), corrected, dbefore, ctx.precision)
-        dcorrected = -dnew @ entering.transpose(2, 3)
-        dkept = new @ dafter.transpose(2, 3)
-        dwhole = whole.exp() * torch.linalg.vecdot(dafter, entering)
-        return dnew, dcorrected, dkept, dwhole, dbefore, None, None
+    def backward(ctx: Any, d_h: Tensor, d_v_new: Tensor, d_ht: Tensor) -> tuple[Tensor | None, ...]:
+        w, k_decayed, g_chunk, h, v_new = ctx.saved_tensors
+        gradients = [tensor.contiguous() for tensor in (d_h, d_v_new, d_ht)]
+        d_h_after, d_u, d_h0 = (torch.empty_like(tensor) for tensor in gradients)
+        inputs = (*gradients, w, k_decayed, g_chunk, ctx.counts.offsets)
+        _launch(_walk_back, (*inputs, d_h_after, d_u, d_h0), w, d_h0, ctx.precision)
+        d_w = -d_u @ h.transpose(2, 3)
+        d_k_decayed = v_new @ d_h_after.transpose(2, 3)
+        d_g_chunk = g_chunk.exp() * torch.linalg.vecdot(d_h_after, h)
+        return d_u, d_w, d_k_decayed, d_g_chunk, d_h0, None, None
 
 
 def _launch(
-    kernel: Any, tensors: tuple[Tensor, ...], corrected: Tensor, states: Tensor, precision: str
+    kernel: Any, tensors: tuple[Tensor, ...], w: Tensor, states: Tensor, precision: str
 ) -> None:
     """Run a walk over every sequence, head and block of columns."""
-    size, (sequences, heads, d, e) = corrected.shape[2], states.shape
+    size, (sequences, heads, d, e) = w.shape[2], states.shape
     wide = max(d, size) > 64
     kernel[(sequences, heads, triton.cdiv(e, COLUMNS))](
         *tensors,
@@ -326,18 +333,16 @@ def _launch(
 
 
 def walk_over_chunks(
-    written: Tensor,
-    corrected: Tensor,
-    kept: Tensor,
-    whole: Tensor,
-    before: Tensor,
+    u: Tensor,
+    w: Tensor,
+    k_decayed: Tensor,
+    g_chunk: Tensor,
+    h0: Tensor,
     counts: Lengths,
     precision: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The state before each chunk, what each chunk writes, and the state after each sequence.
 
-    Given are for every chunk and head what its tokens write if the state is zero, how they correct
-    that, how they are kept, and the decay of every channel; the states before the sequences; and
-    how many chunks each sequence has.
+    These are `h`, `v_new` and `ht`; `counts` is the number of chunks of each sequence.
     """
-    return _Walk.apply(written, corrected, kept, whole, before, counts, precision)
+    return _Walk.apply(u, w, k_decayed, g_chunk, h0, counts, precision)

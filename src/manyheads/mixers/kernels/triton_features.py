@@ -33,7 +33,7 @@ def _exponents(
     x_at,
     w_at,
     row,
-    there,
+    exists,
     stride,
     scale,
     head,
@@ -45,7 +45,7 @@ def _exponents(
     PRECISION: tl.constexpr,
 ):
     """The logarithms of the features before they are shifted; minus infinity beyond the last."""
-    x = load_rows(x_at + head * d, row, there, stride, d, D) * scale
+    x = load_rows(x_at + head * d, row, exists, stride, d, D) * scale
     w = _directions(w_at, head, features, d, M, D)
     products = tl.dot(x, tl.trans(w), input_precision=PRECISION)
     if KEYS:
@@ -70,11 +70,11 @@ def _peaks(
     PRECISION: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    there, head = row < tokens, tl.program_id(1)
-    of_x = _exponents(
-        x_at, w_at, row, there, stride, scale, head, features, d, True, M, D, PRECISION
+    exists, head = row < tokens, tl.program_id(1)
+    exponents = _exponents(
+        x_at, w_at, row, exists, stride, scale, head, features, d, True, M, D, PRECISION
     )
-    tl.store(peaks_at + row * heads + head, tl.max(of_x, 1), mask=there)
+    tl.store(peaks_at + row * heads + head, tl.max(exponents, 1), mask=exists)
 
 
 @triton.jit
@@ -97,16 +97,16 @@ def _features(
     PRECISION: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    there, head = row < tokens, tl.program_id(1)
-    of_x = _exponents(
-        x_at, w_at, row, there, stride, scale, head, features, d, KEYS, M, D, PRECISION
+    exists, head = row < tokens, tl.program_id(1)
+    exponents = _exponents(
+        x_at, w_at, row, exists, stride, scale, head, features, d, KEYS, M, D, PRECISION
     )
     if KEYS:
-        top = tl.load(top_at + row * heads + head, mask=there, other=0.0)
+        top = tl.load(top_at + row * heads + head, mask=exists, other=0.0)
     else:
-        top = tl.max(of_x, 1)
-    value = tl.exp(of_x - top[:, None]) + eps
-    store_rows(out_at + head * features, value, row, there, heads * features, features, M)
+        top = tl.max(exponents, 1)
+    value = tl.exp(exponents - top[:, None]) + eps
+    store_rows(out_at + head * features, value, row, exists, heads * features, features, M)
 
 
 @triton.jit
@@ -114,8 +114,8 @@ def _features_back(
     x_at,
     w_at,
     out_at,
-    pull_at,
-    dx_at,
+    d_out_at,
+    d_x_at,
     tokens,
     stride,
     scale,
@@ -130,16 +130,16 @@ def _features_back(
     PRECISION: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    there, head = row < tokens, tl.program_id(1)
-    out = load_rows(out_at + head * features, row, there, heads * features, features, M)
-    pull = load_rows(pull_at + head * features, row, there, heads * features, features, M)
-    pull = pull * (out - eps)
+    exists, head = row < tokens, tl.program_id(1)
+    out = load_rows(out_at + head * features, row, exists, heads * features, features, M)
+    d_out = load_rows(d_out_at + head * features, row, exists, heads * features, features, M)
+    d_out = d_out * (out - eps)
     w = _directions(w_at, head, features, d, M, D)
-    dx = tl.dot(pull, w, input_precision=PRECISION) * scale
+    d_x = tl.dot(d_out, w, input_precision=PRECISION) * scale
     if KEYS:
-        x = load_rows(x_at + head * d, row, there, stride, d, D)
-        dx -= x * (tl.sum(pull, 1) * scale * scale)[:, None]
-    store_rows(dx_at + head * d, dx, row, there, heads * d, d, D)
+        x = load_rows(x_at + head * d, row, exists, stride, d, D)
+        d_x -= x * (tl.sum(d_out, 1) * scale * scale)[:, None]
+    store_rows(d_x_at + head * d, d_x, row, exists, heads * d, d, D)
 
 
 class _Features(torch.autograd.Function):
@@ -156,12 +156,12 @@ class _Features(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, w, out = ctx.saved_tensors
-        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-        tensors = (x, w, out, pull.contiguous(), dx)
+        d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        tensors = (x, w, out, d_out.contiguous(), d_x)
         _launch(_features_back, tensors, (ctx.eps,), x, w, KEYS=ctx.keys)
-        return dx, None, None, None
+        return d_x, None, None, None
 
 
 def _launch(

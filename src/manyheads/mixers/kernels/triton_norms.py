@@ -26,7 +26,7 @@ NUMBERS = 4096
 
 
 @triton.jit
-def _opened(gate, ACTIVATION: tl.constexpr):
+def _activate(gate, ACTIVATION: tl.constexpr):
     """The activation and its derivative."""
     value = 1.0 / (1.0 + tl.exp(-gate))
     slope = value * (1.0 - value)
@@ -41,14 +41,14 @@ def _rows(rows, heads, d, ROWS: tl.constexpr, D: tl.constexpr):
     """The rows of this program, their tokens and heads, the columns, and what there is of them."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, D)
-    here = (row < rows)[:, None] & (column < d)[None, :]
-    return row, row // heads, row % heads, column, here
+    valid = (row < rows)[:, None] & (column < d)[None, :]
+    return row, row // heads, row % heads, column, valid
 
 
 @triton.jit
-def _load(at, token, head, column, here, stride, d):
+def _load(at, token, head, column, valid, stride, d):
     at = at + token[:, None] * stride + head[:, None] * d + column[None, :]
-    return tl.load(at, mask=here, other=0.0).to(tl.float32)
+    return tl.load(at, mask=valid, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -70,20 +70,22 @@ def _norm(
     ROWS: tl.constexpr,
     D: tl.constexpr,
 ):
-    row, token, head, column, here = _rows(rows, heads, d, ROWS, D)
-    x = _load(x_at, token, head, column, here, x_stride, d)
+    row, token, head, column, valid = _rows(rows, heads, d, ROWS, D)
+    x = _load(x_at, token, head, column, valid, x_stride, d)
     if ACTIVATION:
-        opened, _ = _opened(_load(gate_at, token, head, column, here, gate_stride, d), ACTIVATION)
+        activated, _ = _activate(
+            _load(gate_at, token, head, column, valid, gate_stride, d), ACTIVATION
+        )
     if ACTIVATION and GATE_FIRST:
-        x = x * opened
+        x = x * activated
     root = scale * tl.rsqrt(tl.sum(x * x, 1) / d + eps)
     out = x * root[:, None]
     if WEIGHTED:
         out = out * tl.load(weight_at + column, mask=column < d, other=0.0).to(tl.float32)[None, :]
     if ACTIVATION and not GATE_FIRST:
-        out = out * opened
+        out = out * activated
     at = out_at + row[:, None] * d + column[None, :]
-    tl.store(at, out.to(out_at.dtype.element_ty), mask=here)
+    tl.store(at, out.to(out_at.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -91,9 +93,9 @@ def _norm_back(
     x_at,
     gate_at,
     weight_at,
-    pull_at,
-    dx_at,
-    dgate_at,
+    d_out_at,
+    d_x_at,
+    d_gate_at,
     shares_at,
     x_stride,
     gate_stride,
@@ -108,38 +110,38 @@ def _norm_back(
     ROWS: tl.constexpr,
     D: tl.constexpr,
 ):
-    row, token, head, column, here = _rows(rows, heads, d, ROWS, D)
+    row, token, head, column, valid = _rows(rows, heads, d, ROWS, D)
     at = row[:, None] * d + column[None, :]
-    x = _load(x_at, token, head, column, here, x_stride, d)
-    pull = tl.load(pull_at + at, mask=here, other=0.0).to(tl.float32) * scale
-    given = x
+    x = _load(x_at, token, head, column, valid, x_stride, d)
+    d_out = tl.load(d_out_at + at, mask=valid, other=0.0).to(tl.float32) * scale
+    x_ungated = x
     if ACTIVATION:
-        opened, slope = _opened(
-            _load(gate_at, token, head, column, here, gate_stride, d), ACTIVATION
+        activated, slope = _activate(
+            _load(gate_at, token, head, column, valid, gate_stride, d), ACTIVATION
         )
     if ACTIVATION and GATE_FIRST:
-        x = x * opened
+        x = x * activated
     root = tl.rsqrt(tl.sum(x * x, 1) / d + eps)[:, None]
     normed = x * root
-    # What pulls at the norm, at its weight and at a gate behind it.
-    dnormed = pull
+    # The gradient of the norm's output: before a gate behind it, then before the weight.
+    d_normed = d_out
     if ACTIVATION and not GATE_FIRST:
-        dnormed = pull * opened
+        d_normed = d_out * activated
     if WEIGHTED:
-        share = tl.sum(dnormed * normed, 0)
+        share = tl.sum(d_normed * normed, 0)
         tl.store(shares_at + tl.program_id(0) * d + column, share, mask=column < d)
         weight = tl.load(weight_at + column, mask=column < d, other=0.0).to(tl.float32)[None, :]
-        dnormed = dnormed * weight
-        pull = pull * weight
+        d_normed = d_normed * weight
+        d_out = d_out * weight
     if ACTIVATION and not GATE_FIRST:
-        dgate = pull * normed * slope
-        tl.store(dgate_at + at, dgate.to(dgate_at.dtype.element_ty), mask=here)
-    dx = root * (dnormed - normed * (tl.sum(dnormed * normed, 1) / d)[:, None])
+        d_gate = d_out * normed * slope
+        tl.store(d_gate_at + at, d_gate.to(d_gate_at.dtype.element_ty), mask=valid)
+    d_x = root * (d_normed - normed * (tl.sum(d_normed * normed, 1) / d)[:, None])
     if ACTIVATION and GATE_FIRST:
-        dgate = dx * given * slope
-        tl.store(dgate_at + at, dgate.to(dgate_at.dtype.element_ty), mask=here)
-        dx = dx * opened
-    tl.store(dx_at + at, dx.to(dx_at.dtype.element_ty), mask=here)
+        d_gate = d_x * x_ungated * slope
+        tl.store(d_gate_at + at, d_gate.to(d_gate_at.dtype.element_ty), mask=valid)
+        d_x = d_x * activated
+    tl.store(d_x_at + at, d_x.to(d_x_at.dtype.element_ty), mask=valid)
 
 
 class _GatedNorm(torch.autograd.Function):
@@ -160,16 +162,16 @@ class _GatedNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, weight = ctx.saved_tensors
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dgate = None if gate is None else torch.empty_like(dx, dtype=gate.dtype)
+        d_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        d_gate = None if gate is None else torch.empty_like(d_x, dtype=gate.dtype)
         programs = triton.cdiv(x.shape[0] * x.shape[1], _rows_per_program(x))
         shares = x.new_empty(programs, x.shape[2], dtype=torch.float32)
-        filler = dx if dgate is None else dgate
-        _launch(_norm_back, x, gate, weight, ctx.options, pull.contiguous(), dx, filler, shares)
-        dweight = None if weight is None else shares.sum(0).to(weight.dtype)
-        return dx, dgate, dweight, None
+        filler = d_x if d_gate is None else d_gate
+        _launch(_norm_back, x, gate, weight, ctx.options, d_out.contiguous(), d_x, filler, shares)
+        d_weight = None if weight is None else shares.sum(0).to(weight.dtype)
+        return d_x, d_gate, d_weight, None
 
 
 def _rows_side_by_side(x: Tensor) -> Tensor:

@@ -2,13 +2,16 @@
 
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
-    h_t = exp(dt_t rate) h_{t-1} + dt_t x_t b_t        y_t = sum_s h_t[s] c_t[s]
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t        y_t = sum_s h_t[s] C_t[s]
 
 A program keeps the states of a block of channels in registers and visits the tokens of one chunk:
-once from zero for what the chunk adds, and, when the chunks of each sequence are joined, once from
-the true state for the outputs. A chunk decays a state by exp(rate * sum of its dt). Only the states
-before each chunk are kept for gradients, those within a chunk are computed again. Sums over
-programs are made by torch, in the same order each time.
+once from zero for what the chunk adds, `h_local`, and, when the chunks of each sequence are joined,
+once from the true state `h` before the chunk for the outputs. `h0` and `ht` are the states before
+and after a sequence, `dt_sum` is the sum of a chunk's dt, so that the chunk decays a state by
+exp(dt_sum A), and `d_x` is the gradient of `x`. The loop over tokens is `naive_selective_scan`.
+
+Only the states before each chunk are stored for gradients, those within a chunk are computed again.
+Sums over programs are made by torch, in the same order each time.
 """
 
 from typing import Any
@@ -44,16 +47,16 @@ def _store(at, value, token, index, size):
 @triton.jit
 def _load_matrix(at, number, channel, state, channels, states):
     """The states of some channels from the matrix of this number."""
-    here = (channel < channels)[:, None] & (state < states)[None, :]
+    valid = (channel < channels)[:, None] & (state < states)[None, :]
     at = at + (number * channels + channel)[:, None] * states + state[None, :]
-    return tl.load(at, mask=here, other=0.0).to(tl.float32)
+    return tl.load(at, mask=valid, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _store_matrix(at, value, number, channel, state, channels, states):
-    here = (channel < channels)[:, None] & (state < states)[None, :]
+    valid = (channel < channels)[:, None] & (state < states)[None, :]
     at = at + (number * channels + channel)[:, None] * states + state[None, :]
-    tl.store(at, value, mask=here)
+    tl.store(at, value, mask=valid)
 
 
 @triton.jit
@@ -64,32 +67,32 @@ def _bounds(starts_at, ends_at, chunk, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _step(now, token, x_at, dt_at, b_at, rate, channel, state, channels, states):
+def _step(h, token, x_at, dt_at, B_at, A, channel, state, channels, states):
     """The state after a token, given the one before it."""
-    step = _load(dt_at, token, channel, channels)
-    value = _load(x_at, token, channel, channels)
-    b = _load(b_at, token, state, states)
-    return tl.exp(step[:, None] * rate) * now + (step * value)[:, None] * b[None, :]
+    dt = _load(dt_at, token, channel, channels)
+    x = _load(x_at, token, channel, channels)
+    B = _load(B_at, token, state, states)
+    return tl.exp(dt[:, None] * A) * h + (dt * x)[:, None] * B[None, :]
 
 
 @triton.jit
-def _walk(now, first, end, x_at, dt_at, b_at, rate, channel, state, channels, states):
+def _walk(h, first, end, x_at, dt_at, B_at, A, channel, state, channels, states):
     """The state before token `end`, given the one before token `first`."""
     for token in range(first, end):
-        now = _step(now, token, x_at, dt_at, b_at, rate, channel, state, channels, states)
-    return now
+        h = _step(h, token, x_at, dt_at, B_at, A, channel, state, channels, states)
+    return h
 
 
 @triton.jit
 def _add(
     x_at,
     dt_at,
-    rate_at,
-    b_at,
+    A_at,
+    B_at,
     starts_at,
     ends_at,
-    added_at,
-    passed_at,
+    h_local_at,
+    dt_sum_at,
     channels,
     states,
     CHUNK: tl.constexpr,
@@ -100,57 +103,58 @@ def _add(
     chunk = tl.program_id(0).to(tl.int64)
     channel, state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, S)
     first, end = _bounds(starts_at, ends_at, chunk, CHUNK)
-    rate = _load_matrix(rate_at, 0, channel, state, channels, states)
-    now = tl.zeros([BLOCK, S], dtype=tl.float32)
-    passed = tl.zeros([BLOCK], dtype=tl.float32)
+    A = _load_matrix(A_at, 0, channel, state, channels, states)
+    h = tl.zeros([BLOCK, S], dtype=tl.float32)
+    dt_sum = tl.zeros([BLOCK], dtype=tl.float32)
     for token in range(first, end):
-        now = _step(now, token, x_at, dt_at, b_at, rate, channel, state, channels, states)
-        passed += _load(dt_at, token, channel, channels)
-    _store_matrix(added_at, now, chunk, channel, state, channels, states)
-    tl.store(passed_at + chunk * channels + channel, passed, mask=channel < channels)
+        h = _step(h, token, x_at, dt_at, B_at, A, channel, state, channels, states)
+        dt_sum += _load(dt_at, token, channel, channels)
+    _store_matrix(h_local_at, h, chunk, channel, state, channels, states)
+    tl.store(dt_sum_at + chunk * channels + channel, dt_sum, mask=channel < channels)
 
 
 @triton.jit
 def _join(
-    added_at,
-    passed_at,
-    rate_at,
-    given_at,
+    h_local_at,
+    dt_sum_at,
+    A_at,
+    h0_at,
     offsets_at,
-    met_at,
-    last_at,
+    h_at,
+    ht_at,
     channels,
     states,
     REVERSE: tl.constexpr,
     BLOCK: tl.constexpr,
     S: tl.constexpr,
 ):
-    """What each chunk of a sequence meets, from the first on or from the last, and what is left."""
+    """The state before each chunk and after the sequence; with REVERSE, from the last chunk on, the
+    gradient of the state after each chunk and before the sequence."""
     sequence = tl.program_id(0).to(tl.int64)
     channel, state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, S)
-    rate = _load_matrix(rate_at, 0, channel, state, channels, states)
-    now = _load_matrix(given_at, sequence, channel, state, channels, states)
+    A = _load_matrix(A_at, 0, channel, state, channels, states)
+    h = _load_matrix(h0_at, sequence, channel, state, channels, states)
     first = tl.load(offsets_at + sequence).to(tl.int64)
     end = tl.load(offsets_at + sequence + 1).to(tl.int64)
     for index in range(end - first):
         chunk = first + index
         if REVERSE:
             chunk = end - 1 - index
-        added = _load_matrix(added_at, chunk, channel, state, channels, states)
-        passed = tl.load(passed_at + chunk * channels + channel, mask=channel < channels, other=0.0)
-        _store_matrix(met_at, now, chunk, channel, state, channels, states)
-        now = tl.exp(passed[:, None] * rate) * now + added
-    _store_matrix(last_at, now, sequence, channel, state, channels, states)
+        h_local = _load_matrix(h_local_at, chunk, channel, state, channels, states)
+        dt_sum = tl.load(dt_sum_at + chunk * channels + channel, mask=channel < channels, other=0.0)
+        _store_matrix(h_at, h, chunk, channel, state, channels, states)
+        h = tl.exp(dt_sum[:, None] * A) * h + h_local
+    _store_matrix(ht_at, h, sequence, channel, state, channels, states)
 
 
 @triton.jit
 def _read(
     x_at,
     dt_at,
-    rate_at,
-    b_at,
-    c_at,
-    before_at,
+    A_at,
+    B_at,
+    C_at,
+    h_at,
     starts_at,
     ends_at,
     y_at,
@@ -164,23 +168,23 @@ def _read(
     chunk = tl.program_id(0).to(tl.int64)
     channel, state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, S)
     first, end = _bounds(starts_at, ends_at, chunk, CHUNK)
-    rate = _load_matrix(rate_at, 0, channel, state, channels, states)
-    now = _load_matrix(before_at, chunk, channel, state, channels, states)
+    A = _load_matrix(A_at, 0, channel, state, channels, states)
+    h = _load_matrix(h_at, chunk, channel, state, channels, states)
     for token in range(first, end):
-        now = _step(now, token, x_at, dt_at, b_at, rate, channel, state, channels, states)
-        c = _load(c_at, token, state, states)
-        _store(y_at, tl.sum(now * c[None, :], 1), token, channel, channels)
+        h = _step(h, token, x_at, dt_at, B_at, A, channel, state, channels, states)
+        C = _load(C_at, token, state, states)
+        _store(y_at, tl.sum(h * C[None, :], 1), token, channel, channels)
 
 
 @triton.jit
 def _add_back(
     dt_at,
-    rate_at,
-    c_at,
-    dy_at,
+    A_at,
+    C_at,
+    d_y_at,
     starts_at,
     ends_at,
-    added_at,
+    d_h_local_at,
     channels,
     states,
     CHUNK: tl.constexpr,
@@ -191,34 +195,34 @@ def _add_back(
     chunk = tl.program_id(0).to(tl.int64)
     channel, state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, S)
     first, end = _bounds(starts_at, ends_at, chunk, CHUNK)
-    rate = _load_matrix(rate_at, 0, channel, state, channels, states)
-    grad = tl.zeros([BLOCK, S], dtype=tl.float32)
+    A = _load_matrix(A_at, 0, channel, state, channels, states)
+    d_h = tl.zeros([BLOCK, S], dtype=tl.float32)
     for index in range(end - first):
         token = end - 1 - index
-        step = _load(dt_at, token, channel, channels)
-        c = _load(c_at, token, state, states)
-        dy = _load(dy_at, token, channel, channels)
-        grad = tl.exp(step[:, None] * rate) * (grad + dy[:, None] * c[None, :])
-    _store_matrix(added_at, grad, chunk, channel, state, channels, states)
+        dt = _load(dt_at, token, channel, channels)
+        C = _load(C_at, token, state, states)
+        d_y = _load(d_y_at, token, channel, channels)
+        d_h = tl.exp(dt[:, None] * A) * (d_h + d_y[:, None] * C[None, :])
+    _store_matrix(d_h_local_at, d_h, chunk, channel, state, channels, states)
 
 
 @triton.jit
 def _read_back(
     x_at,
     dt_at,
-    rate_at,
-    b_at,
-    c_at,
-    before_at,
-    after_grad_at,
-    dy_at,
+    A_at,
+    B_at,
+    C_at,
+    h_at,
+    d_h_after_at,
+    d_y_at,
     starts_at,
     ends_at,
-    dx_at,
-    ddt_at,
-    drate_at,
-    db_at,
-    dc_at,
+    d_x_at,
+    d_dt_at,
+    d_A_at,
+    d_B_at,
+    d_C_at,
     tokens,
     channels,
     states,
@@ -228,64 +232,62 @@ def _read_back(
 ):
     """All gradients of a chunk, given the state before it and the gradient of that after it.
 
-    Those of the rate are sums over the chunk, those of b and c over the block of channels. Tokens
+    Those of A are sums over the chunk, those of B and C over the block of channels. Tokens
     are visited from the last to the first, and the state before each is computed anew: from that
     before its four tokens, which comes from that before its eight, which comes from the first.
     """
     chunk, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel, state = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, S)
     first, end = _bounds(starts_at, ends_at, chunk, CHUNK)
-    db_at += block.to(tl.int64) * tokens * states
-    dc_at += block.to(tl.int64) * tokens * states
-    rate = _load_matrix(rate_at, 0, channel, state, channels, states)
-    start = _load_matrix(before_at, chunk, channel, state, channels, states)
-    grad = _load_matrix(after_grad_at, chunk, channel, state, channels, states)
-    drate = tl.zeros([BLOCK, S], dtype=tl.float32)
+    d_B_at += block.to(tl.int64) * tokens * states
+    d_C_at += block.to(tl.int64) * tokens * states
+    A = _load_matrix(A_at, 0, channel, state, channels, states)
+    h = _load_matrix(h_at, chunk, channel, state, channels, states)
+    d_h = _load_matrix(d_h_after_at, chunk, channel, state, channels, states)
+    d_A = tl.zeros([BLOCK, S], dtype=tl.float32)
     eights = (end - first + 7) // 8
     for index in range(eights):
         eight = first + (eights - 1 - index) * 8
-        before_eight = _walk(
-            start, first, eight, x_at, dt_at, b_at, rate, channel, state, channels, states
-        )
+        h_eight = _walk(h, first, eight, x_at, dt_at, B_at, A, channel, state, channels, states)
         for half in range(2):
             four = tl.minimum(eight + 4 - half * 4, end)
             stop = tl.minimum(eight + 8 - half * 4, end)
-            before_four = _walk(
-                before_eight, eight, four, x_at, dt_at, b_at, rate, channel, state, channels, states
+            h_four = _walk(
+                h_eight, eight, four, x_at, dt_at, B_at, A, channel, state, channels, states
             )
             for back in range(stop - four):
                 token = stop - 1 - back
-                before = _walk(
-                    before_four,
+                h_before = _walk(
+                    h_four,
                     four,
                     token,
                     x_at,
                     dt_at,
-                    b_at,
-                    rate,
+                    B_at,
+                    A,
                     channel,
                     state,
                     channels,
                     states,
                 )
-                step = _load(dt_at, token, channel, channels)
-                value = _load(x_at, token, channel, channels)
-                dy = _load(dy_at, token, channel, channels)
-                b = _load(b_at, token, state, states)
-                c = _load(c_at, token, state, states)
-                decay = tl.exp(step[:, None] * rate)
-                kept, scale = decay * before, (step * value)[:, None]
-                after = kept + scale * b[None, :]
-                _store(dc_at, tl.sum(dy[:, None] * after, 0), token, state, states)
-                grad += dy[:, None] * c[None, :]
-                _store(db_at, tl.sum(grad * scale, 0), token, state, states)
-                of_added, of_decay = tl.sum(grad * b[None, :], 1), grad * kept
-                ddt = value * of_added + tl.sum(of_decay * rate, 1)
-                _store(dx_at, step * of_added, token, channel, channels)
-                _store(ddt_at, ddt, token, channel, channels)
-                drate += of_decay * step[:, None]
-                grad *= decay
-    _store_matrix(drate_at, drate, chunk, channel, state, channels, states)
+                dt = _load(dt_at, token, channel, channels)
+                x = _load(x_at, token, channel, channels)
+                d_y = _load(d_y_at, token, channel, channels)
+                B = _load(B_at, token, state, states)
+                C = _load(C_at, token, state, states)
+                decay = tl.exp(dt[:, None] * A)
+                h_decayed, scale = decay * h_before, (dt * x)[:, None]
+                h_after = h_decayed + scale * B[None, :]
+                _store(d_C_at, tl.sum(d_y[:, None] * h_after, 0), token, state, states)
+                d_h += d_y[:, None] * C[None, :]
+                _store(d_B_at, tl.sum(d_h * scale, 0), token, state, states)
+                d_dtx, d_log_decay = tl.sum(d_h * B[None, :], 1), d_h * h_decayed
+                d_dt = x * d_dtx + tl.sum(d_log_decay * A, 1)
+                _store(d_x_at, dt * d_dtx, token, channel, channels)
+                _store(d_dt_at, d_dt, token, channel, channels)
+                d_A += d_log_decay * dt[:, None]
+                d_h *= decay
+    _store_matrix(d_A_at, d_A, chunk, channel, state, channels, states)
 
 
 class _ChannelScan(torch.autograd.Function):
@@ -296,75 +298,75 @@ class _ChannelScan(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         dt: Tensor,
-        rate: Tensor,
-        b: Tensor,
-        c: Tensor,
-        state: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        h0: Tensor,
         chunks: ChunkLayout,
     ) -> tuple[Tensor, Tensor]:
-        x, dt, rate, b, c = (each.contiguous() for each in (x, dt, rate, b, c))
-        sizes, (blocks, shape) = tuple(rate.shape), _blocks(rate)
+        x, dt, A, B, C = (tensor.contiguous() for tensor in (x, dt, A, B, C))
+        sizes, (blocks, shape) = tuple(A.shape), _blocks(A)
         places, grid = (chunks.starts, chunks.ends), (chunks.counts.total, blocks)
-        added = rate.new_empty(chunks.counts.total, *sizes, dtype=torch.float32)
-        passed = added.new_empty(added.shape[:2])
-        _add[grid](x, dt, rate, b, *places, added, passed, *sizes, CHUNK=CHUNK, **shape)
-        before, last = _joined(added, passed, rate, state, chunks, reverse=False)
+        h_local = A.new_empty(chunks.counts.total, *sizes, dtype=torch.float32)
+        dt_sum = h_local.new_empty(h_local.shape[:2])
+        _add[grid](x, dt, A, B, *places, h_local, dt_sum, *sizes, CHUNK=CHUNK, **shape)
+        h, ht = _joined(h_local, dt_sum, A, h0, chunks, reverse=False)
         y = torch.empty_like(x, dtype=torch.float32)
-        _read[grid](x, dt, rate, b, c, before, *places, y, *sizes, CHUNK=CHUNK, **shape)
-        ctx.save_for_backward(x, dt, rate, b, c, before, passed)
-        ctx.chunks, ctx.state_dtype = chunks, state.dtype
-        return y, last
+        _read[grid](x, dt, A, B, C, h, *places, y, *sizes, CHUNK=CHUNK, **shape)
+        ctx.save_for_backward(x, dt, A, B, C, h, dt_sum)
+        ctx.chunks, ctx.state_dtype = chunks, h0.dtype
+        return y, ht
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        x, dt, rate, b, c, before, passed = ctx.saved_tensors
-        chunks, dy = ctx.chunks, dy.contiguous()
-        sizes, (blocks, shape) = tuple(rate.shape), _blocks(rate)
+    def backward(ctx: Any, d_y: Tensor, d_ht: Tensor) -> tuple[Tensor | None, ...]:
+        x, dt, A, B, C, h, dt_sum = ctx.saved_tensors
+        chunks, d_y = ctx.chunks, d_y.contiguous()
+        sizes, (blocks, shape) = tuple(A.shape), _blocks(A)
         places, grid = (chunks.starts, chunks.ends), (chunks.counts.total, blocks)
-        added = torch.empty_like(before)
-        _add_back[grid](dt, rate, c, dy, *places, added, *sizes, CHUNK=CHUNK, **shape)
-        after_grad, dstate = _joined(added, passed, rate, dlast, chunks, reverse=True)
-        # The join was the last to read `added`, which has the shape of the sums for the rate.
-        dx, ddt, drate = torch.empty_like(x), torch.empty_like(dt), added
-        db, dc = (before.new_empty(blocks, *b.shape) for _ in range(2))
-        results = (dx, ddt, drate, db, dc, len(x))
-        inputs = (x, dt, rate, b, c, before, after_grad, dy)
+        d_h_local = torch.empty_like(h)
+        _add_back[grid](dt, A, C, d_y, *places, d_h_local, *sizes, CHUNK=CHUNK, **shape)
+        d_h_after, d_h0 = _joined(d_h_local, dt_sum, A, d_ht, chunks, reverse=True)
+        # The join was the last to read `d_h_local`, which has the shape of the sums for A.
+        d_x, d_dt, d_A = torch.empty_like(x), torch.empty_like(dt), d_h_local
+        d_B, d_C = (h.new_empty(blocks, *B.shape) for _ in range(2))
+        results = (d_x, d_dt, d_A, d_B, d_C, len(x))
+        inputs = (x, dt, A, B, C, h, d_h_after, d_y)
         _read_back[grid](*inputs, *places, *results, *sizes, CHUNK=CHUNK, **shape)
-        drate, db, dc = drate.sum(0).to(rate.dtype), db.sum(0).to(b.dtype), dc.sum(0).to(c.dtype)
-        return dx, ddt, drate, db, dc, dstate.to(ctx.state_dtype), None
+        d_A, d_B, d_C = d_A.sum(0).to(A.dtype), d_B.sum(0).to(B.dtype), d_C.sum(0).to(C.dtype)
+        return d_x, d_dt, d_A, d_B, d_C, d_h0.to(ctx.state_dtype), None
 
 
 def _joined(
-    added: Tensor,
-    passed: Tensor,
-    rate: Tensor,
-    given: Tensor,
+    h_local: Tensor,
+    dt_sum: Tensor,
+    A: Tensor,
+    h0: Tensor,
     chunks: ChunkLayout,
     *,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What each chunk meets, and what is left after all chunks of each sequence."""
-    blocks, shape = _blocks(rate)
-    met, last = torch.empty_like(added), added.new_empty(given.shape)
-    tensors = (added, passed, rate, given.contiguous(), chunks.counts.offsets, met, last)
-    _join[(len(given), blocks)](*tensors, *rate.shape, REVERSE=reverse, **shape)
-    return met, last
+    """`h` and `ht`; with `reverse` their gradients, given that of the state after each sequence."""
+    blocks, shape = _blocks(A)
+    h, ht = torch.empty_like(h_local), h_local.new_empty(h0.shape)
+    tensors = (h_local, dt_sum, A, h0.contiguous(), chunks.counts.offsets, h, ht)
+    _join[(len(h0), blocks)](*tensors, *A.shape, REVERSE=reverse, **shape)
+    return h, ht
 
 
-def _blocks(rate: Tensor) -> tuple[int, dict[str, int]]:
+def _blocks(A: Tensor) -> tuple[int, dict[str, int]]:
     """How many blocks the channels are cut into, and the sizes of one."""
-    states = max(4, triton.next_power_of_2(rate.shape[1]))
+    states = max(4, triton.next_power_of_2(A.shape[1]))
     block = min(64, max(32, NUMBERS // states))
     sizes = {"BLOCK": block, "S": states, "num_warps": WARPS, "num_stages": 1}
-    return triton.cdiv(rate.shape[0], block), sizes
+    return triton.cdiv(A.shape[0], block), sizes
 
 
 def scan_by_triton(
-    x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, state: Tensor, chunks: ChunkLayout
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h0: Tensor, chunks: ChunkLayout
 ) -> tuple[Tensor, Tensor]:
     """The output of every channel in float32, and the states after each sequence.
 
     `chunks` has `CHUNK` tokens per chunk, and at least one token in all.
     """
-    return _ChannelScan.apply(x, dt, rate, b, c, state, chunks)
+    return _ChannelScan.apply(x, dt, A, B, C, h0, chunks)

@@ -2,7 +2,11 @@
 
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
-    S_{c+1} = exp(whole_c) S_c + added_c
+    h_{c+1} = exp(g_chunk_c) h_c + kv_c
+
+Letters, as in fla and the papers: `h` the state before each chunk, `h0` before and `ht` after each
+sequence (or group of chunks), `kv` the sum of k v^T that a chunk adds, `g_chunk` and `g_group` the
+log decay of a whole chunk or group, `d_x` the gradient of `x`.
 
 A program walks over `FAN` neighboring chunks and carries some numbers of one head's state. Longer
 sequences are walked twice: once for what every such group adds as a whole, then, when the groups
@@ -27,58 +31,58 @@ BLOCK = 1024
 
 @triton.jit
 def _walk(
-    added_at,
-    whole_at,
-    given_at,
+    kv_at,
+    g_chunk_at,
+    h0_at,
     starts_at,
     ends_at,
-    entering_at,
-    after_at,
-    passed_at,
+    h_at,
+    ht_at,
+    g_group_at,
     heads,
     size,
-    GIVEN: tl.constexpr,
+    CONTINUED: tl.constexpr,
     STORE: tl.constexpr,
     FAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     group, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cell = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    here = cell < size
+    valid = cell < size
     start = tl.load(starts_at + group)
     count = tl.minimum(tl.load(ends_at + group) - start, FAN).to(tl.int32)
     own = (group * heads + head) * size + cell
-    state = tl.zeros([BLOCK], dtype=tl.float32)
-    if GIVEN:
-        state = tl.load(given_at + own, mask=here, other=0.0)
-    passed = 0.0
+    h = tl.zeros([BLOCK], dtype=tl.float32)
+    if CONTINUED:
+        h = tl.load(h0_at + own, mask=valid, other=0.0)
+    g_group = 0.0
     for index in range(count):
         of_head = (start + index) * heads + head
-        added = tl.load(added_at + of_head * size + cell, mask=here, other=0.0)
-        whole = tl.load(whole_at + of_head)
+        kv = tl.load(kv_at + of_head * size + cell, mask=valid, other=0.0)
+        g_chunk = tl.load(g_chunk_at + of_head)
         if STORE:
-            tl.store(entering_at + of_head * size + cell, state, mask=here)
-        state = state * tl.exp(whole) + added
-        passed += whole
-    tl.store(after_at + own, state, mask=here)
-    tl.store(passed_at + group * heads + head, passed)
+            tl.store(h_at + of_head * size + cell, h, mask=valid)
+        h = h * tl.exp(g_chunk) + kv
+        g_group += g_chunk
+    tl.store(ht_at + own, h, mask=valid)
+    tl.store(g_group_at + group * heads + head, g_group)
 
 
 @triton.jit
 def _walk_back(
-    pull_at,
-    whole_at,
-    given_at,
+    d_h_at,
+    g_chunk_at,
+    d_ht_at,
     starts_at,
     ends_at,
-    entering_at,
-    dadded_at,
-    dwhole_at,
-    before_at,
-    passed_at,
+    h_at,
+    d_kv_at,
+    d_g_chunk_at,
+    d_h0_at,
+    g_group_at,
     heads,
     size,
-    GIVEN: tl.constexpr,
+    CONTINUED: tl.constexpr,
     STORE: tl.constexpr,
     DECAYS: tl.constexpr,
     FAN: tl.constexpr,
@@ -86,29 +90,29 @@ def _walk_back(
 ):
     group, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cell = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    here = cell < size
+    valid = cell < size
     start = tl.load(starts_at + group)
     count = tl.minimum(tl.load(ends_at + group) - start, FAN).to(tl.int32)
     own = (group * heads + head) * size + cell
-    gradient = tl.zeros([BLOCK], dtype=tl.float32)
-    if GIVEN:
-        gradient = tl.load(given_at + own, mask=here, other=0.0)
-    passed = 0.0
+    d_state = tl.zeros([BLOCK], dtype=tl.float32)
+    if CONTINUED:
+        d_state = tl.load(d_ht_at + own, mask=valid, other=0.0)
+    g_group = 0.0
     for index in range(count):
         of_head = (start + count - 1 - index) * heads + head
-        pull = tl.load(pull_at + of_head * size + cell, mask=here, other=0.0)
-        whole = tl.load(whole_at + of_head)
+        d_h = tl.load(d_h_at + of_head * size + cell, mask=valid, other=0.0)
+        g_chunk = tl.load(g_chunk_at + of_head)
         if STORE:
-            tl.store(dadded_at + of_head * size + cell, gradient, mask=here)
-        gradient = gradient * tl.exp(whole)
+            tl.store(d_kv_at + of_head * size + cell, d_state, mask=valid)
+        d_state = d_state * tl.exp(g_chunk)
         if DECAYS:
-            entering = tl.load(entering_at + of_head * size + cell, mask=here, other=0.0)
+            h = tl.load(h_at + of_head * size + cell, mask=valid, other=0.0)
             place = of_head * tl.num_programs(2) + tl.program_id(2)
-            tl.store(dwhole_at + place, tl.sum(gradient * entering, 0))
-        gradient += pull
-        passed += whole
-    tl.store(before_at + own, gradient, mask=here)
-    tl.store(passed_at + group * heads + head, passed)
+            tl.store(d_g_chunk_at + place, tl.sum(d_state * h, 0))
+        d_state += d_h
+        g_group += g_chunk
+    tl.store(d_h0_at + own, d_state, mask=valid)
+    tl.store(g_group_at + group * heads + head, g_group)
 
 
 class _JoinedStates(torch.autograd.Function):
@@ -116,127 +120,126 @@ class _JoinedStates(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, added: Tensor, whole: Tensor, before: Tensor, counts: Lengths, decays: bool
+        ctx: Any, kv: Tensor, g_chunk: Tensor, h0: Tensor, counts: Lengths, decays: bool
     ) -> tuple[Tensor, Tensor]:
-        added, whole = added.contiguous(), whole.contiguous()
-        entering, last = _carry(added, whole, before, counts)
-        ctx.save_for_backward(whole, entering)
+        kv, g_chunk = kv.contiguous(), g_chunk.contiguous()
+        h, ht = _carry(kv, g_chunk, h0, counts)
+        ctx.save_for_backward(g_chunk, h)
         ctx.counts, ctx.decays = counts, decays
-        return entering, last
+        return h, ht
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, pull: Tensor, last_pull: Tensor) -> tuple[Tensor | None, ...]:
-        whole, entering = ctx.saved_tensors
-        known = entering if ctx.decays else None
-        dadded, dwhole, before = _carry_back(
-            pull.contiguous(), whole, known, last_pull.contiguous(), ctx.counts
+    def backward(ctx: Any, d_h: Tensor, d_ht: Tensor) -> tuple[Tensor | None, ...]:
+        g_chunk, h = ctx.saved_tensors
+        states = h if ctx.decays else None
+        d_kv, d_g_chunk, d_h0 = _carry_back(
+            d_h.contiguous(), g_chunk, states, d_ht.contiguous(), ctx.counts
         )
-        return dadded, dwhole, before, None, None
+        return d_kv, d_g_chunk, d_h0, None, None
 
 
-def _carry(added: Tensor, whole: Tensor, before: Tensor, counts: Lengths) -> tuple[Tensor, Tensor]:
+def _carry(kv: Tensor, g_chunk: Tensor, h0: Tensor, counts: Lengths) -> tuple[Tensor, Tensor]:
     """The state before each chunk and after each sequence, given those before the sequences."""
     groups = ChunkLayout.of(counts, FAN)
     if groups.counts.longest <= 1:
         present = groups.sequence_of_first
-        entering, after, _ = _walk_groups(added, whole, before[present], groups, store=True)
-        return entering, before.index_copy(0, present, after)
-    _, totals, passed = _walk_groups(added, whole, None, groups, store=False)
-    given, last = _carry(totals, passed, before, groups.counts)
-    entering, _, _ = _walk_groups(added, whole, given, groups, store=True)
-    return entering, last
+        h, after, _ = _walk_groups(kv, g_chunk, h0[present], groups, store=True)
+        return h, h0.index_copy(0, present, after)
+    _, kv_group, g_group = _walk_groups(kv, g_chunk, None, groups, store=False)
+    h_group, ht = _carry(kv_group, g_group, h0, groups.counts)
+    h, _, _ = _walk_groups(kv, g_chunk, h_group, groups, store=True)
+    return h, ht
 
 
 def _carry_back(
-    pull: Tensor, whole: Tensor, entering: Tensor | None, last_pull: Tensor, counts: Lengths
+    d_h: Tensor, g_chunk: Tensor, h: Tensor | None, d_ht: Tensor, counts: Lengths
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The gradients of what each chunk adds, of its decay, and of the states before sequences."""
     groups = ChunkLayout.of(counts, FAN)
     if groups.counts.longest <= 1:
         present = groups.sequence_of_first
-        dadded, dwhole, before, _ = _walk_groups_back(
-            pull, whole, entering, last_pull[present], groups, store=True
+        d_kv, d_g_chunk, d_h0, _ = _walk_groups_back(
+            d_h, g_chunk, h, d_ht[present], groups, store=True
         )
-        return dadded, dwhole, last_pull.index_copy(0, present, before)
-    _, _, totals, passed = _walk_groups_back(pull, whole, None, None, groups, store=False)
-    given, _, before = _carry_back(totals, passed, None, last_pull, groups.counts)
-    dadded, dwhole, _, _ = _walk_groups_back(pull, whole, entering, given, groups, store=True)
-    return dadded, dwhole, before
+        return d_kv, d_g_chunk, d_ht.index_copy(0, present, d_h0)
+    _, _, d_h_group, g_group = _walk_groups_back(d_h, g_chunk, None, None, groups, store=False)
+    d_ht_group, _, d_h0 = _carry_back(d_h_group, g_group, None, d_ht, groups.counts)
+    d_kv, d_g_chunk, _, _ = _walk_groups_back(d_h, g_chunk, h, d_ht_group, groups, store=True)
+    return d_kv, d_g_chunk, d_h0
 
 
 def _walk_groups(
-    added: Tensor, whole: Tensor, given: Tensor | None, groups: ChunkLayout, *, store: bool
+    kv: Tensor, g_chunk: Tensor, h0: Tensor | None, groups: ChunkLayout, *, store: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The state before each chunk if asked for, that after each group, and the group's decay."""
-    heads, size = added.shape[1], added.shape[2] * added.shape[3]
-    entering = torch.empty_like(added) if store else added
-    after = added.new_empty(groups.counts.total, *added.shape[1:])
-    passed = whole.new_empty(groups.counts.total, heads)
+    """The state before each chunk if `store`, that after each group, and the group's decay."""
+    heads, size = kv.shape[1], kv.shape[2] * kv.shape[3]
+    h = torch.empty_like(kv) if store else kv
+    ht = kv.new_empty(groups.counts.total, *kv.shape[1:])
+    g_group = g_chunk.new_empty(groups.counts.total, heads)
     _walk[(groups.counts.total, heads, triton.cdiv(size, BLOCK))](
-        added,
-        whole,
-        after if given is None else given.contiguous(),
+        kv,
+        g_chunk,
+        ht if h0 is None else h0.contiguous(),
         groups.starts,
         groups.ends,
-        entering,
-        after,
-        passed,
+        h,
+        ht,
+        g_group,
         heads,
         size,
-        GIVEN=given is not None,
+        CONTINUED=h0 is not None,
         STORE=store,
         FAN=FAN,
         BLOCK=BLOCK,
     )
-    return entering, after, passed
+    return h, ht, g_group
 
 
 def _walk_groups_back(
-    pull: Tensor,
-    whole: Tensor,
-    entering: Tensor | None,
-    given: Tensor | None,
+    d_h: Tensor,
+    g_chunk: Tensor,
+    h: Tensor | None,
+    d_ht: Tensor | None,
     groups: ChunkLayout,
     *,
     store: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The gradients of what each chunk adds if asked for, of its decay where the states are given,
+    """The gradients of what each chunk adds if `store`, of its decay where there are states `h`,
     and of the state before each group; also the group's decay."""
-    heads, size = pull.shape[1], pull.shape[2] * pull.shape[3]
+    heads, size = d_h.shape[1], d_h.shape[2] * d_h.shape[3]
     blocks = triton.cdiv(size, BLOCK)
-    dadded = torch.empty_like(pull) if store else pull
-    parts = None if entering is None else whole.new_empty(len(pull), heads, blocks)
-    before = pull.new_empty(groups.counts.total, *pull.shape[1:])
-    passed = whole.new_empty(groups.counts.total, heads)
+    d_kv = torch.empty_like(d_h) if store else d_h
+    parts = None if h is None else g_chunk.new_empty(len(d_h), heads, blocks)
+    d_h0 = d_h.new_empty(groups.counts.total, *d_h.shape[1:])
+    g_group = g_chunk.new_empty(groups.counts.total, heads)
     _walk_back[(groups.counts.total, heads, blocks)](
-        pull,
-        whole,
-        before if given is None else given.contiguous(),
+        d_h,
+        g_chunk,
+        d_h0 if d_ht is None else d_ht.contiguous(),
         groups.starts,
         groups.ends,
-        pull if entering is None else entering,
-        dadded,
-        whole if parts is None else parts,
-        before,
-        passed,
+        d_h if h is None else h,
+        d_kv,
+        g_chunk if parts is None else parts,
+        d_h0,
+        g_group,
         heads,
         size,
-        GIVEN=given is not None,
+        CONTINUED=d_ht is not None,
         STORE=store,
-        DECAYS=entering is not None,
+        DECAYS=h is not None,
         FAN=FAN,
         BLOCK=BLOCK,
     )
-    return dadded, None if parts is None else parts.sum(-1), before, passed
+    return d_kv, None if parts is None else parts.sum(-1), d_h0, g_group
 
 
 def joined_states(
-    added: Tensor, whole: Tensor, before: Tensor, counts: Lengths, *, decays: bool
+    kv: Tensor, g_chunk: Tensor, h0: Tensor, counts: Lengths, *, decays: bool
 ) -> tuple[Tensor, Tensor]:
     """The state before each chunk and after each sequence.
 
-    Given are what each chunk adds, how it decays the state, the states before the sequences and
-    how many chunks each sequence has. Without `decays` those of the chunks have no gradient.
+    `counts` is the number of chunks of each sequence. Without `decays`, `g_chunk` has no gradient.
     """
-    return _JoinedStates.apply(added, whole, before, counts, decays)
+    return _JoinedStates.apply(kv, g_chunk, h0, counts, decays)

@@ -1,12 +1,17 @@
 """The recurrence of linear attention, retention and Mamba-2: a state that decays and grows.
 
-For every head, with a state S of key size times value size:
+For every head, with a state h of key size times value size:
 
-    S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T        o_t = q_t^T S_t
+    h_t = exp(g_t) h_{t-1} + k_t v_t^T        o_t = q_t^T h_t
 
-The state is zero, or the given one, at the start of every sequence. Three ways compute the same:
-`recur_in_chunks` for whole sequences, in time linear in the number of tokens; `recur_one_token` for
-generation; `decay_pattern` as a matrix of weights, which is what a head attends to.
+The state is zero, or `state`, at the start of every sequence. Four ways compute the same:
+`naive_decay_recurrence`, the formula token by token; `recur_in_chunks` for whole sequences, in time
+linear in the number of tokens; `recur_one_token` for generation; `decay_pattern` as a matrix of
+weights, which is what a head attends to.
+
+Letters, as in fla: `g` the log decay of a token, `g_cumsum` its sum from the start of a chunk up to
+and including each token, `g_chunk` that of the whole chunk, `kv` what a chunk adds to the state,
+`h` the state before each chunk, `h0` before and `ht` after each sequence.
 """
 
 import torch
@@ -32,6 +37,26 @@ def suits_kernels(x: Tensor, largest: int) -> bool:
     return runs_triton(x) and triton_precision(x) == "tf32" and largest <= LARGEST_OF_TRITON
 
 
+def naive_decay_recurrence(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h e"],
+    log_decay: Float[Tensor, "n h"] | None,
+    lengths: Lengths,
+    state: Float[Tensor, "b h d e"],
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The formula token by token: the oracle of the tests."""
+    outputs, states = torch.zeros_like(v), []
+    for h, tokens in zip(state, lengths.slices(), strict=True):
+        for t in range(tokens.start, tokens.stop):
+            if log_decay is not None:
+                h = log_decay[t].exp()[:, None, None] * h
+            h = h + k[t].unsqueeze(-1) * v[t].unsqueeze(-2)
+            outputs[t] = (q[t].unsqueeze(-2) @ h).squeeze(-2)
+        states.append(h)
+    return outputs, torch.stack(states)
+
+
 @without_autocast
 def recur_in_chunks(
     q: Float[Tensor, "n g d"],
@@ -55,30 +80,29 @@ def recur_in_chunks(
     wide = by_triton and max(q.shape[2], v.shape[2]) <= CHUNK
     chunks = ChunkLayout.of(lengths, chunk or (2 * CHUNK if wide else CHUNK))
     heads, groups = v.shape[1], q.shape[1]
-    before = v.new_zeros(lengths.count, heads, q.shape[2], v.shape[2], dtype=torch.float32)
-    before = before if state is None else state.float()
+    h0 = v.new_zeros(lengths.count, heads, q.shape[2], v.shape[2], dtype=torch.float32)
+    h0 = h0 if state is None else state.float()
     if not lengths.total:
-        return v, before
+        return v, h0
     if by_triton:
-        return _recur_by_triton(q, k, v, log_decay, chunks, before)
+        return _recur_by_triton(q, k, v, log_decay, chunks, h0)
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
     scores = query @ key.transpose(2, 3)
     if log_decay is None:
-        passed = value.new_zeros(*value.shape[:2], 1)
+        g_cumsum = value.new_zeros(*value.shape[:2], 1)
         output = (scores.tril().repeat_interleave(heads // groups, dim=1)) @ value
-        decayed = value
+        v_decayed = value
     else:
-        # The decay from the start of the chunk up to and including each token.
-        passed = chunks.cut(log_decay).float().transpose(1, 2).cumsum(-1)
-        weights = _decay_within(passed).unflatten(1, (groups, -1)) * scores.unsqueeze(2)
+        g_cumsum = chunks.cut(log_decay).float().transpose(1, 2).cumsum(-1)
+        weights = _decay_within(g_cumsum).unflatten(1, (groups, -1)) * scores.unsqueeze(2)
         output = weights.flatten(1, 2) @ value
-        decayed = value * (passed[..., -1:] - passed).exp().unsqueeze(-1)
-    added = _product_by_group(key.transpose(2, 3), decayed)
-    entering, last = _join_states(added, passed[..., -1], before, chunks)
-    earlier = _product_by_group(query, entering)
-    scale = None if log_decay is None else passed.exp().unsqueeze(-1)
+        v_decayed = value * (g_cumsum[..., -1:] - g_cumsum).exp().unsqueeze(-1)
+    kv = _product_by_group(key.transpose(2, 3), v_decayed)
+    h, ht = _join_states(kv, g_cumsum[..., -1], h0, chunks)
+    earlier = _product_by_group(query, h)
+    scale = None if log_decay is None else g_cumsum.exp().unsqueeze(-1)
     output = output + earlier if scale is None else torch.addcmul(output, earlier, scale)
-    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+    return chunks.join(output.transpose(1, 2)).to(v.dtype), ht
 
 
 def _recur_by_triton(
@@ -87,36 +111,31 @@ def _recur_by_triton(
     v: Float[Tensor, "n h e"],
     log_decay: Float[Tensor, "n h"] | None,
     chunks: ChunkLayout,
-    before: Float[Tensor, "b h d e"],
+    h0: Float[Tensor, "b h d e"],
 ) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
     """The same by kernels that keep what a chunk computes inside the chip."""
-    from manyheads.mixers.kernels.triton_decay import added_states, chunk_outputs
+    from manyheads.mixers.kernels.triton_decay import chunk_outputs, chunk_states
     from manyheads.mixers.kernels.triton_states import joined_states
 
     precision = triton_precision(q)
-    added, whole = added_states(k, v, log_decay, chunks, precision)
-    entering, last = joined_states(
-        added, whole, before, chunks.counts, decays=log_decay is not None
-    )
-    return chunk_outputs(q, k, v, log_decay, entering, chunks, precision), last
+    kv, g_chunk = chunk_states(k, v, log_decay, chunks, precision)
+    h, ht = joined_states(kv, g_chunk, h0, chunks.counts, decays=log_decay is not None)
+    return chunk_outputs(q, k, v, log_decay, h, chunks, precision), ht
 
 
 def _join_states(
-    added: Float[Tensor, "c h d e"],
-    whole: Float[Tensor, "c h"],
-    before: Float[Tensor, "b h d e"],
+    kv: Float[Tensor, "c h d e"],
+    g_chunk: Float[Tensor, "c h"],
+    h0: Float[Tensor, "b h d e"],
     chunks: ChunkLayout,
 ) -> tuple[Float[Tensor, "c h d e"], Float[Tensor, "b h d e"]]:
-    """The state before each chunk and after each sequence.
-
-    Given are what each chunk adds, how it decays the state, and the state before each sequence.
-    """
+    """The state before each chunk and after each sequence."""
     first = chunks.first_of_sequence
-    given = before[chunks.sequence_of_first]
-    added = added.index_add(0, first, given * whole[first].exp()[..., None, None])
-    after = _scan(added, whole, chunks)
-    last = before.index_copy(0, chunks.sequence_of_first, after[chunks.last_of_sequence])
-    return chunks.shifted(after, given), last
+    h0_present = h0[chunks.sequence_of_first]
+    kv = kv.index_add(0, first, h0_present * g_chunk[first].exp()[..., None, None])
+    after = _scan(kv, g_chunk, chunks)
+    ht = h0.index_copy(0, chunks.sequence_of_first, after[chunks.last_of_sequence])
+    return chunks.shifted(after, h0_present), ht
 
 
 def _product_by_group(
@@ -152,19 +171,19 @@ def decay_pattern(
 ) -> Float[Tensor, "h n n"]:
     """The weight of every key in the output of every query of one sequence."""
     products = torch.einsum("nhd,mhd->hnm", q.float(), k.float())
-    passed = q.new_zeros(q.shape[:2]) if log_decay is None else log_decay
-    return products * _decay_within(passed.float().T.cumsum(-1))
+    g_cumsum = q.new_zeros(q.shape[:2]) if log_decay is None else log_decay
+    return products * _decay_within(g_cumsum.float().T.cumsum(-1))
 
 
-def _decay_within(passed: Float[Tensor, "*b s"]) -> Float[Tensor, "*b s s"]:
+def _decay_within(g_cumsum: Float[Tensor, "*b s"]) -> Float[Tensor, "*b s s"]:
     """What is left of an earlier token (the second axis) at a later one; 0 for those after it."""
-    between = passed.unsqueeze(-1) - passed.unsqueeze(-2)
-    seen = torch.ones(between.shape[-2:], dtype=torch.bool, device=passed.device).tril()
-    return between.masked_fill(~seen, -torch.inf).exp()
+    between = g_cumsum.unsqueeze(-1) - g_cumsum.unsqueeze(-2)
+    visible = torch.ones(between.shape[-2:], dtype=torch.bool, device=g_cumsum.device).tril()
+    return between.masked_fill(~visible, -torch.inf).exp()
 
 
 def _scan(
-    added: Float[Tensor, "c h d e"], log_decay: Float[Tensor, "c h"], chunks: ChunkLayout
+    kv: Float[Tensor, "c h d e"], g_chunk: Float[Tensor, "c h"], chunks: ChunkLayout
 ) -> Float[Tensor, "c h d e"]:
     """The state after every chunk, given what each adds and how it decays the state before it.
 
@@ -172,13 +191,13 @@ def _scan(
     decays, then groups of them in the same way, so that no loop runs over all chunks.
     """
     if chunks.counts.longest == 1:
-        return added
+        return kv
     groups = ChunkLayout.of(chunks.counts, min(FAN, chunks.counts.longest))
-    passed = groups.cut(log_decay).cumsum(1)
-    weights = _decay_within(passed.transpose(1, 2))
-    local = torch.einsum("ghij,gjhde->gihde", weights, groups.cut(added))
+    g_cumsum = groups.cut(g_chunk).cumsum(1)
+    weights = _decay_within(g_cumsum.transpose(1, 2))
+    local = torch.einsum("ghij,gjhde->gihde", weights, groups.cut(kv))
     if groups.counts.longest > 1:
-        carried = _scan(local[:, -1], passed[:, -1], groups)
-        entering = groups.shifted(carried, torch.zeros_like(carried[groups.first_of_sequence]))
-        local = local + passed.exp()[..., None, None] * entering.unsqueeze(1)
+        h_group = _scan(local[:, -1], g_cumsum[:, -1], groups)
+        h = groups.shifted(h_group, torch.zeros_like(h_group[groups.first_of_sequence]))
+        local = local + g_cumsum.exp()[..., None, None] * h.unsqueeze(1)
     return groups.join(local)

@@ -1,12 +1,18 @@
 """The delta rule: a state that replaces what it holds under a key instead of adding to it.
 
-For every head, with a state S of key size times value size (arXiv 2406.06484, 2412.06464):
+For every head, with a state h of key size times value size (arXiv 2406.06484, 2412.06464):
 
-    S'_t = exp(log_decay_t) S_{t-1}
-    S_t = S'_t + beta_t k_t (v_t - S'_t^T k_t)^T        o_t = S_t^T q_t
+    h'_t = exp(g_t) h_{t-1}
+    h_t = h'_t + beta_t k_t (v_t - h'_t^T k_t)^T        o_t = h_t^T q_t
 
-The decay is a number per head, or one per channel of the key as in Kimi delta attention (arXiv
-2510.26692). The state is zero, or the given one, at the start of every sequence.
+The log decay g is a number per head, or one per channel of the key as in Kimi delta attention
+(arXiv 2510.26692). The state is zero, or `state`, at the start of every sequence.
+
+Chunks use the WY form of the papers, with the letters of fla: `g_cumsum` is the sum of g from the
+start of a chunk up to each token, `g_chunk` that of the whole chunk; `h` the state before a chunk,
+`h0` before and `ht` after a sequence; `u` what the tokens of a chunk write if `h` is zero, `w` how
+`h` corrects that, so that they write v_new = u - w h; `k_decayed` the keys times the decay up to
+the end of the chunk, `q_decayed` the queries times the decay from its start.
 """
 
 from collections.abc import Sequence
@@ -33,6 +39,28 @@ LARGEST_FLA_KEY = 256
 LARGEST_TRITON_KEY = 128
 
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
+
+
+def naive_delta_rule(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h e"],
+    beta: Float[Tensor, "n h"],
+    log_decay: Decay,
+    lengths: Lengths,
+    state: Float[Tensor, "b h d e"],
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The formulas token by token: the oracle of the tests."""
+    outputs, states = torch.zeros_like(v), []
+    decay = log_decay.exp() if log_decay.ndim == 3 else log_decay.exp().unsqueeze(-1)
+    for h, tokens in zip(state, lengths.slices(), strict=True):
+        for t in range(tokens.start, tokens.stop):
+            h = decay[t].unsqueeze(-1) * h
+            error = v[t] - torch.einsum("hde,hd->he", h, k[t])
+            h = h + torch.einsum("h,hd,he->hde", beta[t], k[t], error)
+            outputs[t] = torch.einsum("hde,hd->he", h, q[t])
+        states.append(h)
+    return outputs, torch.stack(states)
 
 
 def run_delta_rule(
@@ -89,7 +117,7 @@ def _fla_can(
     half = q.dtype == v.dtype and v.dtype in (torch.bfloat16, torch.float16)
     if not half or q.shape[2] > LARGEST_FLA_KEY or 0 in lengths.each:
         return False
-    learns = any(each.requires_grad for each in (q, k, v, beta, log_decay))
+    learns = any(tensor.requires_grad for tensor in (q, k, v, beta, log_decay))
     return not (learns and torch.is_grad_enabled()) or fla_has_gradients(log_decay)
 
 
@@ -128,30 +156,27 @@ def delta_in_chunks(
         by_triton = runs_triton(q) and q.shape[2] <= LARGEST_TRITON_KEY
     by_channel = log_decay.ndim == 3
     chunks = ChunkLayout.of(lengths, chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK))
-    before = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
-    before = before if state is None else state.float()
+    h0 = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
+    h0 = h0 if state is None else state.float()
     if not lengths.total:
-        return v, before
+        return v, h0
     parts = _prepare_chunks(q, k, v, beta, log_decay, chunks, by_triton=by_triton)
     if by_triton:
-        output, last = _walk_by_triton(parts, before, chunks, triton_precision(q))
+        output, ht = _walk_by_triton(parts, h0, chunks, triton_precision(q))
     else:
-        output, last = _walk(parts, before, chunks)
-    return chunks.join(output.transpose(1, 2)).to(v.dtype), last
+        output, ht = _walk(parts, h0, chunks)
+    return chunks.join(output.transpose(1, 2)).to(v.dtype), ht
 
 
 class _ChunkParts(NamedTuple):
-    """What is known of the chunks before the state is."""
+    """What does not depend on the state: o = q_decayed h + weights v_new."""
 
-    # What each token reads from the state before its chunk, and from the tokens of its chunk.
-    reading: Float[Tensor, "c h s d"]
+    q_decayed: Float[Tensor, "c h s d"]
     weights: Float[Tensor, "c h s s"]
-    # What each token writes if that state is zero, and how the state corrects it.
-    written: Float[Tensor, "c h s e"]
-    corrected: Float[Tensor, "c h s d"]
-    # How what each token writes gets into the state after the chunk, and the decay of the chunk.
-    kept: Float[Tensor, "c h s d"]
-    whole: Float[Tensor, "c h 1 _"]
+    u: Float[Tensor, "c h s e"]
+    w: Float[Tensor, "c h s d"]
+    k_decayed: Float[Tensor, "c h s d"]
+    g_chunk: Float[Tensor, "c h 1 _"]
 
 
 def _prepare_chunks(
@@ -166,72 +191,72 @@ def _prepare_chunks(
 ) -> _ChunkParts:
     """All that does not depend on the state, for all chunks at once."""
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
-    rate = chunks.cut(beta).float().transpose(1, 2).unsqueeze(-1)
+    beta = chunks.cut(beta).float().transpose(1, 2).unsqueeze(-1)
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
-    passed = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
+    g_cumsum = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
     # A token corrects what those before it in the chunk wrote: a triangular system.
-    decay_before = passed.exp()
+    decay_so_far = g_cumsum.exp()
     if by_triton and log_decay.ndim == 3:
         from manyheads.mixers.kernels.triton_delta import decayed_products
 
-        products, weights = decayed_products(key, query, passed)
+        products, weights = decayed_products(key, query, g_cumsum)
     else:
-        products, weights = _decayed_products((key, query), key, passed)
-    overlaps = rate * products.tril(-1)
-    right = rate * torch.cat([value, key * decay_before], dim=-1)
+        products, weights = _decayed_products((key, query), key, g_cumsum)
+    overlaps = beta * products.tril(-1)
+    right = beta * torch.cat([value, key * decay_so_far], dim=-1)
     solved = torch.linalg.solve_triangular(overlaps, right, upper=False, unitriangular=True)
-    written, corrected = solved.split([v.shape[2], q.shape[2]], dim=-1)
-    whole = passed[:, :, -1:]
-    kept = key * (whole - passed).exp()
-    return _ChunkParts(query * decay_before, weights, written, corrected, kept, whole)
+    u, w = solved.split([v.shape[2], q.shape[2]], dim=-1)
+    g_chunk = g_cumsum[:, :, -1:]
+    k_decayed = key * (g_chunk - g_cumsum).exp()
+    return _ChunkParts(query * decay_so_far, weights, u, w, k_decayed, g_chunk)
 
 
 def _walk(
-    parts: _ChunkParts, before: Float[Tensor, "b h d e"], chunks: ChunkLayout
+    parts: _ChunkParts, h0: Float[Tensor, "b h d e"], chunks: ChunkLayout
 ) -> tuple[Float[Tensor, "c h s e"], Float[Tensor, "b h d e"]]:
     """The outputs of every chunk and the state after each sequence, one chunk after another."""
     # One product reads the state, one reads and keeps what the chunk writes.
-    reading = torch.cat([parts.corrected, parts.reading], dim=2)
-    writing = torch.cat([parts.weights, parts.kept.transpose(2, 3)], dim=2)
-    written, left = parts.written, parts.whole.exp().transpose(2, 3)
-    outputs, order, size, device = [], [], written.shape[2], written.device
-    last = before
+    reading = torch.cat([parts.w, parts.q_decayed], dim=2)
+    writing = torch.cat([parts.weights, parts.k_decayed.transpose(2, 3)], dim=2)
+    u, decay = parts.u, parts.g_chunk.exp().transpose(2, 3)
+    outputs, order, size, device = [], [], u.shape[2], u.device
+    ht = h0
     for number in range(chunks.counts.longest):
-        here = [index for index, count in enumerate(chunks.counts.each) if count > number]
-        start = chunks.counts.starts[here[0]] + number
+        active = [index for index, count in enumerate(chunks.counts.each) if count > number]
+        start = chunks.counts.starts[active[0]] + number
         now: Any = slice(start, start + 1)
-        sequences: Any = slice(here[0], here[0] + 1)
-        if len(here) > 1:
-            now = torch.tensor([chunks.counts.starts[index] + number for index in here])
-            now, sequences = now.to(device), torch.tensor(here, device=device)
-        entering = last[sequences]
-        correction, earlier = (reading[now] @ entering).split(size, dim=2)
-        update = writing[now] @ (written[now] - correction)
+        sequences: Any = slice(active[0], active[0] + 1)
+        if len(active) > 1:
+            now = torch.tensor([chunks.counts.starts[index] + number for index in active])
+            now, sequences = now.to(device), torch.tensor(active, device=device)
+        h = ht[sequences]
+        correction, earlier = (reading[now] @ h).split(size, dim=2)
+        update = writing[now] @ (u[now] - correction)
         outputs.append(earlier + update[:, :, :size])
-        after = torch.addcmul(update[:, :, size:], entering, left[now])
-        if len(here) == chunks.counts.count:
-            last = after
+        after = torch.addcmul(update[:, :, size:], h, decay[now])
+        if len(active) == chunks.counts.count:
+            ht = after
         else:
-            index = torch.tensor(here, device=device)
-            last = last.index_copy(0, index, after)
-        order += [chunks.counts.starts[index] + number for index in here]
+            index = torch.tensor(active, device=device)
+            ht = ht.index_copy(0, index, after)
+        order += [chunks.counts.starts[index] + number for index in active]
     output = torch.cat(outputs)
     if chunks.counts.count > 1:
         output = output[torch.tensor(order, device=device).argsort()]
-    return output, last
+    return output, ht
 
 
 def _walk_by_triton(
-    parts: _ChunkParts, before: Float[Tensor, "b h d e"], chunks: ChunkLayout, precision: str
+    parts: _ChunkParts, h0: Float[Tensor, "b h d e"], chunks: ChunkLayout, precision: str
 ) -> tuple[Float[Tensor, "c h s e"], Float[Tensor, "b h d e"]]:
     """The same by a kernel that walks over the chunks; all outputs are then read at once."""
     from manyheads.mixers.kernels.triton_delta import walk_over_chunks
 
-    whole = parts.whole.squeeze(2).expand(-1, -1, before.shape[2])
-    entering, new, last = walk_over_chunks(
-        parts.written, parts.corrected, parts.kept, whole, before, chunks.counts, precision
+    g_chunk = parts.g_chunk.squeeze(2).expand(-1, -1, h0.shape[2])
+    h, v_new, ht = walk_over_chunks(
+        parts.u, parts.w, parts.k_decayed, g_chunk, h0, chunks.counts, precision
     )
-    return parts.reading @ entering + parts.weights @ new, last
+    return parts.q_decayed @ h + parts.weights @ v_new, ht
 
 
 def delta_one_token(
@@ -260,34 +285,34 @@ def delta_pattern(
     """The weight of every value in the output of every query of one sequence."""
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
     query, key = (x.float().transpose(0, 1) for x in (q, k))
-    rate = beta.float().T.unsqueeze(-1)
-    passed = decay.float().transpose(0, 1).cumsum(1)
-    products, weights = _decayed_products((key, query), key, passed)
-    overlaps = rate * products.tril(-1)
-    once = torch.diag_embed(rate.squeeze(-1))
-    written = torch.linalg.solve_triangular(overlaps, once, upper=False, unitriangular=True)
-    return weights @ written
+    beta = beta.float().T.unsqueeze(-1)
+    g_cumsum = decay.float().transpose(0, 1).cumsum(1)
+    products, weights = _decayed_products((key, query), key, g_cumsum)
+    overlaps = beta * products.tril(-1)
+    once = torch.diag_embed(beta.squeeze(-1))
+    u = torch.linalg.solve_triangular(overlaps, once, upper=False, unitriangular=True)
+    return weights @ u
 
 
 def _decayed_products(
     queries: Sequence[Float[Tensor, "*b s d"]],
     key: Float[Tensor, "*b s d"],
-    passed: Float[Tensor, "*b s c"],
+    g_cumsum: Float[Tensor, "*b s c"],
 ) -> list[Float[Tensor, "*b s s"]]:
     """Products of each of several queries with earlier keys, decayed; 0 with later ones."""
     size = key.shape[-2]
-    if passed.shape[-1] == 1:
-        between = (passed - passed.transpose(-1, -2)).clamp(max=0.0).exp().tril()
+    if g_cumsum.shape[-1] == 1:
+        between = (g_cumsum - g_cumsum.transpose(-1, -2)).clamp(max=0.0).exp().tril()
         return [(query @ key.transpose(-1, -2)) * between for query in queries]
     # Distance by distance, so that no channel is computed for later keys.
     rows: list[list[Tensor]] = [[] for _ in queries]
     for far in range(size):
-        left = (passed[..., far:, :] - passed[..., : size - far, :]).exp()
-        decayed = key[..., : size - far, :] * left
+        decay = (g_cumsum[..., far:, :] - g_cumsum[..., : size - far, :]).exp()
+        decayed = key[..., : size - far, :] * decay
         for row, query in zip(rows, queries, strict=True):
             product = torch.linalg.vecdot(query[..., far:, :], decayed)
             row.append(F.pad(product, (far, 0)))
     place = torch.arange(size, device=key.device)
     apart = (place.unsqueeze(1) - place).clamp(min=0)
     stacked = [torch.stack(row, dim=-1) for row in rows]
-    return [each.gather(-1, apart.expand(each.shape)).tril() for each in stacked]
+    return [product.gather(-1, apart.expand(product.shape)).tril() for product in stacked]

@@ -2,7 +2,7 @@
 
     h_t = decay_t h_{t-1} + added_t
 
-The state is zero, or the given one, at the start of every sequence.
+The state h0 at the start of every sequence is zero, or `state`.
 """
 
 import torch
@@ -16,6 +16,22 @@ from manyheads.ragged import Lengths
 GROUP = 16
 
 
+def naive_diagonal_scan(
+    decay: Inexact[Tensor, "n *states"],
+    added: Inexact[Tensor, "n *states"],
+    lengths: Lengths,
+    state: Inexact[Tensor, "b *states"],
+) -> tuple[Inexact[Tensor, "n *states"], Inexact[Tensor, "b *states"]]:
+    """The formula token by token: the oracle of the tests."""
+    states, ends = torch.zeros_like(added), []
+    for h, tokens in zip(state, lengths.slices(), strict=True):
+        for t in range(tokens.start, tokens.stop):
+            h = decay[t] * h + added[t]
+            states[t] = h
+        ends.append(h)
+    return states, torch.stack(ends)
+
+
 def diagonal_scan(
     decay: Inexact[Tensor, "n *states"],
     added: Inexact[Tensor, "n *states"],
@@ -23,17 +39,17 @@ def diagonal_scan(
     state: Inexact[Tensor, "b *states"] | None = None,
 ) -> tuple[Inexact[Tensor, "n *states"], Inexact[Tensor, "b *states"]]:
     """The state after every token, and after every sequence."""
-    before = added.new_zeros(lengths.count, *added.shape[1:]) if state is None else state
+    h0 = added.new_zeros(lengths.count, *added.shape[1:]) if state is None else state
     if not lengths.total:
-        return added, before
+        return added, h0
     present = [index for index, length in enumerate(lengths.each) if length]
     sequences = torch.tensor(present, device=added.device)
     offsets = lengths.offsets.long()
-    first, last = offsets[sequences], offsets[sequences + 1] - 1
+    first, ends = offsets[sequences], offsets[sequences + 1] - 1
     if state is not None:
         added = added.index_add(0, first, decay[first] * state[sequences])
     states = _scan(decay, added, lengths)
-    return states, before.index_copy(0, sequences, states[last])
+    return states, h0.index_copy(0, sequences, states[ends])
 
 
 def _scan(
@@ -47,13 +63,13 @@ def _scan(
         return added
     groups = ChunkLayout.of(lengths, min(GROUP, lengths.longest))
     factors, terms = groups.cut(decay).unbind(1), groups.cut(added).unbind(1)
-    states, kept = [terms[0]], [factors[0]]
+    states, decays = [terms[0]], [factors[0]]
     for factor, term in zip(factors[1:], terms[1:], strict=True):
         states.append(torch.addcmul(term, factor, states[-1]))
-        kept.append(kept[-1] * factor)
+        decays.append(decays[-1] * factor)
     local = torch.stack(states, 1)
     if groups.counts.longest > 1:
-        after = _scan(kept[-1], states[-1], groups.counts)
-        entering = groups.shifted(after, torch.zeros_like(after[groups.first_of_sequence]))
-        local = torch.addcmul(local, torch.stack(kept, 1), entering.unsqueeze(1))
+        after = _scan(decays[-1], states[-1], groups.counts)
+        h = groups.shifted(after, torch.zeros_like(after[groups.first_of_sequence]))
+        local = torch.addcmul(local, torch.stack(decays, 1), h.unsqueeze(1))
     return groups.join(local)

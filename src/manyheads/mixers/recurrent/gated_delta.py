@@ -15,7 +15,7 @@ from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule
 from manyheads.mixers.recurrent.head_norms import gated_norm, unit
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_pace_bias
+from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Ragged
 from manyheads.taps import Tap, WatchContext, observe
 
@@ -25,8 +25,8 @@ from manyheads.taps import Tap, WatchContext, observe
 class GatedDelta:
     """The config of a gated delta net: `heads` of values that share `key_heads` of keys.
 
-    With `negative_eigenvalues` what is under a key may be turned round, not only replaced: the rate
-    of writing goes up to 2 (arXiv 2411.12537).
+    With `negative_eigenvalues` what is under a key may be turned round, not only replaced: beta,
+    the rate of writing, goes up to 2 (arXiv 2411.12537).
     """
 
     width: int
@@ -58,7 +58,7 @@ class GatedDelta:
             "value": values,
             "gate": values,
             "beta": self.heads,
-            "pace": self.heads,
+            "dt": self.heads,
         }
 
 
@@ -72,13 +72,13 @@ class GatedDeltaLayer(Mixer):
         super().__init__()
         self.config = config
         rows = config.rows()
-        narrow = rows["beta"] + rows["pace"]
+        narrow = rows["beta"] + rows["dt"]
         self.project = nn.Linear(config.width, sum(rows.values()) - narrow, bias=False)
         self.rates = nn.Linear(config.width, narrow, bias=False)
         channels = rows["query"] + rows["key"] + rows["value"]
         self.convolution = ShortConvolution(channels, config.convolution, bias=False)
-        self.dt_bias = nn.Parameter(draw_pace_bias(config.heads))
-        self.log_rate = nn.Parameter(torch.empty(config.heads).uniform_(0.01, 16).log())
+        self.dt_bias = nn.Parameter(draw_dt_bias(config.heads))
+        self.A_log = nn.Parameter(torch.empty(config.heads).uniform_(0.01, 16).log())
         self.norm_weight = nn.Parameter(torch.ones(config.head_size))
         self.output = nn.Linear(rows["value"], config.width, bias=False)
 
@@ -88,7 +88,7 @@ class GatedDeltaLayer(Mixer):
         config, state = self.config, None if cache is None else cache.state
         rows = config.rows()
         mixed, gate = self.project(x.values).tensor_split([-rows["gate"]], dim=-1)
-        beta, pace = self.rates(x.values).chunk(2, dim=-1)
+        beta, dt = self.rates(x.values).chunk(2, dim=-1)
         before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(mixed), before)
         query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)
@@ -96,16 +96,16 @@ class GatedDeltaLayer(Mixer):
         key = unit(by_head(key, config.key_heads))
         repeats = config.heads // config.key_heads
         if repeats > 1:
-            query, key = (each.repeat_interleave(repeats, dim=1) for each in (query, key))
+            query, key = (part.repeat_interleave(repeats, dim=1) for part in (query, key))
         query, key = observe(context, Tap.QUERY, query, x), observe(context, Tap.KEY, key, x)
         value = observe(context, Tap.VALUE, by_head(value, config.heads), x)
-        decay = -self.log_rate.float().exp() * F.softplus(pace.float() + self.dt_bias.float())
-        rate = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
-        given = None if state is None else state[0]
-        heads, after = run_delta_rule(query, key, value, rate, decay, x.lengths, given)
+        decay = -self.A_log.float().exp() * F.softplus(dt.float() + self.dt_bias.float())
+        beta = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
+        h0 = None if state is None else state[0]
+        heads, ht = run_delta_rule(query, key, value, beta, decay, x.lengths, h0)
         if cache is not None:
-            cache.keep(after, recent)
-        weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
+            cache.keep(ht, recent)
+        weights = partial(DeltaWeights, query, key, beta, decay, x.lengths)
         heads = watch_pattern(context if state is None else None, weights, value, heads)
         gated = gated_norm(heads, by_head(gate, config.heads), self.norm_weight, config.eps)
         gated = observe(context, Tap.HEAD_OUTPUT, gated, x)

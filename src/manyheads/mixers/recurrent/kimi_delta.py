@@ -1,4 +1,4 @@
-"""Kimi delta attention (arXiv 2510.26692): every channel forgets at its own pace."""
+"""Kimi delta attention (arXiv 2510.26692): every channel forgets at its own rate."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule
 from manyheads.mixers.recurrent.head_norms import gated_norm, unit
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_pace_bias
+from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Ragged
 from manyheads.taps import Tap, WatchContext, observe
 
@@ -60,12 +60,12 @@ class KimiDeltaLayer(Mixer):
         width, inner, rank = config.width, config.inner, config.head_size
         self.project = nn.Linear(width, 3 * inner, bias=False)
         self.convolution = ShortConvolution(3 * inner, config.convolution, bias=False)
-        # Of forgetting and of the output gate, which have their rank; then the rate of writing.
+        # Of dt and of the output gate, which have their rank; then beta, the rate of writing.
         self.narrow = nn.Linear(width, 2 * rank + config.heads, bias=False)
-        self.widen_pace = nn.Linear(rank, inner, bias=False)
+        self.widen_dt = nn.Linear(rank, inner, bias=False)
         self.widen_gate = nn.Linear(rank, inner, bias=False)
-        self.dt_bias = nn.Parameter(draw_pace_bias(inner))
-        self.log_rate = nn.Parameter(torch.empty(config.heads).uniform_(1, 16).log())
+        self.dt_bias = nn.Parameter(draw_dt_bias(inner))
+        self.A_log = nn.Parameter(torch.empty(config.heads).uniform_(1, 16).log())
         self.norm_weight = nn.Parameter(torch.ones(config.head_size))
         self.output = nn.Linear(inner, width, bias=False)
 
@@ -80,15 +80,15 @@ class KimiDeltaLayer(Mixer):
         key = observe(context, Tap.KEY, unit(key), x)
         value = observe(context, Tap.VALUE, value, x)
         rank = config.head_size
-        pace, gate, beta = self.narrow(x.values).split([rank, rank, config.heads], dim=-1)
-        pace = F.softplus(self.widen_pace(pace).float() + self.dt_bias.float())
-        decay = -self.log_rate.float().exp().unsqueeze(-1) * by_head(pace, config.heads)
-        rate = beta.sigmoid()
-        given = None if state is None else state[0]
-        heads, after = run_delta_rule(query, key, value, rate, decay, x.lengths, given)
+        dt, gate, beta = self.narrow(x.values).split([rank, rank, config.heads], dim=-1)
+        dt = F.softplus(self.widen_dt(dt).float() + self.dt_bias.float())
+        decay = -self.A_log.float().exp().unsqueeze(-1) * by_head(dt, config.heads)
+        beta = beta.sigmoid()
+        h0 = None if state is None else state[0]
+        heads, ht = run_delta_rule(query, key, value, beta, decay, x.lengths, h0)
         if cache is not None:
-            cache.keep(after, recent)
-        weights = partial(DeltaWeights, query, key, rate, decay, x.lengths)
+            cache.keep(ht, recent)
+        weights = partial(DeltaWeights, query, key, beta, decay, x.lengths)
         heads = watch_pattern(context if state is None else None, weights, value, heads)
         gate = by_head(self.widen_gate(gate), config.heads)
         gated = gated_norm(heads, gate, self.norm_weight, config.eps, "sigmoid")

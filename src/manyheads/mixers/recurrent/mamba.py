@@ -1,4 +1,11 @@
-"""Mamba (arXiv 2312.00752): a state-space layer whose channels forget at a pace of the token."""
+"""Mamba (arXiv 2312.00752): a state-space layer whose channels forget as the token decides.
+
+For every channel, with a state h of `state_size` numbers:
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t        y_t = C_t h_t + D x_t
+
+dt, B and C are computed from the token by `x_proj`; A = -exp(A_log) and D are learned.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,9 +22,9 @@ from manyheads.devices import runs_triton, without_autocast
 from manyheads.errors import check_int
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan
+from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan, naive_diagonal_scan
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_pace_bias
+from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Tap, WatchContext, observe
 
@@ -34,21 +41,21 @@ LARGEST_OF_TRITON = 64
 class Mamba:
     """A Mamba layer of `inner` channels with `state_size` states each.
 
-    The pace dt of all channels is computed from `pace_rank` numbers per token. With `inner_eps`
+    The time step dt of all channels is computed from `dt_rank` numbers per token. With `inner_eps`
     dt, B and C are normed by their root mean square, as in Falcon-Mamba.
     """
 
     width: int
     inner: int
     state_size: int = 16
-    pace_rank: int
+    dt_rank: int
     convolution: int = 4
     bias: bool = False
     convolution_bias: bool = True
     inner_eps: float | Literal["none"] = "none"
 
     def __post_init__(self) -> None:
-        for name in ("width", "inner", "state_size", "pace_rank", "convolution"):
+        for name in ("width", "inner", "state_size", "dt_rank", "convolution"):
             check_int(name, getattr(self, name), minimum=1)
 
     @property
@@ -65,16 +72,16 @@ class MambaLayer(Mixer):
     def __init__(self, config: Mamba) -> None:
         super().__init__()
         self.config = config
-        inner, rank = config.inner, config.pace_rank
+        inner, rank = config.inner, config.dt_rank
         self.sizes = (rank, config.state_size, config.state_size)
         self.project = nn.Linear(config.width, 2 * inner, bias=config.bias)
         self.convolution = ShortConvolution(inner, config.convolution, bias=config.convolution_bias)
-        self.select = nn.Linear(inner, sum(self.sizes), bias=False)
-        self.pace_weight = nn.Parameter(torch.empty(inner, rank).uniform_(-1, 1) * rank**-0.5)
-        self.pace_bias = nn.Parameter(draw_pace_bias(inner))
+        self.x_proj = nn.Linear(inner, sum(self.sizes), bias=False)
+        self.dt_weight = nn.Parameter(torch.empty(inner, rank).uniform_(-1, 1) * rank**-0.5)
+        self.dt_bias = nn.Parameter(draw_dt_bias(inner))
         rates = torch.arange(1.0, config.state_size + 1).log()
-        self.log_rate = nn.Parameter(rates.repeat(inner, 1))
-        self.skip = nn.Parameter(torch.ones(inner))
+        self.A_log = nn.Parameter(rates.repeat(inner, 1))
+        self.D = nn.Parameter(torch.ones(inner))
         self.output = nn.Linear(inner, config.width, bias=config.bias)
 
     def forward(
@@ -84,14 +91,14 @@ class MambaLayer(Mixer):
         mixed, gate = self.project(x.values).chunk(2, dim=-1)
         before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(mixed), before)
-        pace, b, c = (self._normed(part) for part in self.select(mixed).split(self.sizes, dim=-1))
-        dt = F.softplus(F.linear(pace, self.pace_weight).float() + self.pace_bias.float())
-        rate = -self.log_rate.float().exp()
-        given = None if state is None else state[0]
-        scanned, after = scan_channels(mixed, dt, rate, b, c, x.lengths, given)
+        dt, B, C = (self._normed(part) for part in self.x_proj(mixed).split(self.sizes, dim=-1))
+        dt = F.softplus(F.linear(dt, self.dt_weight).float() + self.dt_bias.float())
+        A = -self.A_log.float().exp()
+        h0 = None if state is None else state[0]
+        scanned, after = scan_channels(mixed, dt, A, B, C, x.lengths, h0)
         if cache is not None:
             cache.keep(after, recent)
-        scanned = scanned + mixed * self.skip.float()
+        scanned = scanned + mixed * self.D.float()
         gated = (scanned * F.silu(gate.float())).to(mixed.dtype)
         gated = observe(context, Tap.HEAD_OUTPUT, gated.unsqueeze(1), x).squeeze(1)
         return x.with_values(self.output(gated))
@@ -103,13 +110,29 @@ class MambaLayer(Mixer):
         return F.rms_norm(part.float(), part.shape[-1:], eps=eps).to(part.dtype)
 
 
+def naive_selective_scan(
+    x: Float[Tensor, "n c"],
+    dt: Float[Tensor, "n c"],
+    A: Float[Tensor, "c s"],
+    B: Float[Tensor, "n s"],
+    C: Float[Tensor, "n s"],
+    lengths: Lengths,
+    state: Float[Tensor, "b c s"],
+) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    """The formula token by token, without D: the oracle of the tests."""
+    decay = (dt.unsqueeze(-1) * A).exp()
+    added = (dt * x).unsqueeze(-1) * B.unsqueeze(1)
+    states, ends = naive_diagonal_scan(decay, added, lengths, state)
+    return (states @ C.unsqueeze(-1)).squeeze(-1), ends
+
+
 @without_autocast
 def scan_channels(
     x: Float[Tensor, "n c"],
     dt: Float[Tensor, "n c"],
-    rate: Float[Tensor, "c s"],
-    b: Float[Tensor, "n s"],
-    c: Float[Tensor, "n s"],
+    A: Float[Tensor, "c s"],
+    B: Float[Tensor, "n s"],
+    C: Float[Tensor, "n s"],
     lengths: Lengths,
     state: Float[Tensor, "b c s"] | None = None,
     *,
@@ -123,23 +146,23 @@ def scan_channels(
     """
     single = lengths.longest <= 1 or torch.compiler.is_compiling()
     if by_triton is None:
-        by_triton = runs_triton(dt) and not single and rate.shape[1] <= LARGEST_OF_TRITON
+        by_triton = runs_triton(dt) and not single and A.shape[1] <= LARGEST_OF_TRITON
     if by_triton and lengths.total:
-        return _scan_by_triton(x, dt, rate, b, c, lengths, state)
-    x, b, c = x.to(dt.dtype), b.to(dt.dtype), c.to(dt.dtype)
-    inputs = (x, dt, rate, b, c)
-    grad = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+        return _scan_by_triton(x, dt, A, B, C, lengths, state)
+    x, B, C = x.to(dt.dtype), B.to(dt.dtype), C.to(dt.dtype)
+    inputs = (x, dt, A, B, C)
+    grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     if x.device.type == "cpu" and not grad and not single:
-        return _walk(x, dt, rate, b, c, lengths, state)
+        return _walk(x, dt, A, B, C, lengths, state)
     limit = BLOCK.get(x.device.type, BLOCK["cpu"])
-    block = max(1, limit // max(1, x.shape[0] * rate.shape[1]))
+    block = max(1, limit // max(1, x.shape[0] * A.shape[1]))
     if block >= x.shape[1]:
-        return _scan_block(x, dt, rate, b, c, lengths, state)
+        return _scan_block(x, dt, A, B, C, lengths, state)
     outputs, states = [], []
     for start in range(0, x.shape[1], block):
         part = slice(start, start + block)
-        given = None if state is None else state[:, part]
-        of_block = (x[:, part], dt[:, part], rate[part], b, c, lengths, given)
+        h0 = None if state is None else state[:, part]
+        of_block = (x[:, part], dt[:, part], A[part], B, C, lengths, h0)
         if grad:
             output, after = checkpoint(_scan_block, *of_block, use_reentrant=False)
         else:
@@ -152,54 +175,54 @@ def scan_channels(
 def _scan_by_triton(
     x: Float[Tensor, "n c"],
     dt: Float[Tensor, "n c"],
-    rate: Float[Tensor, "c s"],
-    b: Float[Tensor, "n s"],
-    c: Float[Tensor, "n s"],
+    A: Float[Tensor, "c s"],
+    B: Float[Tensor, "n s"],
+    C: Float[Tensor, "n s"],
     lengths: Lengths,
     state: Float[Tensor, "b c s"] | None,
 ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
     """The same by kernels that keep the states inside the chip."""
     from manyheads.mixers.kernels.triton_scan import CHUNK, scan_by_triton
 
-    before = dt.new_zeros(lengths.count, *rate.shape) if state is None else state
-    return scan_by_triton(x, dt, rate, b, c, before, ChunkLayout.of(lengths, CHUNK))
+    h0 = dt.new_zeros(lengths.count, *A.shape) if state is None else state
+    return scan_by_triton(x, dt, A, B, C, h0, ChunkLayout.of(lengths, CHUNK))
 
 
 def _scan_block(
     x: Float[Tensor, "n c"],
     dt: Float[Tensor, "n c"],
-    rate: Float[Tensor, "c s"],
-    b: Float[Tensor, "n s"],
-    c: Float[Tensor, "n s"],
+    A: Float[Tensor, "c s"],
+    B: Float[Tensor, "n s"],
+    C: Float[Tensor, "n s"],
     lengths: Lengths,
     state: Float[Tensor, "b c s"] | None,
 ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
-    decay = (dt.unsqueeze(-1) * rate).exp()
-    added = (dt * x).unsqueeze(-1) * b.unsqueeze(1)
+    decay = (dt.unsqueeze(-1) * A).exp()
+    added = (dt * x).unsqueeze(-1) * B.unsqueeze(1)
     states, after = diagonal_scan(decay, added, lengths, state)
-    return (states @ c.unsqueeze(-1)).squeeze(-1), after
+    return (states @ C.unsqueeze(-1)).squeeze(-1), after
 
 
 def _walk(
     x: Float[Tensor, "n c"],
     dt: Float[Tensor, "n c"],
-    rate: Float[Tensor, "c s"],
-    b: Float[Tensor, "n s"],
-    c: Float[Tensor, "n s"],
+    A: Float[Tensor, "c s"],
+    B: Float[Tensor, "n s"],
+    C: Float[Tensor, "n s"],
     lengths: Lengths,
     state: Float[Tensor, "b c s"] | None,
 ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
     """Token by token, which is fastest on a CPU: the states of a token stay in its caches."""
-    after = x.new_zeros(lengths.count, *rate.shape) if state is None else state.clone()
+    after = x.new_zeros(lengths.count, *A.shape) if state is None else state.clone()
     outputs = torch.empty_like(x)
     for index, where in enumerate(lengths.slices()):
-        now = after[index]
+        h = after[index]
         for start in range(where.start, where.stop, WALKED):
-            some = slice(start, min(start + WALKED, where.stop))
-            decays = (dt[some].unsqueeze(-1) * rate).exp_()
-            states = (dt[some] * x[some]).unsqueeze(-1) * b[some].unsqueeze(1)
-            for decay, each in zip(decays, states, strict=True):
-                now = each.addcmul_(decay, now)
-            outputs[some] = (states @ c[some].unsqueeze(-1)).squeeze(-1)
-        after[index] = now
+            tokens = slice(start, min(start + WALKED, where.stop))
+            decays = (dt[tokens].unsqueeze(-1) * A).exp_()
+            states = (dt[tokens] * x[tokens]).unsqueeze(-1) * B[tokens].unsqueeze(1)
+            for decay, h_next in zip(decays, states, strict=True):
+                h = h_next.addcmul_(decay, h)
+            outputs[tokens] = (states @ C[tokens].unsqueeze(-1)).squeeze(-1)
+        after[index] = h
     return outputs, after

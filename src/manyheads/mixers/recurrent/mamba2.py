@@ -1,4 +1,9 @@
-"""Mamba-2 (arXiv 2405.21060): a state-space layer whose heads decay at their own, learned pace."""
+"""Mamba-2 (arXiv 2405.21060): a state-space layer whose heads decay at their own, learned rate.
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t^T        y_t = C_t^T h_t + D x_t
+
+B, C and x are the keys, queries and values of heads; A = -exp(A_log) and D are learned.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +21,7 @@ from manyheads.mixers.mixer import Mixer, by_head
 from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
 from manyheads.mixers.recurrent.head_norms import gated_norm
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_pace_bias
+from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Ragged
 from manyheads.taps import Tap, WatchContext, observe
 
@@ -26,8 +31,8 @@ from manyheads.taps import Tap, WatchContext, observe
 class Mamba2:
     """A Mamba-2 layer of `heads` with `head_size` channels and `state_size` states each.
 
-    Heads of one of the `groups` share B and C, the counterparts of keys and queries. The pace dt
-    is kept within `time_step`.
+    Heads of one of the `groups` share B and C, the counterparts of keys and queries. dt is limited
+    to the range `time_step`.
     """
 
     width: int
@@ -76,9 +81,9 @@ class Mamba2Layer(Mixer):
         self.convolution = ShortConvolution(
             self.sizes[1], config.convolution, bias=config.convolution_bias
         )
-        self.dt_bias = nn.Parameter(draw_pace_bias(config.heads))
-        self.log_rate = nn.Parameter(torch.arange(1.0, config.heads + 1).log())
-        self.skip = nn.Parameter(torch.ones(config.heads))
+        self.dt_bias = nn.Parameter(draw_dt_bias(config.heads))
+        self.A_log = nn.Parameter(torch.arange(1.0, config.heads + 1).log())
+        self.D = nn.Parameter(torch.ones(config.heads))
         self.norm_weight = nn.Parameter(torch.ones(config.inner))
         self.output = nn.Linear(config.inner, config.width, bias=config.bias)
 
@@ -86,12 +91,12 @@ class Mamba2Layer(Mixer):
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         config, state = self.config, None if cache is None else cache.state
-        gate, mixed, pace = self.project(x.values).split(self.sizes, dim=-1)
+        gate, mixed, dt = self.project(x.values).split(self.sizes, dim=-1)
         before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(mixed), before)
         shared = config.groups * config.state_size
         value, key, query = mixed.split([config.inner, shared, shared], dim=-1)
-        dt = F.softplus(pace.float() + self.dt_bias.float())
+        dt = F.softplus(dt.float() + self.dt_bias.float())
         dt = dt if config.time_step == "any" else dt.clamp(*config.time_step)
         value = by_head(value, config.heads)
         steps = state is not None and x.lengths.longest == 1 and x.lengths.uniform
@@ -102,21 +107,21 @@ class Mamba2Layer(Mixer):
         query = observe(context, Tap.QUERY, query, x)
         key = observe(context, Tap.KEY, key, x)
         value = observe(context, Tap.VALUE, value, x)
-        decay = -self.log_rate.float().exp() * dt
+        decay = -self.A_log.float().exp() * dt
         # dt k v^T: with dt at the values, heads of a group have the same keys.
-        paced = value.float() * dt.unsqueeze(-1)
+        value_dt = value.float() * dt.unsqueeze(-1)
         if state is not None and steps:
-            heads, after = recur_one_token(query, key, paced, decay, state[0])
+            heads, ht = recur_one_token(query, key, value_dt, decay, state[0])
         else:
-            given = None if state is None else state[0]
-            heads, after = recur_in_chunks(query, key, paced, decay, x.lengths, given)
+            h0 = None if state is None else state[0]
+            heads, ht = recur_in_chunks(query, key, value_dt, decay, x.lengths, h0)
         if cache is not None:
-            cache.keep(after, recent)
+            cache.keep(ht, recent)
         heads = heads.to(value.dtype)
         if context is not None and state is None:
             weights = partial(DecayWeights, query, key * dt.unsqueeze(-1), decay, x.lengths)
             heads = watch_pattern(context, weights, value, heads)
-        heads = heads + value * self.skip.to(value.dtype)[:, None]
+        heads = heads + value * self.D.to(value.dtype)[:, None]
         # All heads together are gated, then normed; the gated delta net does it in the other order.
         whole, gate = by_head(heads.flatten(1), 1), by_head(gate, 1)
         gated = gated_norm(whole, gate, self.norm_weight, config.eps, gate_first=True)

@@ -1,9 +1,10 @@
 """S4D (arXiv 2206.11893): every channel passes through a linear system with diagonal states.
 
-    h_t = P h_{t-1} + u_t        y_t = 2 Re(C h_t)        P = exp(dt A)
+    h_t = P h_{t-1} + u_t        y_t = 2 Re(C h_t) + D u_t        P = exp(dt A)
 
+A = -exp(A_log) + i A_imag, dt, C and D are learned for every channel; none depends on the token.
 Whole texts are convolved with the answer of the system to a single one, K_l = 2 Re(C P^l), by a
-Fourier transform; generation follows the recurrence. Neither P nor C depends on the token.
+Fourier transform; generation follows the recurrence.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
 from manyheads.mixers.mixer import Mixer, refuse_cache
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.time_step import draw_pace_bias
+from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import WatchContext
 
@@ -43,6 +44,20 @@ class S4D:
             raise ConfigError(f"state_size must be even, got {self.state_size}")
 
 
+def naive_s4d(
+    u: Float[Tensor, "t c"],
+    step: Complex[Tensor, "c s"],
+    C: Complex[Tensor, "c s"],
+    state: Complex[Tensor, "c s"],
+) -> tuple[Float[Tensor, "t c"], Complex[Tensor, "c s"]]:
+    """The formula token by token, of one text, without D and with dt A in `step`: the oracle."""
+    outputs, h = torch.zeros_like(u), state
+    for t in range(len(u)):
+        h = step.exp() * h + u[t].unsqueeze(-1)
+        outputs[t] = 2 * (C * h).sum(-1).real
+    return outputs, h
+
+
 class S4DLayer(Mixer):
     """The system of every channel, then GELU and a gated projection."""
 
@@ -54,40 +69,40 @@ class S4DLayer(Mixer):
         width, states = config.width, config.state_size // 2
         ways = 1 if config.causal else 2
         # S4D-Lin: A_n = -1/2 + i pi n.
-        self.log_rate = nn.Parameter(torch.full((width, states), 0.5).log())
-        self.frequency = nn.Parameter(torch.pi * torch.arange(states).float().repeat(width, 1))
-        self.pace_bias = nn.Parameter(draw_pace_bias(width))
-        self.read = nn.Parameter(torch.randn(ways, width, states, 2) * 0.5**0.5)
-        self.skip = nn.Parameter(torch.randn(width))
+        self.A_log = nn.Parameter(torch.full((width, states), 0.5).log())
+        self.A_imag = nn.Parameter(torch.pi * torch.arange(states).float().repeat(width, 1))
+        self.dt_bias = nn.Parameter(draw_dt_bias(width))
+        self.C = nn.Parameter(torch.randn(ways, width, states, 2) * 0.5**0.5)
+        self.D = nn.Parameter(torch.randn(width))
         self.gate = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
 
     def system(self) -> tuple[Complex[Tensor, "c s"], Complex[Tensor, "w c s"]]:
         """dt A, and C of each direction, discretized by a zero-order hold."""
-        a = torch.complex(-self.log_rate.float().exp(), self.frequency.float())
-        step = a * F.softplus(self.pace_bias.float()).unsqueeze(1)
-        return step, torch.view_as_complex(self.read.float()) * (step.exp() - 1) / a
+        a = torch.complex(-self.A_log.float().exp(), self.A_imag.float())
+        step = a * F.softplus(self.dt_bias.float()).unsqueeze(1)
+        return step, torch.view_as_complex(self.C.float()) * (step.exp() - 1) / a
 
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         del context  # it has no heads to look at
-        step, c = self.system()
+        step, C = self.system()
         u, lengths = x.values.float(), x.lengths
         if not self.config.causal:
             refuse_cache(cache)
         state = None if cache is None or cache.state is None else cache.state[0]
         if state is not None and lengths.longest == 1 and lengths.uniform:
-            after = step.exp() * state + u.unsqueeze(-1)
-            mixed = 2 * (c[0] * after).sum(-1).real
+            ht = step.exp() * state + u.unsqueeze(-1)
+            mixed = 2 * (C[0] * ht).sum(-1).real
         else:
             # A convolution fills up texts to a power of two.
             powers = Powers.of(step, 1 << max(lengths.longest - 1, 0).bit_length())
-            mixed = convolve_texts(u, powers, c, lengths, state)
-            after = u[:0] if cache is None else last_states(u, powers, lengths, state)
+            mixed = convolve_texts(u, powers, C, lengths, state)
+            ht = u[:0] if cache is None else last_states(u, powers, lengths, state)
         if cache is not None:
-            cache.keep(after)
-        mixed = F.gelu(mixed + u * self.skip.float()).to(x.values.dtype)
+            cache.keep(ht)
+        mixed = F.gelu(mixed + u * self.D.float()).to(x.values.dtype)
         return x.with_values(self.output(mixed) * self.gate(mixed).sigmoid())
 
 
@@ -131,7 +146,7 @@ def _raised(step: Complex[Tensor, "c s"], count: int) -> Complex[Tensor, "c s n"
 def convolve_texts(
     u: Float[Tensor, "n c"],
     powers: Powers,
-    c: Complex[Tensor, "w c s"],
+    C: Complex[Tensor, "w c s"],
     lengths: Lengths,
     state: Complex[Tensor, "b c s"] | None = None,
 ) -> Float[Tensor, "n c"]:
@@ -139,17 +154,21 @@ def convolve_texts(
     output = torch.zeros_like(u)
     sizes = [1 << max(length - 1, 0).bit_length() for length in lengths.each]
     for size in dict.fromkeys(sizes):
-        chosen = [index for index, each in enumerate(sizes) if each == size and lengths.each[index]]
+        chosen = [
+            index
+            for index, text_size in enumerate(sizes)
+            if text_size == size and lengths.each[index]
+        ]
         if not chosen:
             continue
-        rows, some = None, lengths
+        rows, group_lengths = None, lengths
         if len(chosen) < lengths.count:
-            some = Lengths.of([lengths.each[index] for index in chosen], u.device)
+            group_lengths = Lengths.of([lengths.each[index] for index in chosen], u.device)
             first = torch.tensor([lengths.starts[index] for index in chosen], device=u.device)
-            rows = first[some.sequence_of_token] + some.positions
-        chunks = ChunkLayout.of(some, size)
+            rows = first[group_lengths.sequence_of_token] + group_lengths.positions
+        chunks = ChunkLayout.of(group_lengths, size)
         texts = chunks.cut(u if rows is None else u[rows]).transpose(1, 2)
-        kernel = powers.weighted(c, size)
+        kernel = powers.weighted(C, size)
         whole = F.pad(kernel[0], (0, size))
         if len(kernel) > 1:
             whole = torch.cat([kernel[0], kernel[1].flip(-1)], dim=-1)
@@ -158,9 +177,9 @@ def convolve_texts(
         if state is not None:
             # What the state before the text still gives.
             earlier = state[torch.tensor(chosen, device=u.device)] * powers.step.exp()
-            mixed = mixed + powers.weighted(c[0] * earlier, size)
-        found = chunks.join(mixed.transpose(1, 2))
-        output = found if rows is None else output.index_copy(0, rows, found)
+            mixed = mixed + powers.weighted(C[0] * earlier, size)
+        joined = chunks.join(mixed.transpose(1, 2))
+        output = joined if rows is None else output.index_copy(0, rows, joined)
     return output
 
 
@@ -171,10 +190,10 @@ def last_states(
     state: Complex[Tensor, "b c s"] | None = None,
 ) -> Complex[Tensor, "b c s"]:
     """The states after every text."""
-    found = []
-    for index, where in enumerate(lengths.slices()):
-        after = powers.summed(u[where].T)
+    states = []
+    for index, tokens in enumerate(lengths.slices()):
+        after = powers.summed(u[tokens].T)
         if state is not None:
-            after = after + (powers.step * (where.stop - where.start)).exp() * state[index]
-        found.append(after)
-    return torch.stack(found) if found else powers.step.new_zeros(0, *powers.step.shape)
+            after = after + (powers.step * (tokens.stop - tokens.start)).exp() * state[index]
+        states.append(after)
+    return torch.stack(states) if states else powers.step.new_zeros(0, *powers.step.shape)

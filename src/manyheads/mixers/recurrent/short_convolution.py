@@ -12,6 +12,23 @@ from manyheads.ragged import Ragged
 LARGEST_OF_TRITON = 16
 
 
+def naive_short_convolution(
+    x: Ragged,
+    weight: Float[Tensor, "c size"],
+    bias: Float[Tensor, " c"] | None,
+    before: Float[Tensor, "b k c"],
+) -> Float[Tensor, "n c"]:
+    """y_t = silu(bias + sum_d w_d x_{t-d}) token by token: the oracle of the tests."""
+    outputs = torch.zeros_like(x.values)
+    for front, tokens in zip(before, x.lengths.slices(), strict=True):
+        text = torch.cat([front, x.values[tokens]])
+        for t in range(tokens.start, tokens.stop):
+            window = text[t - tokens.start :][: weight.shape[1]]
+            total = (weight.T * window).sum(0)
+            outputs[t] = F.silu(total if bias is None else total + bias)
+    return outputs
+
+
 class ShortConvolution(nn.Module):
     """Each channel mixes a token with the `size` - 1 before it, then SiLU."""
 

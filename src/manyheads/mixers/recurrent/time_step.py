@@ -1,4 +1,4 @@
-"""The pace at which a recurrent mixer reads: how much of a token it takes in."""
+"""The time step dt of a recurrent mixer: how much of a token it takes in."""
 
 import math
 
@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-FIRST_PACE = (1e-3, 1e-1)
+DT_RANGE = (1e-3, 1e-1)
 
 
-def draw_pace_bias(count: int) -> Float[Tensor, " count"]:
-    """Biases after whose softplus paces are spread evenly on a logarithmic scale."""
-    low, high = (math.log(bound) for bound in FIRST_PACE)
-    pace = torch.empty(count).uniform_(low, high).exp()
+def draw_dt_bias(count: int) -> Float[Tensor, " count"]:
+    """Biases whose softplus, the first dt, is spread evenly on a logarithmic scale."""
+    low, high = (math.log(bound) for bound in DT_RANGE)
+    dt = torch.empty(count).uniform_(low, high).exp()
     # The inverse of softplus.
-    return pace + torch.log(-torch.expm1(-pace))
+    return dt + torch.log(-torch.expm1(-dt))

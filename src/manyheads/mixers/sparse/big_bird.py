@@ -45,7 +45,7 @@ class BigBird:
     5 + 2 `random_blocks` blocks. Each head of each block also sees `random_blocks` others, drawn by
     `seed` and the length of the text. With `draw="training"`, as in `transformers`, they are drawn
     in training only: otherwise the first block takes their places and counts that much more.
-    Texts of 1,024, 3,072 and 4,096 tokens draw for a text of `longest` tokens, as published.
+    Texts of 1,024, 3,072 and 4,096 tokens draw for a text of `max_length` tokens, as published.
     """
 
     width: int
@@ -54,12 +54,12 @@ class BigBird:
     random_blocks: int = 3
     seed: int = 0
     draw: Literal["always", "training"] = "always"
-    longest: int = 4096
+    max_length: int = 4096
     bias: Literal["none", "inputs", "output", "all"] = "all"
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "block", "longest"):
+        for name in ("width", "heads", "block", "max_length"):
             check_int(name, getattr(self, name), minimum=1)
         for name in ("random_blocks", "seed"):
             check_int(name, getattr(self, name), minimum=0)
@@ -257,7 +257,7 @@ draw_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _draw(config: BigBird, blocks: int) -> Int[Tensor, "h blocks_less_2 r"]:
     generator = np.random.RandomState(config.seed)
     if blocks * config.block in PAPER_LENGTHS:
-        whole = max(config.longest // config.block, blocks)
+        whole = max(config.max_length // config.block, blocks)
         heads = [_draw_published(config, whole, generator) for _ in range(config.heads)]
         return torch.from_numpy(np.stack(heads)[:, : blocks - 2]).long()
     reach = 2 * config.random_blocks + 5

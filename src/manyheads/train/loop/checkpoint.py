@@ -36,6 +36,7 @@ from manyheads.atomic_write import exclusive_lock
 from manyheads.data.stream import StreamPosition
 from manyheads.dataclass_codec import DataclassCodec
 from manyheads.errors import ConfigError, InputError, ManyheadsError, TrainingError
+from manyheads.renamed_keys import new_tensor_name
 from manyheads.train.distributed import ProcessGroup
 from manyheads.train.loop.manifest import MANIFEST, find_damage, write_manifest
 
@@ -123,11 +124,12 @@ def state_tensors(
 
 
 def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
-    """The stored entries by name; an error if the weights do not match the model's."""
+    """The stored entries by today's names; an error if the weights do not match the model's."""
     try:
-        stored = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+        entries = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
     except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(f"{checkpoint} is damaged ({error})", REMEDY) from None
+    stored = {new_tensor_name(name): entry for name, entry in entries.items()}
     if not stored:
         raise InputError(f"{checkpoint} has no weights", REMEDY)
     same = "resume with the model and the regularizers that the run was started with"
@@ -143,7 +145,7 @@ def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
     for name in (name.removeprefix("model.") for name in stored if name.startswith("model.")):
         if name not in state:
             raise InputError(f"{checkpoint} has {name}, and the model has no such parameter", same)
-    return dict(stored)
+    return stored
 
 
 def restore(
@@ -157,8 +159,10 @@ def restore(
     tensors |= {name: tensor for name, (_, _, tensor) in entries.items()}
     _ignore_single_process_warning()
     reader = HuggingFaceStorageReader(str(checkpoint))
+    # Files of earlier versions have other names for some tensors.
+    names = {new_tensor_name(name): name for name in reader.read_metadata().state_dict_metadata}
     load_sharded(
-        tensors,
+        {names[name]: tensor for name, tensor in tensors.items()},
         storage_reader=reader,
         process_group=processes.checkpoint_group,
         no_dist=processes.is_single,
@@ -196,8 +200,8 @@ def _restore_numbers(model: nn.Module, optimizer: Optimizer, numbers: Mapping[st
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
         for key, number in numbers.items():
-            if key.startswith(prefix):
-                optimizer.state[parameter][key.removeprefix(prefix)] = number
+            if new_tensor_name(key).startswith(prefix):
+                optimizer.state[parameter][new_tensor_name(key).removeprefix(prefix)] = number
 
 
 class Checkpoints:

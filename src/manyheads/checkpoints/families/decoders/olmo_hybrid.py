@@ -40,7 +40,7 @@ LENGTH, THETA, EVERY = 65536, 10_000.0, 4
 DELTA_EPS = 1e-5
 DELTA_NAMES = {
     "dt_bias": "dt_bias",
-    "log_rate": "A_log",
+    "A_log": "A_log",
     "norm_weight": "o_norm.weight",
     "output.weight": "o_proj.weight",
 }
@@ -210,7 +210,7 @@ def _delta_entries(mixer: GatedDelta, ours: str, theirs: str) -> Iterator[Entry 
     rows = mixer.rows()
     for mine, parts in (
         ("project", {"q": "query", "k": "key", "v": "value", "g": "gate"}),
-        ("rates", {"b": "beta", "a": "pace"}),
+        ("rates", {"b": "beta", "a": "dt"}),
     ):
         names = tuple(f"{theirs}.{part}_proj.weight" for part in parts)
         yield Entry(f"{ours}.{mine}.weight", names, tuple(rows[each] for each in parts.values()))

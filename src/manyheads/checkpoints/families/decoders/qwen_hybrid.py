@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
 FULL, LINEAR = "full_attention", "linear_attention"
 DELTA_NAMES = {
     "dt_bias": "dt_bias",
-    "log_rate": "A_log",
+    "A_log": "A_log",
     "norm_weight": "norm.weight",
     "output.weight": "out_proj.weight",
 }
@@ -126,7 +126,7 @@ class QwenNextFamily(Family):
         wide = tuple(rows[name] for name in ("query", "key", "value", "gate"))
         for mine, other, blocks in (
             ("project", "in_proj_qkvz", wide),
-            ("rates", "in_proj_ba", (rows["beta"], rows["pace"])),
+            ("rates", "in_proj_ba", (rows["beta"], rows["dt"])),
         ):
             yield Interleaved(
                 f"{ours}.{mine}.weight",
@@ -207,7 +207,7 @@ class Qwen35Family(QwenNextFamily):
         mixed = rows["query"] + rows["key"] + rows["value"]
         for mine, others, sizes in (
             ("project", ("qkv", "z"), (mixed, rows["gate"])),
-            ("rates", ("b", "a"), (rows["beta"], rows["pace"])),
+            ("rates", ("b", "a"), (rows["beta"], rows["dt"])),
         ):
             names = tuple(f"{theirs}.in_proj_{other}.weight" for other in others)
             yield Entry(f"{ours}.{mine}.weight", names, sizes)

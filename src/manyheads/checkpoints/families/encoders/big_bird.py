@@ -201,7 +201,7 @@ def _attention(theirs: Mapping[str, Any], index: int) -> AttentionConfig | BigBi
         random_blocks=theirs["num_random_blocks"],
         seed=index,
         draw="training",
-        longest=theirs["max_position_embeddings"],
+        max_length=theirs["max_position_embeddings"],
         bias=bias,
         dropout=dropout,
     )

@@ -69,7 +69,6 @@ class _Ours:
                 wrapper=ModelWrapper(self.model.train(), processes),
                 optimizer=optimizer,
                 score=torch.compile(self.objective.score),
-                processes=processes,
                 seed=0,
                 half=next(self.model.parameters()).dtype == torch.float32,
                 clip=1.0,

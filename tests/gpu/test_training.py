@@ -131,7 +131,6 @@ def test_a_step_never_waits_for_the_device(name: str) -> None:
             wrapper=ModelWrapper(model.train(), processes),
             optimizer=optimizer,
             score=torch.compile(objective.score),
-            processes=processes,
             seed=0,
             half=True,
             clip=1.0,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 from threading import Event, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -76,6 +76,7 @@ def map_lengths(lengths: Lengths, function: Callable[[Tensor], Tensor]) -> Lengt
     )
 
 
+@runtime_checkable
 class Pinnable(Protocol):
     """A batch, a step, or another collection of tensors on the host."""
 

@@ -38,12 +38,12 @@ examples of labeled.py and images.py (labeled texts, pairs, tags, images).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.batch import Batch
+from manyheads.data.batch import Batch, Pinnable
 from manyheads.data.chunks import Chunks
 from manyheads.data.packing import pack
 from manyheads.errors import ConfigError
@@ -117,8 +117,11 @@ class StreamPosition:
 START = StreamPosition()
 
 
+AnyBatch = TypeVar("AnyBatch", bound=Pinnable)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class StreamStep:
+class StreamStep(Generic[AnyBatch]):
     """The batches of a step for one process, and the size of the whole step.
 
     `indices` say which of the step's micro-batches the batches are, counted over all processes: the
@@ -126,13 +129,13 @@ class StreamStep:
     """
 
     number: int
-    batches: tuple[Batch, ...]
+    batches: tuple[AnyBatch, ...]
     indices: tuple[int, ...]
     tokens: int
     sequences: int
     after: StreamPosition
 
-    def pin_memory(self) -> "StreamStep":
+    def pin_memory(self) -> "StreamStep[AnyBatch]":
         return replace(self, batches=tuple(batch.pin_memory() for batch in self.batches))
 
 
@@ -169,7 +172,7 @@ class Stream:
 
     def steps(
         self, start: StreamPosition = START, *, rank: int = 0, world_size: int = 1
-    ) -> Iterator[StreamStep]:
+    ) -> Iterator[StreamStep[Batch]]:
         """The steps from `start` on, without end, for process `rank` of `world_size`."""
         _check_rank(rank, world_size)
         plan = self._plan(start.epoch, start.batch)

@@ -3,8 +3,8 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap, Watcher
 from manyheads.train.objectives.objective import Loss, Objective, PreparedBatch, check_weight
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # A sigmoid is stretched from 0..1 to LOW..HIGH, then clamped to 0..1.
 LOW, HIGH, TEMPERATURE = -0.1, 1.1, 0.33
@@ -323,6 +326,9 @@ class Regularized(Objective):
         self.objective.attach(model)
         for each in self.regularizers:
             each.attach(model)
+
+    def with_tokenizer(self, tokenizer: "Tokenizer | None") -> "Regularized":
+        return replace(self, objective=self.objective.with_tokenizer(tokenizer))
 
     def check(self, model: nn.Module) -> None:
         self.objective.check(model)

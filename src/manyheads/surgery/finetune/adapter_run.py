@@ -15,7 +15,7 @@ from manyheads.surgery.lora.adapters import adapt, delete_adapter, merge
 from manyheads.surgery.lora.low_rank import LoraConfig
 from manyheads.surgery.lora.peft_files import check_saveable, save_adapter
 from manyheads.surgery.lora.quantization import quantize
-from manyheads.train.loop.model_setup import model_with_weights, record_inference_settings
+from manyheads.train.loop.model_setup import model_with_weights
 from manyheads.train.loop.session import ModelHooks, TrainResult, train
 from manyheads.train.regularizers import L0Gates, L1Scales, Regularizer, final_gates
 from manyheads.train.run_file.run_config import (
@@ -203,7 +203,6 @@ def train_adapter(
         return spec.change.prepare(model, spec.run.run.seed)
 
     def save_trained(model: Model, folder: Path) -> Saved:
-        record_inference_settings(model, spec.run.objective, spec.run.data[-1])
         model.source = spec.run.model.folder
         return spec.change.save(model, folder)
 

@@ -1,7 +1,7 @@
 """Fine-tuning of a model on some texts with the steps of the training loop, and recovery."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,11 +28,8 @@ from manyheads.train.loop.train_step import MAX_SKIPPED, StepOutcome, Updater, p
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
 from manyheads.train.optim.optimizers import AdamW, OptimizerConfig
-from manyheads.train.optim.param_groups import set_learning_rate
 from manyheads.train.optim.schedules import Cosine, Schedule
 from manyheads.train.regularizers import WatcherChain
-
-CLIP = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,29 +87,29 @@ def finetune(
         raise InputError(f"steps must be at least 1, got {steps}", "use 1 or more")
     inputs = read_inputs(model, texts)
     objective.check(model)
-    device = next(model.parameters()).device
-    processes = ProcessGroup(device=device)
-    wrapper = ModelWrapper(model, processes)
-    built = optimizer.build(model)
+    processes = ProcessGroup(device=next(model.parameters()).device)
     updater = Updater(
-        wrapper=wrapper,
-        optimizer=built,
+        wrapper=ModelWrapper(model, processes),
+        optimizer=optimizer.build(model),
         score=objective.score,
-        processes=processes,
+        lr_factor=lambda step: schedule.factor(step, steps),
         seed=seed,
-        half=False,
-        clip=CLIP,
     )
+    batches = _steps(model, inputs, steps, batch_tokens, seed)
+    prepared = prepare_steps(batches, objective, model, seed=seed, first=0)
     outcomes: list[StepOutcome] = []
     training, state = model.training, torch.get_rng_state()
     model.train()
     try:
         with Progress(label, total=steps, unit="steps", enabled=progress) as bar:
-            batches = _steps(model, inputs, steps, batch_tokens, seed)
-            for each in prepare_steps(batches, objective, model, seed=seed, first=0):
-                set_learning_rate(built, schedule.factor(each.number, steps))
-                outcomes.append(updater.run(each))
-                _check(outcomes)
+            for _, outcome in updater.run(prepared):
+                outcomes.append(outcome)
+                latest = outcomes[-MAX_SKIPPED:]
+                if len(latest) == MAX_SKIPPED and not any(step.finite for step in latest):
+                    raise TrainingError(
+                        f"the loss was not finite in {MAX_SKIPPED} consecutive steps",
+                        "use a smaller learning rate",
+                    )
                 bar.advance()
     finally:
         # Each step seeds torch's global generator, which the caller may use too.
@@ -121,18 +118,9 @@ def finetune(
     return outcomes
 
 
-def _check(outcomes: Sequence[StepOutcome]) -> None:
-    last = outcomes[-MAX_SKIPPED:]
-    if len(last) == MAX_SKIPPED and not any(each.finite for each in last):
-        raise TrainingError(
-            f"the loss was not finite in {MAX_SKIPPED} consecutive steps",
-            "use a smaller learning rate",
-        )
-
-
 def _steps(
     model: Model, inputs: ModelInputs, steps: int, batch_tokens: int, seed: int
-) -> Iterator[StreamStep]:
+) -> Iterator[StreamStep[Batch]]:
     """Ranges of texts in a random order, epoch after epoch."""
     sizes = inputs.sizes(model)
     runs = list(batch_ranges(sizes, batch_tokens))

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,6 @@ from manyheads.data.images import (
     image_size,
     record_image_preprocessing,
 )
-from manyheads.data.labeled import Examples
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.provenance import SentenceConfig
@@ -31,30 +29,30 @@ from manyheads.models.readout import ClassHead, ClassifierSettings, TokenHead, c
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.parts.positions import Axial, Learned
 from manyheads.train.distributed import ModelWrapper
 from manyheads.train.objectives import (
     CausalLM,
-    Contrastive,
     MultiLabelClassification,
     Objective,
     Seq2SeqLM,
 )
 from manyheads.train.objectives.late_interaction import fold_projection
 from manyheads.train.objectives.text_similarity import TextSimilarity
-from manyheads.train.regularizers import Regularized, fold_gates
+from manyheads.train.regularizers import fold_gates
 from manyheads.train.run_file.data_config import (
     Data,
     Images,
     Labeled,
     Pairs,
-    PhaseData,
     RolePairs,
     Tagged,
     Texts,
 )
 from manyheads.train.run_file.run_config import ModelSource, without_head_dropping
 from manyheads.train.tiling import tile
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def initial_model(source: ModelSource, seed: int, classified: Classified | None = None) -> Model:
@@ -110,79 +108,23 @@ def _body(source: ModelSource, seed: int) -> Model:
     return grown
 
 
-def run_tokenizer(data: Data, model: Model) -> Any:
+def run_tokenizer(data: Data, model: Model) -> "Tokenizer | None":
     """The tokenizer of a data section, or the model's own."""
     if not data.tokenizer:
-        return model.tokenizer
+        own: Tokenizer | None = model.tokenizer
+        return own
     file = Path(data.tokenizer)
     file = file / TOKENIZER if file.is_dir() else file
     if not file.is_file():
         raise InputError(f"data.tokenizer: there is no {file}", "give the path of a tokenizer.json")
     try:
-        return read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent)
+        tokenizer: Tokenizer = read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent)
+        return tokenizer
     except ManyheadsError as error:
         problem = error.problem.replace(str(file.parent / TOKENIZER), str(file))
         raise InputError(
             f"data.tokenizer: {problem}", "give the path of a tokenizer.json"
         ) from None
-
-
-def check_fits(model: Model, data: Data, tokenizer: Any) -> None:
-    """Raise if the model has too small a vocabulary or too few positions for the data."""
-    if isinstance(model, Vision):
-        if isinstance(data, Images):
-            _check_image_shape(data, model)
-        return
-    if tokenizer is None:
-        raise ConfigError("the model has no tokenizer", "set data.tokenizer")
-    embedding = model.config.embedding
-    words = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    if words > embedding.vocabulary:
-        raise ConfigError(
-            f"the tokenizer has {words} tokens, and the model a vocabulary of "
-            f"{embedding.vocabulary}",
-            f"set model.change.vocabulary={words}, or use the model's own tokenizer",
-        )
-    if isinstance(data, Texts | Pairs):
-        data.check_tokens(tokenizer)
-    if isinstance(embedding.position, Learned | Axial) and data.length > embedding.position.longest:
-        raise ConfigError(
-            f"data.length={data.length}, and the model has {embedding.position.longest} positions",
-            f"use {embedding.position.longest} or less",
-        )
-
-
-def check_negatives(objective: Objective, data: Data, phase_data: PhaseData) -> None:
-    """Raise if a text has nothing to be compared with in any micro-batch."""
-    training = phase_data.training
-    if not isinstance(objective, Contrastive) or not isinstance(training, Examples):
-        return
-    if training.negatives is not None:
-        return
-    smallest = np.sort(training.sizes)[:2]
-    if len(smallest) < 2:
-        raise InputError("Contrastive needs negatives, and there is one pair", "give more pairs")
-    if smallest.sum() > data.micro_batch_size:
-        key = "micro_batch" if data.micro_batch else "batch"
-        raise ConfigError(
-            f"data.{key}={data.micro_batch_size} holds one pair at a time, and the negatives of "
-            "Contrastive are the other pairs",
-            f"use at least {2 * data.length * 2}, or set data.negatives",
-        )
-
-
-def _check_image_shape(data: Images, model: Vision) -> None:
-    patches, size = model.config.patches, data.size or image_size(model)
-    if size % patches.size:
-        below = max(size // patches.size, 1) * patches.size
-        raise ConfigError(
-            f"data.size={size} is not a multiple of the patch size {patches.size}", f"use {below}"
-        )
-    if data.channels not in ("model", patches.channels):
-        raise ConfigError(
-            f"data.channels={data.channels}, and the model reads {patches.channels}",
-            "leave it out",
-        )
 
 
 def set_class_names(model: Model, names: tuple[str, ...]) -> None:
@@ -213,8 +155,6 @@ def with_image_preprocessing(data: Data, model: Model) -> Data:
 
 def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
     """Pairs as the late interaction of the model reads them, with its prompts and lengths."""
-    if isinstance(objective, Regularized):
-        objective = objective.objective
     if not isinstance(objective, TextSimilarity) or not isinstance(data, Pairs):
         return data
     late = model.late
@@ -239,12 +179,15 @@ def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
     )
 
 
-def record_inference_settings(model: Model, objective: Objective, data: Data) -> None:
-    """Record in the model how to use it: start and end tokens, image normalization, pooling.
+def record_inference_settings(
+    model: Model, objective: Objective, data: Data, tokenizer: "Tokenizer | None"
+) -> None:
+    """Record in the model how to use it: tokenizer, start and end tokens, images, pooling.
 
     Start and end tokens that the model has already are kept. The tokenizer of an encoder-decoder
     ends texts as training did, so that `generate` encodes a source in the same way.
     """
+    model.tokenizer = tokenizer
     if isinstance(data, Images) and isinstance(model, Vision):
         size = data.size or image_size(model)
         record_image_preprocessing(model, *_range(data, model), size)
@@ -256,9 +199,9 @@ def record_inference_settings(model: Model, objective: Objective, data: Data) ->
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         result["decoder_start_token_id"] = objective.start_of(model)
     if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
-        result["eos_token_id"] = data.eos_id(model.tokenizer)
+        result["eos_token_id"] = data.eos_id(tokenizer)
     if isinstance(objective, Seq2SeqLM) and isinstance(data, Pairs):
-        model.tokenizer = data.ending_tokenizer(model.tokenizer)
+        model.tokenizer = data.ending_tokenizer(tokenizer)
     if isinstance(data, Texts | Pairs):
         model.trained_length = data.length
     known = {**(model.source_config or {}), **model.generation}

@@ -21,7 +21,8 @@ from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.parts.experts import Experts
 from manyheads.progress import duration
-from manyheads.train.distributed import model_layers
+from manyheads.train.distributed import ProcessGroup, model_layers
+from manyheads.train.loop.checkpoint import RunFolder
 
 
 class MetricsLog:
@@ -198,6 +199,12 @@ def training_flops(model: Model, length: int) -> float:
     return 6 * weights + attention
 
 
+def peak_fraction(model: Model, length: int, processes: ProcessGroup, *, half: bool) -> float:
+    """The fraction of the peak of all devices that training at one token per second uses."""
+    peak = peak_flops(processes.device, half=half) * processes.world_size
+    return training_flops(model, length) / peak if peak else 0.0
+
+
 def _active_parameters(layer: Any) -> int:
     every = sum(each.numel() for each in layer.parameters())
     branch = layer.config.feedforward
@@ -279,6 +286,54 @@ class Display:
 
     def _out(self) -> Any:
         return sys.stderr if self.stream is None else self.stream
+
+
+class Reporter:
+    """Shows a run and writes its logs: progress, metrics.jsonl, telemetry.jsonl, TensorBoard.
+
+    The main process alone writes, and shows progress if `progress` is set.
+    """
+
+    def __init__(
+        self, folder: RunFolder, total: int, unit: str, *, is_main: bool, progress: bool
+    ) -> None:
+        self.folder, self.is_main = folder, is_main
+        self.display = Display(total, progress and is_main, unit, warnings=is_main)
+        self.metrics = MetricsLog(folder.metrics, enabled=is_main)
+        self.telemetry = MetricsLog(folder.telemetry, enabled=is_main)
+        self.board: TensorBoardWriter | None = None
+
+    def open(self, step: int, *, tensorboard: bool) -> None:
+        """Continue the logs after a step."""
+        for log in (self.metrics, self.telemetry):
+            if warning := log.truncate_after(step):
+                self.display.warn(warning)
+        if tensorboard and self.is_main:
+            self.board = TensorBoardWriter(self.folder.tensorboard)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl."""
+        self.metrics.write(line)
+        if self.board is not None:
+            self.board.write(line)
+
+    def write_heads(self, line: Mapping[str, Any]) -> None:
+        """A line of telemetry.jsonl."""
+        self.telemetry.write(line)
+        if self.board is not None:
+            self.board.write_heads(line)
+
+    def validation(self, step: int, result: Mapping[str, float]) -> None:
+        self.write({"step": step, "validation": result})
+        listed = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.items()
+        )
+        self.display.message(f"step {step:,}, validation {listed}")
+
+    def flush(self) -> None:
+        """Close the files of TensorBoard; they are opened again by the next line."""
+        if self.board is not None:
+            self.board.close()
 
 
 def performance_advice(model: nn.Module, device: torch.device, *, half: bool) -> Iterator[str]:

@@ -1,27 +1,27 @@
 """A whole run: check it, start or resume it, train phase after phase, save the model."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 import torch
-from torch.optim import Optimizer
 
 from manyheads.checkpoints.folder import Saved
 from manyheads.data.batch import prefetch
 from manyheads.data.stream import Stream, StreamPosition
 from manyheads.devices import resolve_device
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import ConfigError
 from manyheads.models.build import Model
-from manyheads.train.distributed import ModelWrapper, ProcessGroup, join_processes, model_layers
+from manyheads.renamed_keys import with_new_keys
+from manyheads.train.distributed import ModelWrapper, ProcessGroup, join_processes
 from manyheads.train.interrupt import InterruptHandler
 from manyheads.train.loop.checkpoint import (
     Checkpoints,
     RunFolder,
     TrainingState,
-    check_disk_space,
     check_resumable,
     check_weights,
     read_state,
@@ -29,8 +29,6 @@ from manyheads.train.loop.checkpoint import (
 )
 from manyheads.train.loop.evaluation import SEQUENCES, Probe, Validation, make_probe
 from manyheads.train.loop.model_setup import (
-    check_fits,
-    check_negatives,
     export,
     initial_model,
     record_inference_settings,
@@ -41,24 +39,23 @@ from manyheads.train.loop.model_setup import (
     with_image_preprocessing,
     with_late_roles,
 )
-from manyheads.train.loop.phase_loop import Loop
+from manyheads.train.loop.phase_trainer import PhaseTrainer
 from manyheads.train.loop.reporting import (
-    Display,
-    MetricsLog,
-    TensorBoardWriter,
-    peak_flops,
+    Reporter,
+    peak_fraction,
     performance_advice,
     silence_mkldnn_warning,
-    training_flops,
 )
-from manyheads.train.loop.train_step import Updater, can_run_ahead, prepare_steps
-from manyheads.train.objectives import CausalLM
+from manyheads.train.loop.run_checks import check_negatives, check_optimizer_state, check_run
+from manyheads.train.loop.train_step import PreparedStep, Updater, can_run_ahead, prepare_steps
+from manyheads.train.objectives import CausalLM, Objective
 from manyheads.train.objectives.text_similarity import TextSimilarity
-from manyheads.train.optim.param_groups import set_learning_rate
 from manyheads.train.run_file.data_config import Data, PhaseData, Texts, without_store
-from manyheads.train.run_file.phases import Phases
 from manyheads.train.run_file.run_config import Run, parse_phases
-from manyheads.train.tiling import set_rotary_base, with_rotary_base
+from manyheads.train.tiling import set_rotary_base
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # A resumed run warns if its learning rate grows by more than this factor.
 JUMP = 2.0
@@ -105,366 +102,278 @@ def train(
         data.check()
     silence_mkldnn_warning()
     with join_processes(run.run.distributed, device) as processes, InterruptHandler() as stop:
-        session = _Session(run, processes, stop, progress and processes.is_main, hooks)
-        return session.run(resume_from, fresh)
+        session = Session(run, processes, progress=progress, hooks=hooks)
+        model = session.new_model()
+        check_run(run, model, processes)
+        with session.folder.locked(processes):
+            state, checkpoint = session.start(model, resume_from, fresh=fresh)
+            first, stopped = session.first_phase(state.step), False
+            for index in range(first, len(run.data)):
+                if index > first:
+                    # A phase starts from the last checkpoint of the one before it.
+                    model, checkpoint = session.new_model(), session.checkpoints.path(state.step)
+                phase, state = session.load(index, model, checkpoint, state, first=index == first)
+                stopped = phase.catch_up(state.step)
+                steps = () if stopped else phase.updater.run(phase.steps, phase.pauses, stop)
+                for step, outcome in steps:
+                    state, stopped = phase.record(state, step, outcome), outcome.stop
+                    if phase.pauses(state.step):
+                        stopped = stopped or phase.evaluate(state.step)
+                        if phase.saves(state.step):
+                            phase.save(state)
+                        if stopped:
+                            break
+                phase.finish(state)
+                if stopped:
+                    break
+            saved = None if stopped else session.save_model(phase.updater.wrapper)
+            processes.barrier()
+    return TrainResult(
+        state=state,
+        saved=saved,
+        exit_code=stop.exit_code if stopped else 0,
+        is_main=processes.is_main,
+        unit=run.unit,
+    )
 
 
-class _Session:
-    """What the phases of a run share."""
+class Session:
+    """What the phases of a run share: its configuration, processes, folder and logs."""
 
     def __init__(
-        self,
-        run: Run,
-        processes: ProcessGroup,
-        stop: InterruptHandler,
-        progress: bool,
-        hooks: ModelHooks | None,
+        self, run: Run, processes: ProcessGroup, *, progress: bool, hooks: ModelHooks | None
     ) -> None:
-        self.config, self.processes, self.stop, self.hooks = run, processes, stop, hooks
-        self.objective = run.full_objective
+        self.run, self.processes, self.hooks = run, processes, hooks
         self.source = with_found_classes(run.model, run.data[0])
         self.folder = RunFolder(run.run.folder)
         self.checkpoints = Checkpoints(self.folder.checkpoints, processes, run.run.keep)
-        self.display = Display(run.ends[-1], progress, run.unit, warnings=processes.is_main)
-        self.metrics = MetricsLog(self.folder.metrics, enabled=processes.is_main)
-        self.telemetry = MetricsLog(self.folder.telemetry, enabled=processes.is_main)
-
-    def run(self, resume_from: str, fresh: bool) -> TrainResult:
-        model = self._initial_model()
-        self._check(model)
-        with self.folder.locked(self.processes):
-            origin, warning = self.folder.checkpoint_to_resume(
-                resume_from, self.checkpoints, fresh=fresh
-            )
-            state = self._initial_state(origin, resume_from, model)
-            if warning:
-                self.display.warn(warning)
-            self._prepare(state, fresh=fresh or bool(resume_from))
-            return self._train_phases(model, origin, state)
-
-    def _train_phases(self, model: Model, origin: Path | None, state: TrainingState) -> TrainResult:
-        if self.hooks is None:
-            for line in performance_advice(model, self.processes.device, half=self.config.run.half):
-                self.display.message(line)
-        ends, first = self.config.ends, self._first_phase(state.step)
-        for index in range(first, len(ends)):
-            if index > first:
-                # The next phase starts from the last checkpoint of this one.
-                model, origin = self._initial_model(), self.checkpoints.path(state.step)
-            wrapper, state, stopped = self._phase(index, model, origin, state, first=index == first)
-            if stopped:
-                exit_code, is_main = self.stop.exit_code, self.processes.is_main
-                return TrainResult(state=state, saved=None, exit_code=exit_code, is_main=is_main)
-        saved = self._save_model(wrapper)
-        self.processes.barrier()
-        return TrainResult(
-            state=state, saved=saved, is_main=self.processes.is_main, unit=self.config.unit
+        self.reporter = Reporter(
+            self.folder, run.ends[-1], run.unit, is_main=processes.is_main, progress=progress
         )
+        # Of the data of the current phase.
+        self.tokenizer: Tokenizer | None = None
 
-    def _first_phase(self, step: int) -> int:
-        """The phase to resume: also one that was interrupted at its end, before validation."""
-        ends, data = self.config.ends, self.config.data
-        done = sum(end <= step for end in ends)
-        if done and ends[done - 1] == step and data[done - 1].validation:
-            done -= not self.processes.broadcast(self.metrics.has_entry(step, "validation"))
-        return min(done, len(ends) - 1)
-
-    def _initial_model(self) -> Model:
-        config = self.config
-        model = initial_model(self.source, config.run.seed, config.objective.classified)
-        set_problem_type(model, config.objective)
+    def new_model(self) -> Model:
+        """The model before training."""
+        model = initial_model(self.source, self.run.run.seed, self.run.objective.classified)
+        set_problem_type(model, self.run.objective)
         return model if self.hooks is None else self.hooks.prepare(model)
 
-    def _save_model(self, wrapper: ModelWrapper) -> Saved | None:
-        if self.hooks is None:
-            record_inference_settings(wrapper.model, self.config.objective, self.config.data[-1])
-            return export(wrapper, self.folder.model)
-        return self.hooks.save(wrapper.model, self.folder.path) if self.processes.is_main else None
-
-    def _check(self, model: Model) -> None:
-        """Check everything that can be checked before training."""
-        config, own = self.config, model.tokenizer
-        self.objective.attach(model)
-        for data in config.data:
-            model.tokenizer = run_tokenizer(data, model)
-            check_fits(model, data, model.tokenizer)
-            _check_micro_batches(data, self.processes.world_size)
-            # Its checks may depend on the tokenizer.
-            self.objective.check(model)
-            model.tokenizer = own
-        # This also checks the patterns of learning-rate factors.
-        config.optimizer.build(model)
-        for phase in config.phases.each:
-            if phase.rotary != "kept":
-                _check_rotary(phase.rotary, model)
-        _check_layers(config, model)
-        _check_parts(config, self.processes)
-        state = 3 * sum(each.numel() * each.element_size() for each in model.parameters())
-        check_disk_space(self.folder.path, state * (config.run.keep + 1 + len(config.data)))
-
-    def _initial_state(self, origin: Path | None, resume_from: str, model: Model) -> TrainingState:
-        """The state to start from; the weights are loaded with the phase."""
-        if origin is None:
-            return TrainingState(run=self.config.tables)
-        state = read_state(origin)
-        self._check_end(origin, state.step)
-        if resume_from:
-            _check_optimizer(origin, state.run, self.config.tables)
-        else:
-            begun = sum(end <= state.step for end in self.config.ends) + 1
-            check_resumable(state, self.config.tables, begun)
-            self._warn_of_rate_jump(state)
-        # Before any file is moved.
-        check_weights(origin, model)
-        if origin.parent == self.folder.checkpoints:
-            self.checkpoints.known.add(state.step)
-        return replace(state, run=self.config.tables)
-
-    def _check_end(self, origin: Path, step: int) -> None:
-        end = self.config.ends[-1]
-        if step > end:
-            raise ConfigError(
-                f"the run file ends at step {end:,} and {origin} is at step {step:,}",
-                "set more steps, or start again with --fresh",
-            )
-
-    def _warn_of_rate_jump(self, state: TrainingState) -> None:
-        """Warn if a run was made longer after its decay began: its learning rate would jump up."""
-        last = max(state.step - 1, 0)
-        before, now = (
-            each.rate_factor(last) for each in (parse_phases(state.run), self.config.phases)
+    def start(
+        self, model: Model, resume_from: str, *, fresh: bool
+    ) -> tuple[TrainingState, Path | None]:
+        """The state to start from, and its checkpoint, whose weights are loaded with the phase."""
+        checkpoint, warning = self.folder.checkpoint_to_resume(
+            resume_from, self.checkpoints, fresh=fresh
         )
-        if now > JUMP * before:
-            rate = self.config.optimizer.rate
-            self.display.message(
-                f"the run is longer than before: at step {state.step:,} its rate rises from "
-                f"{rate * before:.2g} to {rate * now:.2g}; to resume from before the decay, "
-                "choose an earlier checkpoint with --from"
-            )
-
-    def _prepare(self, state: TrainingState, *, fresh: bool) -> None:
+        state = TrainingState()
+        if checkpoint is not None:
+            state = self._read_state(checkpoint, resume_from)
+            # Before any file is moved.
+            check_weights(checkpoint, model)
+            if checkpoint.parent == self.folder.checkpoints:
+                self.checkpoints.known.add(state.step)
+        display, end = self.reporter.display, self.run.ends[-1]
+        if warning:
+            display.warn(warning)
         # The other processes wait here until the folder exists.
         self.checkpoints.clean()
-        step = state.step
-        if fresh:
-            self.folder.set_aside(self.checkpoints, step if step else -1, self.processes)
-        for log in (self.metrics, self.telemetry):
-            if warning := log.truncate_after(step):
-                self.display.warn(warning)
-        end, folder = self.config.ends[-1], self.folder.path
-        if step:
-            self.display.message(f"resuming at step {step:,} of {end:,} in {folder}")
+        if fresh or resume_from:
+            self.folder.set_aside(self.checkpoints, state.step or -1, self.processes)
+        self.reporter.open(state.step, tensorboard=self.run.run.tensorboard)
+        if state.step:
+            display.message(f"resuming at step {state.step:,} of {end:,} in {self.folder.path}")
         else:
-            self.display.message(f"training for {end:,} steps in {folder}")
+            display.message(f"training for {end:,} steps in {self.folder.path}")
+        if self.hooks is None:
+            for line in performance_advice(model, self.processes.device, half=self.run.run.half):
+                display.message(line)
+        return replace(state, run=self.run.tables), checkpoint
 
-    def _phase(
-        self, index: int, model: Model, origin: Path | None, state: TrainingState, *, first: bool
-    ) -> tuple[ModelWrapper, TrainingState, bool]:
-        """Set up a phase, load the checkpoint, and train to the end of the phase."""
-        config, own = self.config, model.tokenizer
-        self.objective.attach(model)
-        data = self._data_for(config.data[index], model)
-        # "kept" is the base of the last phase that changed it.
-        for phase in config.phases.each[: index + 1]:
-            if phase.rotary != "kept":
-                set_rotary_base(model, phase.rotary)
-        model.tokenizer = run_tokenizer(data, model)
-        described = json.loads(json.dumps(asdict(without_store(data))))
-        seen = state.data == described
-        phase_data = self._load_data(data, model, seen=seen)
-        if seen and state.data_checksum not in (0, phase_data.checksum):
+    def _read_state(self, checkpoint: Path, resume_from: str) -> TrainingState:
+        state, end = read_state(checkpoint), self.run.ends[-1]
+        if state.step > end:
             raise ConfigError(
-                f"the texts of {', '.join(data.train)} have changed since this run was started",
-                "restore them, or start again with --fresh",
+                f"the run file ends at step {end:,} and {checkpoint} is at step {state.step:,}",
+                "set more steps, or start again with --fresh",
             )
+        if resume_from:
+            check_optimizer_state(checkpoint, state.run, self.run.tables)
+            return state
+        begun = sum(end <= state.step for end in self.run.ends) + 1
+        check_resumable(state, self.run.tables, begun)
+        # A run that was made longer after its decay began would jump up in its learning rate.
+        last, lr = max(state.step - 1, 0), self.run.optimizer.rate
+        before = parse_phases(state.run).rate_factor(last)
+        now = self.run.phases.rate_factor(last)
+        if now > JUMP * before:
+            self.reporter.display.message(
+                f"the run is longer than before: at step {state.step:,} its learning rate rises "
+                f"from {lr * before:.2g} to {lr * now:.2g}; to resume from before the decay, "
+                "choose an earlier checkpoint with --from"
+            )
+        return state
+
+    def first_phase(self, step: int) -> int:
+        """The phase to resume: also one that was interrupted at its end, before validation."""
+        ends, data = self.run.ends, self.run.data
+        done = sum(end <= step for end in ends)
+        if done and ends[done - 1] == step and data[done - 1].validation:
+            validated = self.reporter.metrics.has_entry(step, "validation")
+            done -= not self.processes.broadcast(validated)
+        return min(done, len(ends) - 1)
+
+    def load(
+        self,
+        index: int,
+        model: Model,
+        checkpoint: Path | None,
+        state: TrainingState,
+        *,
+        first: bool,
+    ) -> tuple[PhaseTrainer, TrainingState]:
+        """A phase with its data, and with model and optimizer as in the checkpoint."""
+        run, options, processes = self.run, self.run.run, self.processes
+        run.full_objective.attach(model)
+        # "kept" is the base of the last phase that changed it.
+        for config in run.phases.each[: index + 1]:
+            if config.rotary != "kept":
+                set_rotary_base(model, config.rotary)
+        data = self._data_for(run.data[index], model)
+        self.tokenizer = run_tokenizer(data, model)
+        objective = run.full_objective.with_tokenizer(self.tokenizer)
+        phase_data, state = self._resume_data(data, model, state)
         if first:
-            self._check_later_data(index, model, own)
+            # So that what is wrong with later data is reported now.
+            for later in (self._data_for(later, model) for later in run.data[index + 1 :]):
+                self._load_data(later, model, run_tokenizer(later, model), unchanged=False)
         wrapper = ModelWrapper(
-            model.to(self.processes.device),
-            self.processes,
-            distributed=config.run.distributed,
-            half=config.run.half,
-            recompute=config.run.recompute,
+            model.to(processes.device).train(),
+            processes,
+            distributed=options.distributed,
+            half=options.half,
+            recompute=options.recompute,
             # Sentence embeddings do not use the readout.
-            find_unused=isinstance(config.objective, TextSimilarity),
+            find_unused=isinstance(run.objective, TextSimilarity),
         )
-        optimizer = config.optimizer.build(model)
-        if origin is not None:
-            restore(origin, model, optimizer, self.processes)
-        stream = Stream(
-            phase_data.training,
-            batch_tokens=data.micro_batch_size,
-            micro_batches=data.micro_batches,
-            seed=config.run.seed,
+        optimizer = run.optimizer.build(model)
+        if checkpoint is not None:
+            restore(checkpoint, model, optimizer, processes)
+        phase = PhaseTrainer(
+            run=run,
+            end=run.ends[index],
+            milestones=run.phases.milestones(index),
+            updater=Updater(
+                wrapper=wrapper,
+                optimizer=optimizer,
+                score=torch.compile(objective.score) if options.compile else objective.score,
+                lr_factor=run.phases.rate_factor,
+                seed=options.seed,
+                half=options.half,
+                clip=options.clip,
+                ahead=can_run_ahead(optimizer),
+            ),
+            steps=self._steps(data, phase_data, objective, model, state, run.ends[index]),
+            validation=self._validation(data, phase_data, objective),
+            probe=self._probe(model, phase_data),
+            reporter=self.reporter,
+            checkpoints=self.checkpoints,
+            peak_fraction=peak_fraction(model, data.length, processes, half=options.half),
         )
-        position = StreamPosition(**state.position) if seen else StreamPosition()
-        state = replace(
-            state,
-            data=described,
-            data_checksum=phase_data.checksum,
-            position=asdict(position),
-        )
-        pin = self.processes.device.type == "cuda"
-        steps = prepare_steps(
-            stream.steps(position, rank=self.processes.rank, world_size=self.processes.world_size),
-            self.objective,
-            model,
-            seed=config.run.seed,
-            first=state.step,
-        )
-        loop = self._loop(index, wrapper, optimizer, phase_data)
-        if origin is not None and origin.parent != self.folder.checkpoints:
+        if checkpoint is not None and checkpoint.parent != self.folder.checkpoints:
             # If the run is killed before its next checkpoint, it must not start from scratch.
-            loop.save(state)
-        state = loop.run(prefetch(steps, pin=pin), state, config.ends[index])
-        return wrapper, state, loop.stopped
+            phase.save(state)
+        return phase, state
 
     def _data_for(self, data: Data, model: Model) -> Data:
         """The data as the model reads them."""
         data = with_image_preprocessing(data, model)
-        return with_late_roles(data, model, self.objective)
+        return with_late_roles(data, model, self.run.objective)
 
-    def _check_later_data(self, index: int, model: Model, own: Any) -> None:
-        """Read the data of later phases, so that what is wrong with them is told now."""
-        here = model.tokenizer
-        for later in self.config.data[index + 1 :]:
-            data = self._data_for(later, model)
-            model.tokenizer = own
-            model.tokenizer = run_tokenizer(data, model)
-            self._load_data(data, model, seen=False)
-        model.tokenizer = here
+    def _resume_data(
+        self, data: Data, model: Model, state: TrainingState
+    ) -> tuple[PhaseData, TrainingState]:
+        """The data of a phase, and the state with the position in them."""
+        described = json.loads(json.dumps(asdict(without_store(data))))
+        unchanged = with_new_keys(state.data, described) == described
+        phase_data = self._load_data(data, model, self.tokenizer, unchanged=unchanged)
+        if unchanged and state.data_checksum not in (0, phase_data.checksum):
+            raise ConfigError(
+                f"the texts of {', '.join(data.train)} have changed since this run was started",
+                "restore them, or start again with --fresh",
+            )
+        position = state.position if unchanged else asdict(StreamPosition())
+        return phase_data, replace(
+            state, data=described, data_checksum=phase_data.checksum, position=position
+        )
 
-    def _load_data(self, data: Data, model: Model, *, seen: bool) -> PhaseData:
+    def _load_data(
+        self, data: Data, model: Model, tokenizer: "Tokenizer | None", *, unchanged: bool
+    ) -> PhaseData:
         """The main process tokenizes, then all processes open the result.
 
         Texts that were not trained on yet may have changed since they were tokenized.
         """
         if self.processes.is_main:
-            if isinstance(data, Texts) and not seen:
-                data.set_aside_stale(model.tokenizer, self.folder.data)
-            phase_data = data.load(model.tokenizer, self.folder.data, model.class_names)
+            if isinstance(data, Texts) and not unchanged:
+                data.set_aside_stale(tokenizer, self.folder.data)
+            phase_data = data.load(tokenizer, self.folder.data, model.class_names)
         self.processes.barrier()
         if not self.processes.is_main:
-            phase_data = data.load(model.tokenizer, self.folder.data, model.class_names)
+            phase_data = data.load(tokenizer, self.folder.data, model.class_names)
         set_class_names(model, phase_data.names)
-        check_negatives(self.config.objective, data, phase_data)
+        check_negatives(self.run.objective, data, phase_data)
         return phase_data
 
-    def _loop(
-        self, index: int, wrapper: ModelWrapper, optimizer: Optimizer, phase_data: PhaseData
-    ) -> Loop:
-        config, settings = self.config, self.config.run
-        score = self.objective.score
-
-        def rate(step: int) -> float:
-            factor = config.phases.rate_factor(step)
-            set_learning_rate(optimizer, factor)
-            return config.optimizer.rate * factor
-
-        return Loop(
-            updater=Updater(
-                wrapper=wrapper,
-                optimizer=optimizer,
-                score=torch.compile(score) if settings.compile else score,
-                processes=self.processes,
-                seed=settings.seed,
-                half=settings.half,
-                clip=settings.clip,
-                ahead=can_run_ahead(optimizer),
-            ),
-            rate=rate,
-            checkpoints=self.checkpoints,
-            metrics=self.metrics,
-            telemetry=self.telemetry,
-            board=TensorBoardWriter(self.folder.tensorboard)
-            if settings.tensorboard and self.processes.is_main
-            else None,
-            display=self.display,
-            validation=self._validation(config.data[index], phase_data),
-            probe=self._probe(wrapper.model, phase_data),
-            options=settings,
-            milestones=frozenset({config.ends[index], *_plateau_end(config.phases, index)}),
-            stop=self.stop,
-            processes=self.processes,
-            flops_per_token=training_flops(wrapper.model, config.data[index].length),
-            peak_flops=peak_flops(self.processes.device, half=settings.half),
+    def _steps(
+        self,
+        data: Data,
+        phase_data: PhaseData,
+        objective: Objective,
+        model: Model,
+        state: TrainingState,
+        end: int,
+    ) -> Iterator[PreparedStep]:
+        """The batches from the state's position to the end of the phase, prepared in a thread."""
+        processes, seed = self.processes, self.run.run.seed
+        stream = Stream(
+            phase_data.training,
+            batch_tokens=data.micro_batch_size,
+            micro_batches=data.micro_batches,
+            seed=seed,
         )
+        position = StreamPosition(**state.position)
+        steps = stream.steps(position, rank=processes.rank, world_size=processes.world_size)
+        left = islice(steps, end - state.step)
+        prepared = prepare_steps(left, objective, model, seed=seed, first=state.step)
+        return prefetch(prepared, pin=processes.device.type == "cuda")
 
-    def _validation(self, data: Data, phase_data: PhaseData) -> Validation | None:
+    def _validation(
+        self, data: Data, phase_data: PhaseData, objective: Objective
+    ) -> Validation | None:
         if phase_data.validation is None:
             return None
-        predicts_all = isinstance(self.config.objective, CausalLM)
+        predicts_all = isinstance(self.run.objective, CausalLM)
         return Validation(
             stream=Stream(phase_data.validation, batch_tokens=data.micro_batch_size, shuffle=False),
-            objective=self.objective,
+            objective=objective,
             processes=self.processes,
-            seed=self.config.run.seed,
-            half=self.config.run.half,
+            seed=self.run.run.seed,
+            half=self.run.run.half,
             bytes_per_token=phase_data.bytes_per_token if predicts_all else 0.0,
         )
 
     def _probe(self, model: Model, phase_data: PhaseData) -> Probe | None:
-        if not self.config.run.telemetry_every:
+        if not self.run.run.telemetry_every:
             return None
         chunks = phase_data.training if phase_data.validation is None else phase_data.validation
         batch = chunks.batch(list(range(min(SEQUENCES, len(chunks)))))
-        return make_probe(model, batch, self.config.run.seed)
+        return make_probe(model, batch, self.run.run.seed)
 
-
-def _check_micro_batches(data: Data, world_size: int) -> None:
-    """Every process must have the same number of micro-batches."""
-    for size in data.sizes:
-        count = size // data.micro_batch_size
-        if count % world_size:
-            raise ConfigError(
-                f"{count} micro-batches per step cannot be divided among {world_size} processes",
-                f"choose data.micro_batch so that their number is a multiple of {world_size}",
-            )
-
-
-def _check_rotary(base: float, model: Model) -> None:
-    try:
-        with_rotary_base(cast(Any, model.config), base)
-    except ConfigError as error:
-        raise ConfigError(f"phase.rotary={base:g}: {error.problem}", "leave it out") from None
-
-
-def _check_layers(run: Run, model: Model) -> None:
-    chosen, count = run.run.recompute, len(model_layers(model))
-    wrong = [] if isinstance(chosen, str) else [each for each in chosen if not 0 <= each < count]
-    if wrong:
-        raise ConfigError(f"run.recompute has layer {wrong[0]}", f"use 0 to {count - 1}")
-    held_out = all(data.validation for data in run.data)
-    if run.run.validate_every and not held_out:
-        raise ConfigError(
-            f"run.validate_every={run.run.validate_every} needs validation data",
-            "set data.validation to files or a fraction",
-        )
-
-
-def _check_parts(run: Run, processes: ProcessGroup) -> None:
-    """FSDP gathers weights for every part, and processes may have different numbers of parts."""
-    cached = isinstance(run.objective, TextSimilarity) and run.objective.cache_tokens
-    if cached and run.run.distributed == "fsdp" and not processes.is_single:
-        raise ConfigError(
-            "objective.cache_tokens cannot be used with FSDP on several processes",
-            'set run.distributed="ddp", or cache_tokens to 0',
-        )
-
-
-def _plateau_end(phases: Phases, index: int) -> set[int]:
-    """The step after the last one at the full rate, if the rate stays there for several steps."""
-    phase, start = phases.each[index], phases.starts[index]
-    rates = [phase.rate_factor(step) for step in range(phase.step_count)]
-    full = [step for step, rate in enumerate(rates) if rate == max(rates)]
-    return {start + full[-1] + 1} if len(full) > 1 else set()
-
-
-def _check_optimizer(origin: Path, before: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
-    """Muon's optimizer state differs from that of the others."""
-    was, now = (each.get("optimizer", {}).get("kind", "AdamW") for each in (before, tables))
-    if was != now and "Muon" in (was, now):
-        raise InputError(
-            f"{origin} has the optimizer state of {was}, which {now} cannot use",
-            f'use optimizer.kind="{was}", or start a run with the saved model as model.folder',
-        )
+    def save_model(self, wrapper: ModelWrapper) -> Saved | None:
+        """Save the trained model with what its use needs; only the main process writes."""
+        model = wrapper.model
+        record_inference_settings(model, self.run.objective, self.run.data[-1], self.tokenizer)
+        if self.hooks is None:
+            return export(wrapper, self.folder.model)
+        return self.hooks.save(model, self.folder.path) if self.processes.is_main else None

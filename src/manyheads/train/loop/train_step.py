@@ -1,19 +1,23 @@
 """One optimizer step: gradients of all micro-batches, clipped, or skipped if not finite."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamStep, mix_seed
 from manyheads.models.build import Model
 from manyheads.train.distributed import ModelWrapper, ProcessGroup
+from manyheads.train.interrupt import InterruptHandler
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
+from manyheads.train.optim.param_groups import set_learning_rate
 
 Score = Callable[[Any, PreparedBatch], Loss]
 # A run ends after this many consecutive steps with a loss that is not finite.
@@ -52,38 +56,35 @@ def _number(seed: int, step: int, index: int) -> int:
     return mix_seed(mix_seed(mix_seed(seed) + step) + index) >> 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedStep:
-    """Step `number` of the run, with its micro-batches prepared by the objective."""
-
-    step: StreamStep
-    number: int
-    batches: tuple[PreparedBatch, ...]
-
-    def pin_memory(self) -> "PreparedStep":
-        """Pin what goes to the device: the prepared batches, no longer those of `step`."""
-        return replace(self, batches=tuple(batch.pin_memory() for batch in self.batches))
+PreparedStep = StreamStep[PreparedBatch]
 
 
 def prepare_steps(
-    steps: Iterator[StreamStep], objective: Objective, model: Model, *, seed: int, first: int
+    steps: Iterator[StreamStep[Batch]], objective: Objective, model: Model, *, seed: int, first: int
 ) -> Iterator[PreparedStep]:
-    """The steps from number `first` on, prepared on the host while the device computes."""
+    """The steps, numbered from `first` on, with micro-batches prepared by the objective."""
     for number, step in enumerate(steps, first):
-        batches = (
+        batches = tuple(
             objective.prepare(model, batch, micro_batch_generator(seed, number, index))
             for batch, index in zip(step.batches, step.indices, strict=True)
         )
-        yield PreparedStep(step, number, tuple(batches))
+        yield StreamStep(
+            number=number,
+            batches=batches,
+            indices=step.indices,
+            tokens=step.tokens,
+            sequences=step.sequences,
+            after=step.after,
+        )
 
 
 def can_run_ahead(optimizer: Optimizer) -> bool:
     """Whether clipping and skipping can be left to the optimizer: torch's fused AdamW on CUDA."""
-    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return (
         isinstance(optimizer, torch.optim.AdamW)
         and bool(optimizer.defaults["fused"])
-        and all(each.is_cuda and not hasattr(each, "full_tensor") for each in weights)
+        and all(weight.is_cuda and not hasattr(weight, "full_tensor") for weight in parameters)
     )
 
 
@@ -105,16 +106,13 @@ class PendingOutcome:
         """Wait for the numbers: the only time that the host waits for the device."""
         if self.ready is not None:
             self.ready.synchronize()
-        *numbers_out, raw = self.numbers.tolist()
-        totals, (target_count, stop, *parts) = (
-            numbers_out[: self.batches],
-            numbers_out[self.batches :],
-        )
+        *numbers, norm = self.numbers.tolist()
+        totals, (target_count, stop, *parts) = numbers[: self.batches], numbers[self.batches :]
         targets = max(target_count, 1.0)
         return StepOutcome(
             loss=sum(totals) / targets,
             parts={name: part / targets for name, part in zip(self.names, parts, strict=True)},
-            norm=raw * self.gradient_scale / targets,
+            norm=norm * self.gradient_scale / targets,
             targets=int(target_count),
             nonfinite=tuple(
                 index for index, total in enumerate(totals) if not math.isfinite(total)
@@ -123,43 +121,76 @@ class PendingOutcome:
         )
 
 
+def constant_lr(step: int) -> float:
+    """The peak learning rate at every step."""
+    del step
+    return 1.0
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Updater:
     """Takes optimizer steps: gradients summed over micro-batches and processes, per target.
 
-    `score` is the objective's method, possibly compiled. With `ahead` the device itself clips and
-    skips, so that the host can queue the next step; see `can_run_ahead`.
+    `score` is the objective's method, possibly compiled, and `lr_factor` the schedule. With `ahead`
+    the device itself clips and skips, so that the host can queue the next step; see
+    `can_run_ahead`.
     """
 
     wrapper: ModelWrapper
     optimizer: Optimizer
     score: Score
-    processes: ProcessGroup
-    seed: int
-    half: bool
-    clip: float
+    lr_factor: Callable[[int], float] = constant_lr
+    seed: int = 0
+    half: bool = False
+    clip: float = 1.0
     ahead: bool = False
 
-    def run(self, prepared: PreparedStep, *, stop: bool = False) -> StepOutcome:
-        """Take a step and wait for its outcome."""
-        return self.begin(prepared, stop=stop).outcome()
+    @property
+    def processes(self) -> ProcessGroup:
+        return self.wrapper.processes
 
-    def begin(self, prepared: PreparedStep, *, stop: bool = False) -> PendingOutcome:
-        """Take a step; with `ahead` it may still be running on the device."""
-        losses = [self._backward(prepared, index) for index in range(len(prepared.batches))]
-        names, numbers = self._numbers(prepared.step, losses, stop)
-        batches = len(prepared.step.indices) * self.processes.world_size
+    def run(
+        self,
+        steps: Iterable[PreparedStep],
+        pauses: Callable[[int], bool] | None = None,
+        stop: InterruptHandler | None = None,
+    ) -> Iterator[tuple[PreparedStep, StepOutcome]]:
+        """Take the steps, and yield them in order with their outcomes, until an interrupt.
+
+        With `ahead` the host reads the outcome of a step while the device computes the next one,
+        unless the run `pauses` after so many steps, because the weights are needed.
+        """
+        begun: deque[tuple[PreparedStep, PendingOutcome]] = deque()
+        stopped = False
+        for step in steps:
+            begun.append((step, self.begin(step, stop=stop is not None and stop.requested)))
+            ahead = self.ahead and not (pauses is not None and pauses(step.number + 1))
+            while len(begun) > (1 if ahead and not stopped else 0):
+                finished, pending = begun.popleft()
+                outcome = pending.outcome()
+                yield finished, outcome
+                stopped = stopped or outcome.stop
+            if stopped:
+                return
+        for finished, pending in begun:
+            yield finished, pending.outcome()
+
+    def begin(self, step: PreparedStep, *, stop: bool = False) -> PendingOutcome:
+        """Start a step; with `ahead` it may still be running on the device."""
+        set_learning_rate(self.optimizer, self.lr_factor(step.number))
+        losses = [self._backward(step, position) for position in range(len(step.batches))]
+        names, numbers = self._numbers(step, losses, stop)
+        batches = len(step.indices) * self.processes.world_size
         scale = self._scale(numbers, batches)
         if self.ahead:
             self._step_on_device(scale, numbers, batches)
-        numbers_out, ready = _copy_to_host(numbers)
-        gradient_scale = self.wrapper.gradient_scale
+        host, ready = _copy_to_host(numbers)
         pending = PendingOutcome(
-            numbers=numbers_out,
+            numbers=host,
             ready=ready,
             batches=batches,
             names=names,
-            gradient_scale=gradient_scale,
+            gradient_scale=self.wrapper.gradient_scale,
         )
         if not self.ahead and pending.outcome().finite:
             torch._foreach_mul_(self._gradients(), float(scale))
@@ -167,12 +198,12 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return pending
 
-    def _backward(self, prepared: PreparedStep, index: int) -> Loss:
+    def _backward(self, step: PreparedStep, position: int) -> Loss:
         """Add the gradients of one micro-batch."""
-        last = index == len(prepared.batches) - 1
+        last = position == len(step.batches) - 1
         # For dropout.
-        torch.manual_seed(_number(self.seed, prepared.number, prepared.step.indices[index]))
-        batch = prepared.batches[index].to(self.processes.device)
+        torch.manual_seed(_number(self.seed, step.number, step.indices[position]))
+        batch = step.batches[position].to(self.processes.device)
 
         def work(model: Model) -> tuple[Tensor, Loss]:
             loss = self.score(model, batch)
@@ -183,35 +214,32 @@ class Updater:
 
         with self.wrapper.gradient_sync(last=last):
             with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.half):
-                whole, loss = self.wrapper.forward(work)
-            whole.backward()
+                combined, loss = self.wrapper.forward(work)
+            combined.backward()
         return cast(Loss, loss)
 
     def _numbers(
-        self, step: StreamStep, losses: list[Loss], stop: bool
+        self, step: PreparedStep, losses: list[Loss], stop: bool
     ) -> tuple[tuple[str, ...], Tensor]:
         """The names of the parts, and the numbers of `PendingOutcome`, still on the device."""
         names = tuple(sorted(losses[0].parts))
         count = len(step.indices) * self.processes.world_size
-        numbers_out = torch.zeros(
+        numbers = torch.zeros(
             count + 2 + len(names), dtype=torch.float64, device=self.processes.device
         )
         # Assigning a number to an element would wait for the device; fill_ and copy_ do not.
         for index, loss in zip(step.indices, losses, strict=True):
-            numbers_out[index].copy_(loss.total)
-        numbers_out[count].fill_(sum(loss.targets for loss in losses))
-        numbers_out[count + 1].fill_(float(stop))
+            numbers[index].copy_(loss.total)
+        numbers[count].fill_(sum(loss.targets for loss in losses))
+        numbers[count + 1].fill_(float(stop))
         for index, name in enumerate(names):
             parts = torch.stack([loss.parts[name] for loss in losses])
-            numbers_out[count + 2 + index].copy_(parts.sum(dtype=numbers_out.dtype))
-        norm = self._norm().to(numbers_out)
-        return names, torch.cat((self.processes.all_reduce(numbers_out), norm[None]))
-
-    def _norm(self) -> Tensor:
-        norm = nn.utils.get_total_norm(self._gradients())
-        # With sharded weights each process has a part of the norm.
-        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return whole
+            numbers[count + 2 + index].copy_(parts.sum(dtype=numbers.dtype))
+        norm: Tensor = nn.utils.get_total_norm(self._gradients())
+        if hasattr(norm, "full_tensor"):
+            # With sharded weights each process has a part of the norm.
+            norm = norm.full_tensor()
+        return names, torch.cat((self.processes.all_reduce(numbers), norm.to(numbers)[None]))
 
     def _scale(self, numbers: Tensor, batches: int) -> Tensor:
         """The factor on the summed gradients that makes them a mean and clips it."""

@@ -1,7 +1,8 @@
 """Language modeling: next tokens, masked tokens, sequence to sequence."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -28,15 +29,31 @@ from manyheads.train.objectives.objective import (
     require_texts,
 )
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModeling(RoutedObjective):
-    """Tokens are predicted; their cross-entropy is computed in chunks."""
+    """Tokens are predicted; their cross-entropy is computed in chunks.
+
+    Ids of special tokens come from the model's tokenizer, or from the one of `with_tokenizer`.
+    """
 
     z_loss: float = 0.0
+    _tokenizer: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_weight("z_loss", self.z_loss)
+
+    def with_tokenizer(self, tokenizer: "Tokenizer | None") -> "LanguageModeling":
+        bound = copy(self)
+        object.__setattr__(bound, "_tokenizer", tokenizer)
+        return bound
+
+    def tokenizer_for(self, model: Any) -> "Tokenizer | None":
+        tokenizer: Tokenizer | None = self._tokenizer or model.tokenizer
+        return tokenizer
 
     def _language_loss(
         self,
@@ -113,8 +130,8 @@ class MaskedLM(LanguageModeling):
         )
 
     def vocabulary(self, model: TextModel) -> MaskingVocabulary:
-        size = model.config.embedding.vocabulary
-        return masking_vocabulary(model.tokenizer, size, mask=self.mask, specials=self.specials)
+        tokenizer, size = self.tokenizer_for(model), model.config.embedding.vocabulary
+        return masking_vocabulary(tokenizer, size, mask=self.mask, specials=self.specials)
 
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, TextModel, LanguageHead)
@@ -169,12 +186,13 @@ class Seq2SeqLM(LanguageModeling):
         if isinstance(self.start, int):
             return self.start
         if self.start != "model":
-            known = None if model.tokenizer is None else model.tokenizer.token_to_id(self.start)
-            if known is None:
+            tokenizer = self.tokenizer_for(model)
+            number = None if tokenizer is None else tokenizer.token_to_id(self.start)
+            if number is None:
                 raise ConfigError(
                     f"start: the tokenizer has no token {self.start!r}", "use one of its tokens"
                 )
-            return int(known)
+            return int(number)
         for settings in (model.generation, model.source_config or {}):
             for name in ("decoder_start_token_id", "bos_token_id"):
                 if isinstance(settings.get(name), int):

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,9 @@ from manyheads.parts.experts import RouterLosses
 from manyheads.parts.halting import AddedLoss, PonderLoss
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def check_weight(name: str, weight: float) -> None:
@@ -138,6 +141,11 @@ class Objective(ABC):
     def attach(self, model: nn.Module) -> None:
         """Add trainable modules to the model, before the optimizer is built."""
         del model
+
+    def with_tokenizer(self, tokenizer: "Tokenizer | None") -> "Objective":
+        """The objective for texts of this tokenizer; without one, of the model's own."""
+        del tokenizer
+        return self
 
     @abstractmethod
     def check(self, model: nn.Module) -> None:

@@ -93,6 +93,18 @@ class Phases:
         phase, step = self.locate(step)
         return phase.rate_factor(step)
 
+    def milestones(self, index: int) -> frozenset[int]:
+        """The end of a phase, and the end of its last plateau, if several steps are on it.
+
+        The plateau is where the learning rate is at the phase's peak.
+        """
+        phase, start = self.each[index], self.starts[index]
+        factors = [phase.rate_factor(step) for step in range(phase.step_count)]
+        peak = max(factors)
+        full = [step for step, factor in enumerate(factors) if factor == peak]
+        plateau = {start + full[-1] + 1} if len(full) > 1 else set()
+        return frozenset({start + phase.step_count, *plateau})
+
 
 def _check_rates(one: Phase, other: Phase) -> None:
     """Raise if the learning rate jumps up between phases, which undoes a decay."""

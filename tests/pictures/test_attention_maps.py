@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from manyheads.errors import InputError, ShapeError
-from manyheads.pictures import HeadMapLabels, attention_maps, draw_heads
+from manyheads.pictures import HeadMapLabels, canvas, draw_heads
 from manyheads.pictures.canvas import save_png
 
 LABELS = HeadMapLabels(
@@ -34,7 +34,7 @@ def draw(path: Path, tokens: list[str], count: int = 8) -> None:
 def figure_of(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> Figure:
     """The picture, caught on its way to the file."""
     caught: list[Figure] = []
-    monkeypatch.setattr(attention_maps, "save_png", lambda figure, _: caught.append(figure))
+    monkeypatch.setattr(canvas, "save_png", lambda figure, _: caught.append(figure))
     draw(Path("unused.png"), tokens)
     return caught[0]
 

@@ -7,25 +7,23 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import FancyBboxPatch
 
 from manyheads.errors import ShapeError
 from manyheads.pictures.canvas import (
-    DPI,
     MUTED,
-    STYLE,
     TEXT_COLOR,
     Palette,
     Theme,
-    ink_on,
-    new_figure,
-    save_picture,
-    save_png,
+    add_color_bar,
+    draw_word,
+    outline_cells,
+    place_words,
+    plain_figure,
+    shorten,
+    themed_figure,
     tick_positions,
     title_height,
     visible_token,
@@ -58,25 +56,23 @@ def draw_head_map(
             f"for {len(queries)} and {len(keys)} tokens",
             "pass one token per query and per key, and at least one",
         )
-    wide, high = (max(3.0, STEP * min(len(each), MAX_LABELS)) for each in (keys, queries))
-    with new_figure(theme, (wide + 3.2, high + 2.2), title=title, subtitle=subtitle) as (
-        figure,
-        palette,
-    ):
+    wide, high = (max(3.0, STEP * min(len(tokens), MAX_LABELS)) for tokens in (keys, queries))
+    size = wide + 3.2, high + 2.2 - title_height(title, subtitle)
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
-        image = paint(axes, pattern, palette)
-        label_tokens(axes, queries, keys, palette)
+        image = _paint(axes, pattern, palette)
+        rows, columns = (tick_positions(len(tokens), MAX_LABELS) for tokens in (queries, keys))
+        axes.set_yticks(rows, [visible_token(queries[row]) for row in rows], size=9)
+        names = [visible_token(keys[column]) for column in columns]
+        axes.set_xticks(columns, names, size=9, rotation=90)
         axes.set_xlabel("keys", size=11)
         axes.set_ylabel("queries", size=11)
-        bar = figure.colorbar(image, ax=axes, aspect=32, pad=0.02, ticks=[0, 0.5, 0.7071, 1])
+        ticks = [0, 0.5, 0.7071, 1]
+        bar = add_color_bar(figure, image, axes, "weight", aspect=32, pad=0.02, ticks=ticks)
         bar.ax.set_yticklabels(["0", "0.25", "0.5", "1"])
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=9)
-        bar.set_label("weight", size=10, color=palette.muted)
-        save_picture(figure, path)
 
 
-def paint(axes: Axes, pattern: Float[np.ndarray, "t s"], palette: Palette) -> AxesImage:
+def _paint(axes: Axes, pattern: Float[np.ndarray, "t s"], palette: Palette) -> AxesImage:
     """Draw the weights of one head with colors from 0 to 1."""
     image = axes.imshow(
         np.sqrt(np.clip(pattern, 0, 1)),
@@ -89,19 +85,6 @@ def paint(axes: Axes, pattern: Float[np.ndarray, "t s"], palette: Palette) -> Ax
     axes.spines[:].set(visible=True, color=palette.grid)
     axes.tick_params(length=0, labelcolor=palette.text)
     return image
-
-
-def label_tokens(axes: Axes, queries: Sequence[str], keys: Sequence[str], palette: Palette) -> None:
-    """Label both axes with tokens, skipping some where there are many."""
-    rows, columns = tick_positions(len(queries), MAX_LABELS), tick_positions(len(keys), MAX_LABELS)
-    axes.set_yticks(rows, [visible_token(queries[row]) for row in rows], size=9, color=palette.text)
-    axes.set_xticks(
-        columns,
-        [visible_token(keys[column]) for column in columns],
-        size=9,
-        rotation=90,
-        color=palette.text,
-    )
 
 
 # Cells per side; more could not be told apart.
@@ -140,25 +123,22 @@ def draw_grid(
     columns = min(4, len(layers[0])) if single else max(len(layer) for layer in layers)
     rows = -(-len(layers[0]) // columns) if single else len(layers)
     side = next((size for limit, size in SIZES if columns <= limit), SIZES[-1][1])
-    size = (columns * side + 0.5, rows * (side + 0.3) + 0.3 + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    size = columns * side + 0.5, rows * (side + 0.3) + 0.3
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
         for row, head, pattern in cells:
             axes = grid[divmod(head, columns) if single else (row, head)]
             axes.set_visible(True)
-            paint(axes, _smaller(pattern), palette)
+            _paint(axes, _smaller(pattern), palette)
             axes.set_xticks([])
             axes.set_yticks([])
-            kind = (names or {}).get((row, head), "")
             small = 9.5 if columns <= 8 else 7.5
             name = f"L{numbers[row]}H{head}"
             axes.set_title(name, loc="left", size=small, weight="bold", color=palette.text, pad=3)
-            if kind:
-                short = kind if len(kind) <= 8 * side else kind[: int(8 * side) - 1] + "…"
-                axes.set_title(short, loc="right", size=small - 1, color=palette.muted, pad=3)
-        save_picture(figure, path)
+            kind = shorten((names or {}).get((row, head), ""), int(8 * side))
+            axes.set_title(kind, loc="right", size=small - 1, color=palette.muted, pad=3)
 
 
 def _smaller(pattern: Pattern) -> Pattern:
@@ -204,13 +184,10 @@ def draw_heads(
     _check(patterns, tokens, names, entropies)
     heads, length, _ = patterns.shape
     rows = math.ceil(heads / COLUMNS)
-    with rc_context(STYLE):
-        larger = 1.35 if length > FEW_LABELS else 1.0
-        figure = Figure(figsize=(16 * larger, (1 + 4 * rows) * larger), dpi=DPI)
-        title_height = 1.02 / figure.get_figheight()
-        figure.set_layout_engine(
-            "constrained", hspace=0.05, rect=(0.006, 0.01, 0.988, 0.985 - title_height)
-        )
+    larger = 1.35 if length > FEW_LABELS else 1.0
+    width, height = 16 * larger, (1 + 4 * rows) * larger
+    rect = (0.006, 0.01, 0.988, 0.985 - 1.02 / height)
+    with plain_figure(path, (width, height), hspace=0.05, rect=rect) as figure:
         grid = figure.subplots(rows, COLUMNS, squeeze=False)
         for head, axes in enumerate(grid.flat):
             if head >= heads:
@@ -225,17 +202,12 @@ def draw_heads(
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0, labelsize=11, labelcolor=TEXT_COLOR)
         bar.set_label(labels.weight, size=13, color=MUTED)
-        _add_titles(figure, labels)
-        save_png(figure, path)
-
-
-def _add_titles(figure: Figure, labels: HeadMapLabels) -> None:
-    """Write the titles and axis labels that all maps share."""
-    title, subtitle = (1 - inches / figure.get_figheight() for inches in (0.3, 0.68))
-    figure.text(0.012, title, labels.title, size=21, weight="bold", color=TEXT_COLOR, va="center")
-    figure.text(0.012, subtitle, labels.subtitle, size=14, color=MUTED, va="center")
-    figure.supylabel(labels.queries, y=0.52, size=13, color=MUTED)
-    figure.supxlabel(labels.keys, size=13, color=MUTED)
+        title, subtitle = (1 - inches / height for inches in (0.3, 0.68))
+        bold = {"size": 21, "weight": "bold", "color": TEXT_COLOR}
+        figure.text(0.012, title, labels.title, va="center", **bold)
+        figure.text(0.012, subtitle, labels.subtitle, size=14, color=MUTED, va="center")
+        figure.supylabel(labels.queries, y=0.52, size=13, color=MUTED)
+        figure.supxlabel(labels.keys, size=13, color=MUTED)
 
 
 def _check(
@@ -258,18 +230,15 @@ def _draw_one(axes: Axes, pattern: Float[np.ndarray, "t t"], brightest: float) -
     axes.spines[:].set_visible(False)
     length = len(pattern)
     if length <= MAX_TOKEN_LABELS:
-        edges = np.arange(length + 1) - 0.5
-        axes.set_xticks(edges, minor=True)
-        axes.set_yticks(edges, minor=True)
-        axes.grid(which="minor", color="white", linewidth=1.2 if length <= 12 else 0.5)
+        outline_cells(axes, length, length, "white", 1.2 if length <= 12 else 0.5)
     axes.tick_params(which="both", length=0, labelcolor=TEXT_COLOR)
     return image
 
 
 def _label(axes: Axes, tokens: Sequence[str], *, left: bool, below: bool) -> None:
     """Label the outer edges of the grid with tokens, skipping some where there are many."""
-    positions = range(0, len(tokens), math.ceil(len(tokens) / MAX_TOKEN_LABELS))
-    names = [_short(tokens[index]) for index in positions]
+    positions = tick_positions(len(tokens), MAX_TOKEN_LABELS)
+    names = [shorten(tokens[index], LONGEST_LABEL) for index in positions]
     size = 12.5 if len(names) <= 10 else 10 if len(names) <= FEW_LABELS else 8.5
     axes.set_yticks(positions if left else [], names if left else [], size=size)
     axes.set_xticks(positions if below else [], names if below else [], size=size)
@@ -278,10 +247,6 @@ def _label(axes: Axes, tokens: Sequence[str], *, left: bool, below: bool) -> Non
             name.set(rotation=90)
         else:
             name.set(rotation=45, ha="right", rotation_mode="anchor")
-
-
-def _short(token: str) -> str:
-    return token if len(token) <= LONGEST_LABEL else token[: LONGEST_LABEL - 1] + "…"
 
 
 # Inches per character, per line and of the page.
@@ -310,15 +275,16 @@ def draw_over_text(
             )
     if not tokens or not scores:
         raise ShapeError("there is no text to draw", "pass tokens and at least one method")
-    lines = _token_boxes(tokens)
-    block = LINE * (max(line for line, _, _ in lines) + 1) + 0.62
-    size = (PAGE, block * len(scores) + 0.1 + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    words = [visible_token(token) for token in tokens]
+    boxes = place_words(words, 0.18, PAGE - 0.18, character=CHARACTER, space=0.03)
+    block = LINE * (boxes[-1][0] + 1) + 0.62
+    size = PAGE, block * len(scores) + 0.1
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         figure.set_layout_engine("none")
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         axes.set_axis_off()
-        axes.set_xlim(0, size[0])
-        axes.set_ylim(size[1], 0)
+        axes.set_xlim(0, PAGE)
+        axes.set_ylim(figure.get_figheight(), 0)
         top = title_height(title, subtitle) + 0.2
         for name, values in scores.items():
             largest = float(np.nanmax(values))
@@ -326,51 +292,12 @@ def draw_over_text(
             axes.text(
                 0.18, top + 0.1, heading, size=11, weight="bold", color=palette.text, va="center"
             )
-            for index, (line, x, width) in enumerate(lines):
-                y = top + 0.48 + line * LINE
+            for index, (line, x, width) in enumerate(boxes):
                 fraction = float(values[index]) / largest if largest > 0 else 0.0
                 color = palette.sequential(0.85 * fraction if fraction > 0 else 0.0)
                 edge = palette.series[1] if index == at else "none"
-                axes.add_patch(_box(x, y, width, color, edge))
-                axes.text(
-                    x + width / 2,
-                    y,
-                    visible_token(tokens[index]),
-                    size=10,
-                    ha="center",
-                    va="center",
-                    color=ink_on(color),
-                )
+                draw_word(axes, words[index], (x, top + 0.48 + line * LINE, width), color, edge)
             top += block
-        save_picture(figure, path)
-
-
-def _token_boxes(tokens: Sequence[str]) -> list[tuple[int, float, float]]:
-    """For each token its line, its left edge and its width in inches."""
-    boxes, line, x = [], 0, 0.18
-    for token in tokens:
-        # Characters of East Asian scripts are twice as wide.
-        columns = sum(2 if ord(letter) > 0x2E80 else 1 for letter in visible_token(token))
-        width = CHARACTER * columns + 0.1
-        if x + width > PAGE - 0.18 and x > 0.18:
-            line, x = line + 1, 0.18
-        boxes.append((line, x, width))
-        x += width + 0.03
-    return boxes
-
-
-def _box(
-    x: float, y: float, width: float, color: tuple[float, float, float, float], edge: str
-) -> FancyBboxPatch:
-    return FancyBboxPatch(
-        (x, y - 0.13),
-        width,
-        0.26,
-        boxstyle="round,pad=0,rounding_size=0.05",
-        facecolor=color,
-        edgecolor=edge,
-        linewidth=2,
-    )
 
 
 # From a dark veil to bright yellow, both half transparent.
@@ -399,9 +326,9 @@ def draw_over_image(
         raise ShapeError(f"there are {len(names)} names for {heads} heads", "pass one per head")
     columns = min(5, heads + 1)
     rows = math.ceil((heads + 1) / columns)
-    size = (2.3 * columns, 2.55 * rows + title_height(title, subtitle))
+    size = 2.3 * columns, 2.55 * rows
     height, width = image.shape[:2]
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         grid = figure.subplots(rows, columns, squeeze=False)
         for index, axes in enumerate(grid.flat):
             axes.set_axis_off()
@@ -421,4 +348,3 @@ def draw_over_image(
                 )
                 name = f"{name}  ≤ {head_weights.max():.2f}"
             axes.set_title(name, loc="left", size=10, color=palette.text, pad=4)
-        save_picture(figure, path)

@@ -9,10 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from jaxtyping import Float
 from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import FancyBboxPatch
 
 from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError
@@ -41,6 +45,16 @@ def check_image_path(path: Path, suffixes: tuple[str, ...] = (".png",)) -> None:
         raise InputError(
             f"there is no folder {path.parent} for the picture {path.name}", "create it first"
         )
+
+
+@contextmanager
+def plain_figure(path: Path, size: tuple[float, float], **layout: Any) -> Iterator[Figure]:
+    """A figure on white without a theme, saved as PNG at the end."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=size, dpi=DPI)
+        figure.set_layout_engine("constrained", **layout)
+        yield figure
+        save_png(figure, path)
 
 
 def save_png(figure: Figure, path: Path) -> None:
@@ -135,18 +149,18 @@ PALETTES: dict[Theme, Palette] = {
 }
 
 
-def get_palette(theme: Theme) -> Palette:
+@contextmanager
+def themed_figure(
+    path: Path, theme: Theme, width: float, height: float, *, title: str = "", subtitle: str = ""
+) -> Iterator[tuple[Figure, Palette]]:
+    """A figure in one theme, saved at the end; the title comes above the height of its plots.
+
+    Sizes are in inches.
+    """
     if theme not in PALETTES:
         raise InputError(f"theme must be light or dark, got {theme!r}", "use one of them")
-    return PALETTES[theme]
-
-
-@contextmanager
-def new_figure(
-    theme: Theme, size: tuple[float, float], *, title: str = "", subtitle: str = ""
-) -> Iterator[tuple[Figure, Palette]]:
-    """A figure of a size in inches in one theme, with its title above the plots."""
-    palette = get_palette(theme)
+    palette, header = PALETTES[theme], title_height(title, subtitle)
+    height += header
     style: dict[Any, Any] = STYLE | {
         "font.family": _installed_fonts(),
         "text.color": palette.text,
@@ -159,18 +173,16 @@ def new_figure(
         "svg.hashsalt": "manyheads",
     }
     with rc_context(style):
-        figure = Figure(figsize=size, dpi=DPI, facecolor=palette.background)
-        header = title_height(title, subtitle) / size[1]
-        figure.set_layout_engine("constrained", rect=(0.008, 0.012, 0.984, 0.98 - header))
+        figure = Figure(figsize=(width, height), dpi=DPI, facecolor=palette.background)
+        figure.set_layout_engine("constrained", rect=(0.008, 0.012, 0.984, 0.98 - header / height))
         if title:
-            height = 1 - 0.32 / size[1]
-            figure.text(
-                0.015, height, title, size=16, weight="bold", color=palette.text, va="center"
-            )
+            y = 1 - 0.32 / height
+            figure.text(0.015, y, title, size=16, weight="bold", color=palette.text, va="center")
         if subtitle:
-            height = 1 - (0.68 if title else 0.3) / size[1]
-            figure.text(0.015, height, subtitle, size=11, color=palette.muted, va="center")
+            y = 1 - (0.68 if title else 0.3) / height
+            figure.text(0.015, y, subtitle, size=11, color=palette.muted, va="center")
         yield figure, palette
+        save_picture(figure, path)
 
 
 def title_height(title: str, subtitle: str) -> float:
@@ -187,6 +199,81 @@ def style_axes(axes: Axes, palette: Palette, *, grid: Literal["x", "y", "none"] 
     axes.set_axisbelow(True)
 
 
+def outline_cells(axes: Axes, rows: int, columns: int, color: str, linewidth: float) -> None:
+    """Lines between the cells of an image, in place of ticks."""
+    axes.spines[:].set_visible(False)
+    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color=color, linewidth=linewidth)
+
+
+def add_color_bar(
+    figure: Figure, image: AxesImage, axes: Axes | list[Axes], label: str = "", **options: Any
+) -> Any:
+    """A color bar without a frame beside some axes."""
+    bar = figure.colorbar(image, ax=axes, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=9)
+    bar.set_label(label, size=10)
+    return bar
+
+
+def head_table(
+    layers: Sequence[Sequence[float] | Float[np.ndarray, " _"]],
+) -> Float[np.ndarray, "l h"]:
+    """One row per layer, with NaN where a layer has fewer heads."""
+    table = np.full((len(layers), max(map(len, layers))), np.nan)
+    for row, values in enumerate(layers):
+        table[row, : len(values)] = values
+    return table
+
+
+def place_words(
+    words: Sequence[str], start: float, end: float, *, character: float, space: float
+) -> list[tuple[int, float, float]]:
+    """For each word its line, its left edge and its width in inches."""
+    boxes, line, x = [], 0, start
+    for word in words:
+        # Characters of East Asian scripts are twice as wide.
+        width = character * sum(2 if ord(letter) > 0x2E80 else 1 for letter in word) + 0.1
+        if x + width > end and x > start:
+            line, x = line + 1, start
+        boxes.append((line, x, width))
+        x += width + space
+    return boxes
+
+
+def draw_word(
+    axes: Axes,
+    word: str,
+    box: tuple[float, float, float],
+    color: tuple[float, float, float, float],
+    edge: str = "none",
+) -> None:
+    """Draw a word in a colored box, given by its left edge, its middle and its width."""
+    x, y, width = box
+    axes.add_patch(
+        FancyBboxPatch(
+            (x, y - 0.13),
+            width,
+            0.26,
+            boxstyle="round,pad=0,rounding_size=0.05",
+            facecolor=color,
+            edgecolor=edge,
+            linewidth=2,
+        )
+    )
+    axes.text(x + width / 2, y, word, size=10, ha="center", va="center", color=ink_on(color))
+
+
+def shorten(text: str, max_length: int) -> str:
+    """
+    >>> shorten("previous", 5), shorten("sink", 5)
+    ('prev…', 'sink')
+    """
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
+
 def visible_token(token: str, max_length: int = 16) -> str:
     """A token with visible spaces and line ends.
 
@@ -194,12 +281,11 @@ def visible_token(token: str, max_length: int = 16) -> str:
     ('·the', 'a⏎', '∅')
     """
     inner = token.strip(" ")
-    left = len(token) - len(token.lstrip(" "))
-    right = len(token) - len(token.rstrip(" ")) if inner else 0
-    text = "·" * left + inner.replace("\n", "⏎").replace("\t", "⇥") + "·" * right
+    before = len(token) - len(token.lstrip(" "))
+    after = len(token) - len(token.rstrip(" ")) if inner else 0
+    text = "·" * before + inner.replace("\n", "⏎").replace("\t", "⇥") + "·" * after
     text = "".join(letter if letter.isprintable() else "�" for letter in text)
-    text = text if len(text) <= max_length else text[: max_length - 1] + "…"
-    return text or "∅"
+    return shorten(text, max_length) or "∅"
 
 
 def tick_positions(count: int, max_ticks: int) -> range:
@@ -240,10 +326,10 @@ def _installed_fonts() -> list[str]:
     """
     files = {font.replace(" ", "") + "-Regular": font for font in FONTS}
     files["NotoSansCJK-Regular"] = "Noto Sans CJK JP"
-    known = set(font_manager.get_font_names())
-    if not set(FONTS[1:]) & known:
+    fonts = set(font_manager.get_font_names())
+    if not set(FONTS[1:]) & fonts:
         for file in font_manager.findSystemFonts():
-            if files.get(Path(file).stem, FONTS[0]) not in known:
+            if files.get(Path(file).stem, FONTS[0]) not in fonts:
                 font_manager.fontManager.addfont(file)
-        known = set(font_manager.get_font_names())
-    return [font for font in FONTS if font in known]
+        fonts = set(font_manager.get_font_names())
+    return [font for font in FONTS if font in fonts]

@@ -8,11 +8,12 @@ import numpy as np
 from manyheads.errors import ShapeError
 from manyheads.pictures.canvas import (
     Theme,
+    add_color_bar,
     ink_on,
-    new_figure,
-    save_picture,
+    outline_cells,
+    shorten,
+    themed_figure,
     tick_positions,
-    title_height,
 )
 
 # Beyond so many classes cells have no numbers, and axes no more names.
@@ -42,37 +43,24 @@ def draw_confusion(
     rows = table.sum(1, keepdims=True)
     shares = np.divide(table, rows, out=np.zeros_like(table), where=rows > 0)
     cell = 0.62 if size <= MOST_NUMBERS else max(0.12, 15 / size)
-    longest = max(len(_short(name)) for name in names)
-    side = 0.085 * longest
-    extent = (
-        max(size * cell + side + 1.9, 4.6),
-        max(size * cell + side + 0.9, 2.6) + title_height(title, subtitle),
-    )
-    with new_figure(theme, extent, title=title, subtitle=subtitle) as (figure, palette):
+    names = [shorten(name, 20) for name in names]
+    side = size * cell + 0.085 * max(map(len, names))
+    extent = max(side + 1.9, 4.6), max(side + 0.9, 2.6)
+    with themed_figure(path, theme, *extent, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
         image = axes.imshow(shares, cmap=palette.sequential, vmin=0, vmax=1)
         ticks = tick_positions(size, MOST_NAMES)
-        labels = [_short(names[index]) for index in ticks]
+        labels = [names[index] for index in ticks]
         axes.set_xticks(ticks, labels, size=9, rotation=45, ha="right", rotation_mode="anchor")
         axes.set_yticks(ticks, labels, size=9)
         axes.set_xlabel("predicted", size=10)
         axes.set_ylabel("expected", size=10)
-        axes.spines[:].set_visible(False)
-        axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color=palette.background, linewidth=2 if size < 40 else 0.5)
+        outline_cells(axes, size, size, palette.background, 2.0 if size < 40 else 0.5)
         axes.tick_params(which="both", length=0, labelcolor=palette.text)
         if size <= MOST_NUMBERS:
             for row, column in np.argwhere(table > 0).tolist():
                 ink = ink_on(palette.sequential(shares[row, column]))
                 number = f"{int(table[row, column]):,}"
                 axes.text(column, row, number, ha="center", va="center", size=9, color=ink)
-        bar = figure.colorbar(image, ax=axes, aspect=22, pad=0.02)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=9)
-        bar.set_label("fraction of the expected class", size=10, color=palette.muted)
-        save_picture(figure, path)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 20 else name[:19] + "…"
+        label = "fraction of the expected class"
+        add_color_bar(figure, image, axes, label, aspect=22, pad=0.02)

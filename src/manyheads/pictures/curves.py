@@ -8,24 +8,18 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from manyheads.errors import InputError, ShapeError
 from manyheads.formatting import percent
 from manyheads.pictures.canvas import (
-    DPI,
     MUTED,
-    STYLE,
     TEXT_COLOR,
     Palette,
     Theme,
-    new_figure,
-    save_picture,
-    save_png,
+    plain_figure,
     style_axes,
-    title_height,
+    themed_figure,
 )
 
 # Okabe and Ito's colors, which everybody can tell apart.
@@ -62,18 +56,14 @@ def draw_curve(
 ) -> None:
     """Draw the curves, all starting from the full model at the left."""
     for curve in curves:
-        if len(curve.fractions) != len(curve.values) or len(curve.errors) not in (
-            0,
-            len(curve.values),
-        ):
+        count = len(curve.values)
+        if len(curve.fractions) != count or len(curve.errors) not in (0, count):
             raise ShapeError(
                 f"the curve {curve.name!r} has {len(curve.fractions)} fractions, "
-                f"{len(curve.values)} values and {len(curve.errors)} errors",
+                f"{count} values and {len(curve.errors)} errors",
                 "pass as many of each, or no errors",
             )
-    with rc_context(STYLE):
-        figure = Figure(figsize=(12, 7.5), dpi=DPI)
-        figure.set_layout_engine("constrained", rect=(0.01, 0.01, 0.98, 0.86))
+    with plain_figure(path, (12.0, 7.5), rect=(0.01, 0.01, 0.98, 0.86)) as figure:
         axes = figure.subplots()
         for curve, color in zip(curves, COLORS * len(curves), strict=False):
             _draw(axes, curve, baseline, color)
@@ -81,24 +71,26 @@ def draw_curve(
         axes.set_xlabel(labels.xlabel, size=14, color=MUTED)
         axes.set_ylabel(labels.ylabel, size=14, color=MUTED)
         axes.xaxis.set_major_formatter(lambda fraction, _: percent(fraction))
-        axes.tick_params(labelsize=12, labelcolor=TEXT_COLOR, color=MUTED)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.legend(frameon=False, fontsize=13)
+        _style_plain_axes(axes)
         figure.text(
             0.015, 0.95, labels.title, size=20, weight="bold", color=TEXT_COLOR, va="center"
         )
         figure.text(0.015, 0.90, labels.subtitle, size=13, color=MUTED, va="center")
-        save_png(figure, path)
+
+
+def _style_plain_axes(axes: Axes) -> None:
+    axes.tick_params(labelsize=12, labelcolor=TEXT_COLOR, color=MUTED)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=13)
 
 
 def _draw(axes: Axes, curve: Curve, baseline: float, color: str) -> None:
     fractions, values = [0.0, *curve.fractions], [baseline, *curve.values]
     axes.plot(fractions, values, "-", color=color, label=curve.name, linewidth=2.4)
     if curve.errors:
-        errors = [0.0, *(error if error == error else 0.0 for error in curve.errors)]
-        low = [value - error for value, error in zip(values, errors, strict=True)]
-        high = [value + error for value, error in zip(values, errors, strict=True)]
+        middle, errors = np.array(values), np.nan_to_num([0.0, *curve.errors])
+        low, high = middle - errors, middle + errors
         axes.fill_between(fractions, low, high, color=color, alpha=0.18, linewidth=0)
     if curve.chosen is not None and curve.chosen in fractions:
         index = fractions.index(curve.chosen)
@@ -146,8 +138,8 @@ def draw_training(
                 )
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    size = (4.6 * columns + 0.4, 3.4 * rows + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    size = 4.6 * columns + 0.4, 3.4 * rows
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
@@ -155,7 +147,6 @@ def draw_training(
             _panel(axes, steps, curves, top_k, palette)
             axes.set_title(measure, loc="left", size=12, weight="bold", color=palette.text)
             axes.set_xlabel("step", size=10)
-        save_picture(figure, path)
 
 
 def read_telemetry(
@@ -168,38 +159,31 @@ def read_telemetry(
     """
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
     lines = [line for line in lines if line.get("stack", "main") == stack]
-    known = sorted({name for line in lines for name in line if isinstance(line[name], list)})
+    measured = sorted({name for line in lines for name in line if isinstance(line[name], list)})
     panels: dict[str, Curves] = {}
     for measure in measures:
-        if measure not in known:
+        if measure not in measured:
             raise InputError(
                 f"{file} has no measure {measure} of the {stack} stack",
-                f"use {', '.join(known)}" if known else "pass the telemetry.jsonl of a run",
+                f"use {', '.join(measured)}" if measured else "pass the telemetry.jsonl of a run",
             )
         panels[measure] = _by_head([line.get(measure, []) for line in lines])
     return [int(line["step"]) for line in lines], panels
 
 
 def _by_head(tables: Sequence[Sequence[Sequence[float]]]) -> Curves:
-    heads = sorted(
-        {
-            (layer, head)
-            for table in tables
-            for layer, row in enumerate(table)
-            for head in range(len(row))
-        }
-    )
-    curves = {f"L{layer}H{head}": np.full(len(tables), np.nan) for layer, head in heads}
+    curves: dict[tuple[int, int], np.ndarray] = {}
     for step, table in enumerate(tables):
         for layer, row in enumerate(table):
             for head, value in enumerate(row):
-                curves[f"L{layer}H{head}"][step] = math.nan if value is None else value
-    return curves
+                curve = curves.setdefault((layer, head), np.full(len(tables), np.nan))
+                curve[step] = math.nan if value is None else value
+    return {f"L{layer}H{head}": curves[layer, head] for layer, head in sorted(curves)}
 
 
 def _panel(axes: Axes, steps: Sequence[int], curves: Curves, top_k: int, palette: Palette) -> None:
-    last = {head: _last(values) for head, values in curves.items()}
-    best = sorted(last, key=lambda head: -last[head])[:top_k]
+    last = {head: values[~np.isnan(values)][-1:] for head, values in curves.items()}
+    best = sorted(last, key=lambda head: -last[head].max(initial=-math.inf))[:top_k]
     for head, values in curves.items():
         if head not in best:
             axes.plot(steps, values, color=palette.muted, alpha=0.28, linewidth=0.9)
@@ -208,11 +192,6 @@ def _panel(axes: Axes, steps: Sequence[int], curves: Curves, top_k: int, palette
         axes.plot(steps, curves[head], color=color, linewidth=2, label=head)
     style_axes(axes, palette)
     axes.legend(frameon=False, fontsize=9, labelcolor=palette.text, loc="best")
-
-
-def _last(values: Float[np.ndarray, " t"]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else -math.inf
 
 
 PLAIN, SCALED = "#d55e00", "#0072b2"
@@ -247,17 +226,14 @@ def draw_scaling(
             raise ShapeError(
                 f"{curves.title!r} must have one value per head size", f"pass {len(sizes)}"
             )
-    with rc_context(STYLE):
-        figure = Figure(figsize=(16, 6), dpi=DPI)
-        figure.set_layout_engine("constrained", wspace=0.06, rect=(0.006, 0.01, 0.988, 0.86))
-        for axes, curves in zip(
-            figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
-        ):
+    rect = (0.006, 0.01, 0.988, 0.86)
+    with plain_figure(path, (16.0, 6.0), wspace=0.06, rect=rect) as figure:
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, curves in zip(grid.flat, panels, strict=True):
             _draw_panel(axes, sizes, curves, labels)
         figure.text(
             0.012, 0.935, labels.title, size=21, weight="bold", color=TEXT_COLOR, va="center"
         )
-        save_png(figure, path)
 
 
 def _draw_panel(
@@ -276,7 +252,4 @@ def _draw_panel(
         axes.set_ylim(bottom=0)
     axes.set_title(curves.title, loc="left", size=15, weight="bold", color=TEXT_COLOR, pad=10)
     axes.set_xlabel(labels.size, size=13, color=MUTED)
-    axes.tick_params(labelsize=12, labelcolor=TEXT_COLOR, color=MUTED)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=13)
+    _style_plain_axes(axes)

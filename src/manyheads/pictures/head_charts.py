@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -12,12 +13,14 @@ from manyheads.errors import ShapeError
 from manyheads.formatting import percent
 from manyheads.pictures.canvas import (
     Theme,
+    add_color_bar,
+    head_table,
     ink_on,
-    new_figure,
-    save_picture,
+    outline_cells,
+    shorten,
     style_axes,
+    themed_figure,
     tick_positions,
-    title_height,
 )
 
 Rows = Sequence[Sequence[float]]
@@ -42,45 +45,36 @@ def draw_atlas(
         raise ShapeError("there is no head to draw", "pass at least one value per layer")
     if labels is not None and [len(row) for row in labels] != [len(row) for row in values]:
         raise ShapeError("labels and values differ in their shapes", "pass one label per head")
-    heads = max(len(row) for row in values)
-    table = np.full((len(values), heads), np.nan)
-    for layer, row in enumerate(values):
-        table[layer, : len(row)] = row
+    table = head_table(values)
+    layers, heads = table.shape
     wide = 1.02 if heads <= 8 else 0.86
-    size = (heads * wide + 1.9, len(values) * 0.66 + 0.6 + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    size = heads * wide + 1.9, layers * 0.66 + 0.6
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
         norm, colors = _normalization(table), palette.sequential
         if isinstance(norm, FuncNorm):
             colors = palette.diverging
         image = axes.imshow(table, cmap=colors, norm=norm, aspect="auto")
         axes.set_xticks(range(heads), [f"H{head}" for head in range(heads)], size=10)
-        axes.set_yticks(range(len(values)), [f"L{layer}" for layer in range(len(values))], size=10)
+        axes.set_yticks(range(layers), [f"L{layer}" for layer in range(layers)], size=10)
         axes.xaxis.tick_top()
-        axes.spines[:].set_visible(False)
-        axes.set_xticks(np.arange(heads + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(len(values) + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color=palette.background, linewidth=3)
+        outline_cells(axes, layers, heads, palette.background, 3.0)
         axes.tick_params(which="both", length=0, labelcolor=palette.muted)
         for layer, row in enumerate(values):
             for head, value in enumerate(row):
                 ink = ink_on(colors(norm(value)))
-                label = "" if labels is None else _short(labels[layer][head], wide)
+                label = "" if labels is None else shorten(labels[layer][head], int(15 * wide))
                 lift = 0.14 if label else 0.0
                 text = "–" if np.isnan(value) else f"{value:.2g}".replace("-", "−")
                 ink = palette.muted if np.isnan(value) else ink
                 axes.text(head, layer - lift, text, ha="center", va="center", size=10, color=ink)
                 axes.text(head, layer + 0.24, label, ha="center", va="center", size=7, color=ink)
-        bar = figure.colorbar(image, ax=axes, aspect=22, pad=0.015)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=9)
-        bar.set_label(measure, size=10, color=palette.muted)
-        save_picture(figure, path)
+        add_color_bar(figure, image, axes, measure, aspect=22, pad=0.015)
 
 
 def _normalization(table: np.ndarray) -> Normalize:
-    known = table[~np.isnan(table)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    values = table[~np.isnan(table)]
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
     if low < 0 < high:
         largest = max(-low, high)
         return FuncNorm((_root, _square), vmin=-largest, vmax=largest)
@@ -94,11 +88,6 @@ def _root(values: np.ndarray) -> np.ndarray:
 
 def _square(values: np.ndarray) -> np.ndarray:
     return np.sign(values) * np.square(values)
-
-
-def _short(label: str, wide: float) -> str:
-    length = int(15 * wide)
-    return label if len(label) <= length else label[: length - 1] + "…"
 
 
 def draw_bars(
@@ -120,29 +109,24 @@ def draw_bars(
             "pass as many of each, or no errors",
         )
     numbers = np.nan_to_num(np.asarray(values, dtype=float))
-    kept = sorted(np.argsort(-np.abs(numbers))[:top_k].tolist(), key=lambda index: -numbers[index])
-    size = (9.0, 0.29 * len(kept) + 0.9 + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    order = sorted(np.argsort(-np.abs(numbers))[:top_k].tolist(), key=lambda index: -numbers[index])
+    size = 9.0, 0.29 * len(order) + 0.9
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
-        positions = np.arange(len(kept))
-        colors = [palette.series[0] if numbers[index] >= 0 else palette.series[1] for index in kept]
-        axes.barh(positions, numbers[kept], color=colors, height=0.72)
+        positions = np.arange(len(order))
+        colors = [
+            palette.series[0] if numbers[index] >= 0 else palette.series[1] for index in order
+        ]
+        axes.barh(positions, numbers[order], color=colors, height=0.72)
         if len(errors):
-            spread = np.nan_to_num(np.asarray(errors, dtype=float))[kept]
-            axes.errorbar(
-                numbers[kept],
-                positions,
-                xerr=spread,
-                fmt="none",
-                ecolor=palette.text,
-                elinewidth=1.2,
-            )
+            spread = np.nan_to_num(np.asarray(errors, dtype=float))[order]
+            style: dict[str, Any] = {"fmt": "none", "ecolor": palette.text, "elinewidth": 1.2}
+            axes.errorbar(numbers[order], positions, xerr=spread, **style)
         axes.axvline(0, color=palette.muted, linewidth=1)
-        axes.set_yticks(positions, [names[index] for index in kept])
-        axes.set_ylim(len(kept) - 0.4, -0.6)
+        axes.set_yticks(positions, [names[index] for index in order])
+        axes.set_ylim(len(order) - 0.4, -0.6)
         style_axes(axes, palette, grid="x")
         axes.set_xlabel(xlabel, size=11)
-        save_picture(figure, path)
 
 
 BINS = 40
@@ -163,8 +147,8 @@ def draw_gates(
         raise ShapeError("there is no gate to draw", "pass at least one per layer")
     columns = max(len(layer) for layer in layers)
     side = 1.55 if columns <= 8 else 1.3
-    size = (columns * side + 0.6, len(layers) * 1.35 + 0.5 + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    size = columns * side + 0.6, len(layers) * 1.35 + 0.5
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         grid = figure.subplots(len(layers), columns, squeeze=False, sharex=True)
         for axes in grid.flat:
             axes.set_visible(False)
@@ -180,12 +164,12 @@ def draw_gates(
                 axes.set_xticks([0, largest / 2, largest])
                 axes.spines[["left", "top", "right"]].set_visible(False)
                 axes.tick_params(length=0, labelsize=8, labelcolor=palette.muted)
-                closed = float(np.mean(values < CLOSED))
-                name = f"L{number}H{head}"
+                name, label = (
+                    f"L{number}H{head}",
+                    f"{percent(float(np.mean(values < CLOSED)))} closed",
+                )
                 axes.set_title(name, loc="left", size=8.5, weight="bold", color=palette.text, pad=2)
-                label = f"{percent(closed)} closed"
                 axes.set_title(label, loc="right", size=7.5, color=palette.muted, pad=2)
-        save_picture(figure, path)
 
 
 MAX_LABELS = 48
@@ -214,8 +198,8 @@ def draw_similarity(
         raise ShapeError("a head is unknown or in two clusters", "use each once")
     order = [*grouped, *(index for index in range(heads) if index not in set(grouped))]
     side = max(3.4, 0.2 * min(heads, MAX_LABELS))
-    size = (side + 2.0, side + 1.0 + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
+    size = side + 2.0, side + 1.0
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
         axes = figure.subplots()
         table = similarity[np.ix_(order, order)]
         image = axes.imshow(table, cmap=palette.sequential, vmin=0, vmax=1, interpolation="nearest")
@@ -232,8 +216,4 @@ def draw_similarity(
         axes.set_yticks(ticks, labels, size=8)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0, labelcolor=palette.text)
-        bar = figure.colorbar(image, ax=axes, aspect=32, pad=0.02)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=9)
-        bar.set_label(measure, size=10, color=palette.muted)
-        save_picture(figure, path)
+        add_color_bar(figure, image, axes, measure, aspect=32, pad=0.02)

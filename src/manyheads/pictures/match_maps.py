@@ -9,17 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.image import AxesImage
-from matplotlib.patches import FancyBboxPatch
 
 from manyheads.errors import ShapeError
 from manyheads.pictures.canvas import (
     Palette,
     Theme,
-    ink_on,
-    new_figure,
-    save_picture,
+    add_color_bar,
+    draw_word,
+    head_table,
+    place_words,
+    themed_figure,
     tick_positions,
-    title_height,
     visible_token,
 )
 
@@ -51,30 +51,6 @@ def draw_match(
     document the columns with the largest values are drawn, in the order of the text. `heads` has
     one array per layer for each side, as in {"query": ..., "document": ...}.
     """
-    _check(words, contributions, query, document, matrix)
-    parts: list[float] = [_passage_height(words)]
-    if matrix is not None:
-        parts.append(ROW * min(len(query), MAX_ROWS) + 1.5)
-    if heads:
-        parts.append(LAYER * max(map(len, heads.values())) + 1.1)
-    size = (PAGE, sum(parts) + 0.2 + title_height(title, subtitle))
-    with new_figure(theme, size, title=title, subtitle=subtitle) as (figure, palette):
-        grid = figure.add_gridspec(len(parts), 1, height_ratios=parts)
-        _draw_passage(figure.add_subplot(grid[0]), words, contributions, palette, measure)
-        if matrix is not None:
-            _draw_matrix(figure, grid[1], query, document, matrix, palette)
-        if heads:
-            _draw_heads(figure, grid[-1], heads, layers, palette)
-        save_picture(figure, path)
-
-
-def _check(
-    words: Sequence[str],
-    contributions: Float[np.ndarray, " w"],
-    query: Sequence[str],
-    document: Sequence[str],
-    matrix: Float[np.ndarray, "q d"] | None,
-) -> None:
     if len(words) != len(contributions) or not words:
         raise ShapeError(
             f"there are {len(words)} words and {len(contributions)} contributions",
@@ -86,64 +62,36 @@ def _check(
             f"{len(document)} of the document",
             "pass one row and one column per token",
         )
+    passage = [visible_token(word, 40) for word in words[:MAX_WORDS]]
+    boxes = place_words(passage, 0.0, PAGE - 0.4, character=CHARACTER, space=0.02)
+    parts = [LINE * (boxes[-1][0] + 1) + 0.6]
+    if matrix is not None:
+        parts.append(ROW * min(len(query), MAX_ROWS) + 1.5)
+    if heads:
+        parts.append(LAYER * max(map(len, heads.values())) + 1.1)
+    size = PAGE, sum(parts) + 0.2
+    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
+        grid = figure.add_gridspec(len(parts), 1, height_ratios=parts)
+        axes = figure.add_subplot(grid[0])
+        axes.set_axis_off()
+        axes.set_xlim(0, PAGE - 0.4)
+        axes.set_ylim(LINE * (boxes[-1][0] + 1) - 0.12, -0.2)
+        values = np.nan_to_num(contributions[:MAX_WORDS])
+        largest = max(float(np.abs(values).max()), 1e-12)
+        for word, value, (line, x, width) in zip(passage, values, boxes, strict=True):
+            color = palette.diverging(0.5 + 0.5 * float(value) / largest)
+            draw_word(axes, word, (x, line * LINE, width), color)
+        omitted = len(words) - MAX_WORDS
+        more = f"; {omitted:,} more words are not drawn" if omitted > 0 else ""
+        heading = f"Words of the document by what each {measure}, up to {largest:.2g}{more}"
+        _add_heading(axes, heading, palette)
+        if matrix is not None:
+            _draw_matrix(figure, grid[1], query, document, matrix, palette)
+        if heads:
+            _draw_heads(figure, grid[-1], heads, layers, palette)
 
 
-def _boxes(words: Sequence[str]) -> list[tuple[int, float, float]]:
-    """For each word its line, its left edge and its width in inches."""
-    boxes, line, x = [], 0, 0.0
-    for word in words:
-        # Characters of East Asian scripts are twice as wide.
-        columns = sum(2 if ord(letter) > 0x2E80 else 1 for letter in visible_token(word, 40))
-        width = CHARACTER * columns + 0.09
-        if x + width > PAGE - 0.4 and x > 0:
-            line, x = line + 1, 0.0
-        boxes.append((line, x, width))
-        x += width + 0.02
-    return boxes
-
-
-def _passage_height(words: Sequence[str]) -> float:
-    return LINE * (_boxes(words[:MAX_WORDS])[-1][0] + 1) + 0.6
-
-
-def _draw_passage(
-    axes: Axes,
-    words: Sequence[str],
-    contributions: Float[np.ndarray, " w"],
-    palette: Palette,
-    measure: str,
-) -> None:
-    """The words in the order of the text, from the first on."""
-    cut = len(words) - MAX_WORDS
-    words, values = words[:MAX_WORDS], np.nan_to_num(contributions[:MAX_WORDS])
-    boxes = _boxes(words)
-    largest = max(float(np.abs(values).max()), 1e-12)
-    axes.set_axis_off()
-    axes.set_xlim(0, PAGE - 0.4)
-    axes.set_ylim(LINE * (boxes[-1][0] + 1) - 0.12, -0.2)
-    for word, value, (line, x, width) in zip(words, values, boxes, strict=True):
-        color = palette.diverging(0.5 + 0.5 * float(value) / largest)
-        axes.add_patch(
-            FancyBboxPatch(
-                (x, line * LINE - 0.12),
-                width,
-                0.25,
-                boxstyle="round,pad=0,rounding_size=0.05",
-                facecolor=color,
-                edgecolor="none",
-            )
-        )
-        axes.text(
-            x + width / 2,
-            line * LINE,
-            visible_token(word, 40),
-            size=9.5,
-            ha="center",
-            va="center",
-            color=ink_on(color),
-        )
-    more = f"; {cut:,} more words are not drawn" if cut > 0 else ""
-    heading = f"Words of the document by what each {measure}, up to {largest:.2g}{more}"
+def _add_heading(axes: Axes, heading: str, palette: Palette) -> None:
     axes.set_title(heading, loc="left", size=11, weight="bold", color=palette.text, pad=6)
 
 
@@ -162,32 +110,30 @@ def _draw_matrix(
     strength[matrix.argmax(1)] += np.abs(matrix).max()
     columns = np.sort(np.argsort(-strength, kind="stable")[:MAX_COLUMNS])
     rows = np.sort(np.argsort(-matrix.max(1), kind="stable")[:MAX_ROWS])
-    shown = matrix[np.ix_(rows, columns)]
-    largest = max(float(np.abs(shown).max()), 1e-12)
-    image = axes.imshow(
-        shown,
-        cmap=palette.diverging,
-        vmin=-largest,
-        vmax=largest,
-        aspect="auto",
-        interpolation="nearest",
-    )
-    best = shown.argmax(1)
+    table = matrix[np.ix_(rows, columns)]
+    image = _draw_image(axes, table, float(np.abs(table).max()), palette)
+    best = table.argmax(1)
     axes.scatter(best, np.arange(len(rows)), s=14, color=palette.series[1], zorder=3)
     axes.set_yticks(range(len(rows)), [visible_token(query[row]) for row in rows], size=9)
-    axes.set_xticks(
-        range(len(columns)),
-        [visible_token(document[column]) for column in columns],
-        size=9,
-        rotation=90,
-    )
+    names = [visible_token(document[column]) for column in columns]
+    axes.set_xticks(range(len(columns)), names, size=9, rotation=90)
     axes.spines[:].set(visible=True, color=palette.grid)
+    of_all = f"; the {len(columns)} strongest of {len(document)} tokens"
+    note = of_all if len(columns) < len(document) else ""
+    heading = f"Tokens of the query (down) and of the document (across){note}; a dot marks the best"
+    _add_heading(axes, heading, palette)
+    add_color_bar(figure, image, axes, aspect=18, pad=0.012)
+
+
+def _draw_image(
+    axes: Axes, table: Float[np.ndarray, "r c"], largest: float, palette: Palette
+) -> AxesImage:
+    bounds = {"vmin": -max(largest, 1e-12), "vmax": max(largest, 1e-12)}
+    image = axes.imshow(
+        table, cmap=palette.diverging, aspect="auto", interpolation="nearest", **bounds
+    )
     axes.tick_params(length=0, labelcolor=palette.text)
-    left_out = len(document) - len(columns)
-    some = f"; the {len(columns)} strongest of {len(document)} tokens" if left_out else ""
-    heading = f"Tokens of the query (down) and of the document (across){some}; a dot marks the best"
-    axes.set_title(heading, loc="left", size=11, weight="bold", color=palette.text, pad=6)
-    _color_bar(figure, image, axes)
+    return image
 
 
 def _draw_heads(
@@ -198,37 +144,16 @@ def _draw_heads(
     palette: Palette,
 ) -> None:
     """One map per side, layers down and heads across, in the same colors."""
-    tables = {name: _table(each) for name, each in heads.items()}
-    largest = max(max(float(np.nanmax(np.abs(each))) for each in tables.values()), 1e-12)
-    inner = place.subgridspec(1, len(tables))
-    image, drawn = None, []
-    for column, (name, table) in enumerate(tables.items()):
-        axes = figure.add_subplot(inner[column])
-        image = axes.imshow(
-            table, cmap=palette.diverging, vmin=-largest, vmax=largest, aspect="auto"
-        )
+    tables = {name: head_table(by_layer) for name, by_layer in heads.items()}
+    largest = max(float(np.nanmax(np.abs(table))) for table in tables.values())
+    grid = place.subgridspec(1, len(tables))
+    side_by_side = [figure.add_subplot(grid[column]) for column in range(len(tables))]
+    for axes, (name, table) in zip(side_by_side, tables.items(), strict=True):
+        image = _draw_image(axes, table, largest, palette)
         numbers = layers or range(len(table))
-        rows, across = (tick_positions(size, MAX_LABELS) for size in table.shape)
+        rows, columns = (tick_positions(size, MAX_LABELS) for size in table.shape)
         axes.set_yticks(rows, [f"L{numbers[row]}" for row in rows], size=9)
-        axes.set_xticks(across, [f"H{head}" for head in across], size=9)
+        axes.set_xticks(columns, [f"H{head}" for head in columns], size=9)
         axes.spines[:].set_visible(False)
-        axes.tick_params(length=0, labelcolor=palette.text)
-        heading = f"Heads, while the model reads the {name}"
-        axes.set_title(heading, loc="left", size=11, weight="bold", color=palette.text, pad=6)
-        drawn.append(axes)
-    if image is not None:
-        _color_bar(figure, image, drawn)
-
-
-def _table(layers: Sequence[Float[np.ndarray, " _"]]) -> Float[np.ndarray, "l h"]:
-    """Layers may differ in their number of heads."""
-    table = np.full((len(layers), max(map(len, layers))), np.nan)
-    for row, values in enumerate(layers):
-        table[row, : len(values)] = values
-    return table
-
-
-def _color_bar(figure: Figure, image: AxesImage, axes: Axes | list[Axes]) -> None:
-    bar = figure.colorbar(image, ax=axes, aspect=18, pad=0.012)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=8)
+        _add_heading(axes, f"Heads, while the model reads the {name}", palette)
+    add_color_bar(figure, image, side_by_side, aspect=18, pad=0.012)

@@ -208,8 +208,14 @@ class ReadoutLayer(nn.Module):
         x = hidden.values
         if isinstance(self.config, ClassHead):
             x = self.config.pooled(x, hidden.lengths)
-        logits = self.finish(F.linear(self.features(x), self.vectors(table), self.bias))
+        logits = self.logits(x, table)
         return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
+
+    def logits(
+        self, x: Float[Tensor, "*n c"], table: Float[Tensor, "v c"] | None
+    ) -> Float[Tensor, "*n v"]:
+        """The logits of hidden states, or of pooled ones."""
+        return self.finish(F.linear(self.features(x), self.vectors(table), self.bias))
 
     def features(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n e"]:
         """The features that are multiplied with the vectors of tokens or classes."""

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise, without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys, top_keys
-from manyheads.lens.causal.ablation import Ablation, ablate
-from manyheads.lens.causal.gradient_importance import Importance, importance
+from manyheads.lens.causal.ablation import ablate
+from manyheads.lens.causal.gradient_importance import importance
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds
 from manyheads.lens.inputs.metrics import Similarity
 from manyheads.lens.inspection import HeadImportance, Inspection, inspect
@@ -28,6 +28,7 @@ from manyheads.report.inputs import ReportInput, read_image_input, read_text_inp
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 
 ImportanceMethod = Literal["auto", "ablation", "gradient", "none"]
+FloatsByHead = Float[np.ndarray, " h"]
 
 # Gradients replace ablation where ablating every head would take more multiplications; 1.1e12 took
 # 59 seconds of an aarch64 core.
@@ -62,8 +63,8 @@ class ReportMeasure:
 
     name: str
     about: MeasureInfo
-    values: Float[np.ndarray, " h"]
-    errors: Float[np.ndarray, " h"]
+    values: FloatsByHead
+    errors: FloatsByHead
 
     @property
     def in_table(self) -> bool:
@@ -104,28 +105,24 @@ class ReportData:
 
     def measures(self) -> list[ReportMeasure]:
         """Importance first, where it is known, then every statistic that some head has."""
-        shown = []
+        measures = []
+
+        def add(name: str, values: FloatsByHead, errors: FloatsByHead, note: str = "") -> None:
+            about = describe_measure(name)
+            about = replace(about, label=f"{about.label}{note}")
+            measures.append(ReportMeasure(name=name, about=about, values=values, errors=errors))
+
         if self.importance is not None:
-            about = describe_measure(self.importance.measure)
-            if self.importance.by == "gradient":
-                about = replace(about, label=f"{about.label}, estimated")
-            values, errors = self.importance.change, self.importance.errors
-            name = self.importance.measure
-            shown.append(ReportMeasure(name=name, about=about, values=values, errors=errors))
+            note = ", estimated" if self.importance.by == "gradient" else ""
+            add(self.importance.measure, self.importance.change, self.importance.errors, note)
         if BIAS in self.kinds.scores:
-            bias = self.kinds.scores[BIAS]
-            about = describe_measure(BIAS)
-            shown.append(
-                ReportMeasure(name=BIAS, about=about, values=bias.means, errors=bias.errors)
-            )
+            add(BIAS, self.kinds.scores[BIAS].means, self.kinds.scores[BIAS].errors)
         order = sort_measures(name for name in self.statistics.names if not name.startswith(HIDDEN))
         for name in sorted(order, key=lambda name: name not in TABLE_COLUMNS):
             column = self.statistics[name]
             if not np.isnan(column.means).all():
-                about = describe_measure(name)
-                means, errors = column.means, column.errors
-                shown.append(ReportMeasure(name=name, about=about, values=means, errors=errors))
-        return shown
+                add(name, column.means, column.errors)
+        return measures
 
 
 def collect_report(
@@ -147,9 +144,9 @@ def collect_report(
     from one backward pass; "auto" ablates small models. `syntax` and `coreference` are files of
     annotated text, as for `lens.kinds`. `on_progress` receives the name of each step.
     """
-    for what, count in (("tokens", tokens), ("pattern_tokens", pattern_tokens)):
+    for argument, count in (("tokens", tokens), ("pattern_tokens", pattern_tokens)):
         if count < 2:
-            raise InputError(f"{what} must be at least 2, got {count}", "use 2 or more")
+            raise InputError(f"{argument} must be at least 2, got {count}", "use 2 or more")
     if isinstance(text, Path):
         report_input = read_image_input(model, name, text)
     else:
@@ -173,7 +170,9 @@ def collect_report(
         model, texts, by, inspection.statistics.metadata["tokens"], progress
     )
     on_progress(f"attention patterns on {len(report_input)} tokens")
-    keys = _keys_per_query(len(inspection.addresses), len(report_input))
+    # As many keys per query as keep the file small.
+    weights = MAX_WEIGHTS // (len(inspection.addresses) * len(report_input))
+    keys = max(MIN_KEYS, min(MAX_KEYS, weights))
     return ReportData(
         name=name,
         model=model,
@@ -202,8 +201,25 @@ def _measure_importance(
         "progress": progress,
     }
     if _choose_method(model, by, tokens, inputs) == "ablation":
-        return _from_ablation(ablate(model, inputs.model_inputs, **shared)), ""
-    return _from_gradients(importance(model, inputs.model_inputs, **shared)), ""
+        ablation = ablate(model, inputs.model_inputs, **shared)
+        column, higher = ablation["change"], ablation.metadata["better"] == "higher"
+        return HeadImportance(
+            change=-column.means if higher else column.means,
+            errors=column.errors,
+            metric="similarity" if higher else "loss",
+            by="ablation",
+            baseline=ablation.baseline,
+            texts=int(ablation.metadata.get("texts", 0)),
+        ), ""
+    estimates = importance(model, inputs.model_inputs, **shared)
+    return HeadImportance(
+        change=estimates["predicted"].means,
+        errors=estimates["predicted"].errors,
+        metric="loss",
+        by="gradient",
+        baseline=None,
+        texts=int(estimates.metadata["texts"]),
+    ), ""
 
 
 def report_json(report: ReportData) -> dict[str, Any]:
@@ -218,21 +234,19 @@ def report_json(report: ReportData) -> dict[str, Any]:
     for address, row in zip(inspection.addresses, rows, strict=True):
         row["kinds"] = [asdict(label) for label in inspection.labels(address)]
         row["dead"] = list(reasons.get(address, ()))
-        row["duplicates"] = [str(other) for other in duplicates.get(address, ())]
+        row["duplicates"] = [str(duplicate) for duplicate in duplicates.get(address, ())]
     method = None
     if importance is not None:
         fields = ("measure", "metric", "by", "baseline", "texts")
         method = {field: getattr(importance, field) for field in fields}
-    known: dict[str, Any] = without_nan(
-        {
-            "kind": "report",
-            "name": report.name,
-            "statistics": report.statistics.metadata,
-            "importance": method,
-            "rows": rows,
-        }
-    )
-    return known
+    tables = {
+        "kind": "report",
+        "name": report.name,
+        "statistics": report.statistics.metadata,
+        "importance": method,
+        "rows": rows,
+    }
+    return dict(without_nan(tables))
 
 
 def _choose_method(
@@ -248,40 +262,10 @@ def _choose_method(
         return "ablation"
     if by in ("ablation", "gradient"):
         return "ablation" if by == "ablation" else "gradient"
-    weights = sum(each.numel() for each in model.parameters())
+    weights = sum(weight.numel() for weight in model.parameters())
     heads = sum(block.heads for block in blocks_of(model))
     # Ablating a head of the middle layer runs half of the layers again.
     return "ablation" if heads / 2 * tokens * weights <= MAX_MULTIPLICATIONS else "gradient"
-
-
-def _from_ablation(found: Ablation) -> HeadImportance:
-    column = found["change"]
-    higher = found.metadata["better"] == "higher"
-    return HeadImportance(
-        change=-column.means if higher else column.means,
-        errors=column.errors,
-        metric="similarity" if higher else "loss",
-        by="ablation",
-        baseline=found.baseline,
-        texts=int(found.metadata.get("texts", 0)),
-    )
-
-
-def _from_gradients(found: Importance) -> HeadImportance:
-    column = found["predicted"]
-    return HeadImportance(
-        change=column.means,
-        errors=column.errors,
-        metric="loss",
-        by="gradient",
-        baseline=None,
-        texts=int(found.metadata["texts"]),
-    )
-
-
-def _keys_per_query(heads: int, tokens: int) -> int:
-    """The number of keys that keeps the file small."""
-    return max(MIN_KEYS, min(MAX_KEYS, MAX_WEIGHTS // (heads * tokens)))
 
 
 # Gates are suggested where at least this fraction of the heads has a sink.
@@ -300,20 +284,18 @@ class Suggestion:
 def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> list[Suggestion]:
     """Suggest commands, the most promising first; the studio always comes last."""
     model, text = shlex.quote(model_path), shlex.quote(text_file)
-    return [
-        *_prune(report, model, text),
-        *_gate(report, model, text),
-        *_merge(report, model, text),
-        Suggestion(
-            "Switch heads off yourself",
-            "The studio shows this model in the browser: type any text, switch heads off, and "
-            "see how its answers change.",
-            f"manyheads studio {model}",
-        ),
-    ]
+    attends = _attention_heads(report)
+    studio = Suggestion(
+        "Switch heads off yourself",
+        "The studio shows this model in the browser: type any text, switch heads off, and see how "
+        "its answers change.",
+        f"manyheads studio {model}",
+    )
+    suggestions = [suggest(report, attends, model, text) for suggest in (_prune, _gate, _merge)]
+    return [*filter(None, suggestions), studio]
 
 
-def _of_attention(report: ReportData) -> set[Address]:
+def _attention_heads(report: ReportData) -> set[Address]:
     """The heads that can be cut out; those of mixers share weights."""
     stacks = report.model.stacks()
     return {
@@ -324,67 +306,59 @@ def _of_attention(report: ReportData) -> set[Address]:
     }
 
 
-def _prune(report: ReportData, model: str, text: str) -> list[Suggestion]:
-    importance, attends = report.importance, _of_attention(report)
+def _prune(report: ReportData, attends: set[Address], model: str, text: str) -> Suggestion | None:
+    importance = report.importance
     if importance is None:
-        return []
+        return None
     least = LOSS_BELOW if importance.metric == "loss" else 1e-3
-    heads = len(attends)
     idle = sum(
         bool(change < least)
         for address, change in zip(report.statistics.addresses, importance.change, strict=True)
         if address in attends
     )
     if not idle:
-        return []
+        return None
     unit = importance.metric
     cost = "costs" if importance.by == "ablation" else "would cost, by its gradient,"
-    return [
-        Suggestion(
-            "Prune heads that do nothing",
-            f"Each of {idle} of {heads} heads {cost} less than {least:g} of {unit} on its own. "
-            "Together they may cost more: the command removes heads one by one while the "
-            f"{unit} stays within the budget, and saves a smaller model.",
-            f"manyheads prune {model} --file {text} --loss-budget 0.01 -o pruned/",
-        )
-    ]
+    return Suggestion(
+        "Prune heads that do nothing",
+        f"Each of {idle} of {len(attends)} heads {cost} less than {least:g} of {unit} on its own. "
+        "Together they may cost more: the command removes heads one by one while the "
+        f"{unit} stays within the budget, and saves a smaller model.",
+        f"manyheads prune {model} --file {text} --loss-budget 0.01 -o pruned/",
+    )
 
 
-def _gate(report: ReportData, model: str, text: str) -> list[Suggestion]:
+def _gate(report: ReportData, attends: set[Address], model: str, text: str) -> Suggestion | None:
     writes = isinstance(report.model, Decoder)
     writes = writes and isinstance(report.model.config.readout, LanguageHead)
     gated = any(name.startswith("gate_") for name in report.statistics.names)
-    if not writes or gated or not _of_attention(report):
-        return []
+    if not writes or gated or not attends:
+        return None
     sinks = int((report.statistics["first_token"].means > SINK_ABOVE).sum())
-    massive = sum(each.massive for each in report.statistics.activations)
+    massive = sum(layer.massive for layer in report.statistics.activations)
     if sinks < MANY_SINKS * report.heads and not massive:
-        return []
-    return [
-        Suggestion(
-            "Give the heads a gate",
-            f"{sinks} of {report.heads} heads have a sink at the first token, and there are "
-            f"massive activations in {pluralise(massive, 'layer')}. With a gate after its output a "
-            "head can write nothing without a sink (Qiu et al., arXiv 2505.06708).",
-            f"manyheads gate {model} --file {text} -o gated/ --at output --per head",
-        )
-    ]
+        return None
+    return Suggestion(
+        "Give the heads a gate",
+        f"{sinks} of {report.heads} heads have a sink at the first token, and there are massive "
+        f"activations in {pluralise(massive, 'layer')}. With a gate after its output a head can "
+        "write nothing without a sink (Qiu et al., arXiv 2505.06708).",
+        f"manyheads gate {model} --file {text} -o gated/ --at output --per head",
+    )
 
 
-def _merge(report: ReportData, model: str, text: str) -> list[Suggestion]:
-    attends = _of_attention(report)
+def _merge(report: ReportData, attends: set[Address], model: str, text: str) -> Suggestion | None:
     duplicates = [
         pair for pair in report.inspection.duplicate_pairs if {pair.one, pair.other} <= attends
     ]
     # Pruning needs texts.
     if not duplicates or report.input.image is not None:
-        return []
+        return None
     pair = duplicates[0]
-    return [
-        Suggestion(
-            "Remove duplicate heads",
-            f"In {pluralise(len(duplicates), 'pair')} both heads have the same pattern and output, "
-            f"above all {pair.one} and {pair.other}. Prune by redundancy to keep one of each pair.",
-            f"manyheads prune {model} --file {text} --by redundancy --fraction 0.1 -o pruned/",
-        )
-    ]
+    return Suggestion(
+        "Remove duplicate heads",
+        f"In {pluralise(len(duplicates), 'pair')} both heads have the same pattern and output, "
+        f"above all {pair.one} and {pair.other}. Prune by redundancy to keep one of each pair.",
+        f"manyheads prune {model} --file {text} --by redundancy --fraction 0.1 -o pruned/",
+    )

@@ -111,7 +111,7 @@ def read_text_input(
         raise InputError(
             f"the text must have at least 2 tokens, got {len(ids)}", "pass a longer one"
         )
-    numbers = [int(each) for each in ids]
+    numbers = ids.tolist()
     pieces = _pieces(model.tokenizer, text, measured, limit)
     texts = token_texts(model.tokenizer, text, numbers)
     # A letter of several tokens is written at the first of them, bytes at the others.
@@ -153,11 +153,11 @@ def _pieces(tokenizer: Any, text: str, measured: int, limit: int | None) -> list
     if limit is not None:
         # Leave room for the special tokens around each piece.
         size = max(1, min(size, limit - 4))
-    found: list[str] = []
+    pieces: list[str] = []
     for start in range(0, len(spans), size):
-        some = spans[start : start + size]
-        piece = text[some[0][0] : some[-1][1]]
+        tokens = spans[start : start + size]
+        piece = text[tokens[0][0] : tokens[-1][1]]
         # A short remainder would count as much as a full piece.
-        if piece.strip() and (len(some) >= size // 2 or not found):
-            found.append(piece)
-    return found
+        if piece.strip() and (len(tokens) >= size // 2 or not pieces):
+            pieces.append(piece)
+    return pieces

@@ -16,6 +16,7 @@ from jaxtyping import Float, Integer
 
 from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
+from manyheads.formatting import without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys
 from manyheads.report import sections
 from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
@@ -34,14 +35,16 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
     page's content security policy runs nothing else and sends no request.
     """
     measures = report.measures()
-    script = '"use strict";\n' + "\n".join(
-        [*map(_shared_script, SHARED_SCRIPTS), *map(_read_part, SCRIPTS)]
-    )
+    # The studio imports the shared scripts as modules.
+    shared = [_read_part(name, "pictures") for name in SHARED_SCRIPTS]
+    shared = [re.sub(r"^export ", "", script, flags=re.MULTILINE) for script in shared]
+    script = '"use strict";\n' + "\n".join([*shared, *map(_read_part, SCRIPTS)])
+    digest = b64encode(sha256(script.encode("utf-8")).digest()).decode("ascii")
     head, body = sections.head_table(report, measures)
     suggestions = suggest_commands(report, model_path=model_path, text_file=text_file)
     values = {
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash(script)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'",
+        "policy": "default-src 'none'; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
         "name": escape(report.name),
         "made": escape(made),
         "input": "text" if report.input.image is None else "image",
@@ -58,7 +61,8 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
         "data": _json(_data(report, measures)),
         "script": script,
     }
-    return _fill(_read_part("page.html"), values)
+    # All at once, so that no value is searched for placeholders.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _read_part("page.html"))
 
 
 def check_report_path(path: Path) -> None:
@@ -97,14 +101,14 @@ def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) ->
     """
     small = quantize(weights)
     before = np.cumsum(weights, axis=1) - weights
-    kept = (small > 0) & (before < KEPT_WEIGHT)
-    order = np.argsort(np.where(kept, keys, np.iinfo(np.int64).max), axis=1, kind="stable")
-    keys, small, kept = (
-        np.take_along_axis(each, order, axis=1) for each in (keys.astype(np.int64), small, kept)
+    stored = (small > 0) & (before < KEPT_WEIGHT)
+    order = np.argsort(np.where(stored, keys, np.iinfo(np.int64).max), axis=1, kind="stable")
+    keys, small, stored = (
+        np.take_along_axis(table, order, axis=1) for table in (keys.astype(np.int64), small, stored)
     )
-    steps = np.diff(keys, axis=1, prepend=0)[kept].astype("<u2")
-    counts = kept.sum(axis=1).astype(np.uint8)
-    parts = (counts, steps & 255, steps >> 8, small[kept])
+    steps = np.diff(keys, axis=1, prepend=0)[stored].astype("<u2")
+    counts = stored.sum(axis=1).astype(np.uint8)
+    parts = (counts, steps & 255, steps >> 8, small[stored])
     raw = b"".join(part.astype(np.uint8).tobytes() for part in parts)
     # Without a time stamp the same pattern gives the same text.
     return b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode("ascii")
@@ -122,22 +126,32 @@ def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
                 "head": address.head.head,
                 "kind": report.kinds.best(address),
                 "group": labels[0].kind if labels else "mixed",
-                "kinds": [each.record() for each in labels],
+                "kinds": [label.record() for label in labels],
                 "nearest": None if near is None else near.record(),
                 "why": labels[0].evidence if labels else report.kinds.why_mixed(address),
                 "flags": flags[address],
             }
         )
     image = report.input.image
-    by_head = {each.address: each for each in report.largest}
+    by_head = {largest.address: largest for largest in report.largest}
     return {
         "tokens": list(report.input.tokens),
         "image": None if image is None else [image.url, image.rows, image.columns, image.registers],
         "heads": heads,
-        "measures": [_measure_data(each) for each in measures],
+        "measures": [
+            {
+                "name": measure.name,
+                "label": measure.about.label,
+                "title": measure.about.title,
+                "unit": measure.about.unit,
+                "about": measure.about.about,
+                "values": without_nan([float(f"{value:.4g}") for value in measure.values]),
+            }
+            for measure in measures
+        ],
         "patterns": [
-            _pack_head(by_head.get(each), len(report.input.tokens))
-            for each in report.statistics.addresses
+            _pack_head(by_head.get(address), len(report.input.tokens))
+            for address in report.statistics.addresses
         ],
     }
 
@@ -149,18 +163,6 @@ def _pack_head(largest: TopKeys | None, tokens: int) -> str:
     return pack(largest.keys.cpu().numpy(), largest.weights.cpu().numpy())
 
 
-def _measure_data(measure: ReportMeasure) -> dict[str, Any]:
-    values = [None if np.isnan(each) else float(f"{each:.4g}") for each in measure.values.tolist()]
-    return {
-        "name": measure.name,
-        "label": measure.about.label,
-        "title": measure.about.title,
-        "unit": measure.about.unit,
-        "about": measure.about.about,
-        "values": values,
-    }
-
-
 def _json(data: Mapping[str, Any]) -> str:
     """JSON without any HTML in it: a token may be the end tag of a script."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -169,20 +171,5 @@ def _json(data: Mapping[str, Any]) -> str:
     return text
 
 
-def _fill(page: str, values: Mapping[str, str]) -> str:
-    """Fill in everything at once, so that no value is searched for placeholders."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)
-
-
-def _hash(script: str) -> str:
-    return f"sha256-{b64encode(sha256(script.encode('utf-8')).digest()).decode('ascii')}"
-
-
-def _read_part(name: str) -> str:
-    return files("manyheads").joinpath("report", "page", name).read_text("utf-8")
-
-
-def _shared_script(name: str) -> str:
-    """A module that the studio imports, as a plain script."""
-    text = files("manyheads").joinpath("pictures", "page", name).read_text("utf-8")
-    return re.sub(r"^export ", "", text, flags=re.MULTILINE)
+def _read_part(name: str, room: str = "report") -> str:
+    return files("manyheads").joinpath(room, "page", name).read_text("utf-8")

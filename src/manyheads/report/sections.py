@@ -6,8 +6,7 @@ from html import escape
 
 import numpy as np
 
-from manyheads.formatting import number, percent, pluralise
-from manyheads.lens.head_kinds.criteria import Label
+from manyheads.formatting import UNKNOWN, number, percent, pluralise
 from manyheads.lens.inspection import HeadImportance
 from manyheads.lens.measure.measures import SINK_ABOVE, format_value
 from manyheads.lens.results.addresses import Address
@@ -22,27 +21,25 @@ MAX_PAIRS = 12
 def about_model(report: ReportData) -> str:
     """The model in one paragraph."""
     blocks, model = report.statistics.blocks, report.model
-    weights = sum(each.numel() for each in model.parameters())
+    weights = sum(weight.numel() for weight in model.parameters())
     counts = sorted({block.heads for block in blocks})
     stack = model.stacks()["main"].config
     layers, width = stack.layers, stack.width
     mixers = Counter(type(layer.mixer.inner).__name__ for layer in layers if layer.mixer)
-    each = pluralise(counts[-1], "head" if mixers else "attention head")
+    heads = pluralise(counts[-1], "head" if mixers else "attention head")
     if len(counts) > 1:
-        each = f"{counts[0]} to {each}"
-    image = report.input.image
-    kind = "a decoder" if isinstance(model, Decoder) else "an encoder"
+        heads = f"{counts[0]} to {heads}"
     attention = next((layer.attention.inner for layer in layers if layer.attention), None)
-    sees = (
-        "every token sees itself and those before it"
-        if isinstance(model, Decoder)
-        else "every token sees those before and after it"
-    )
-    shared = (
-        f" Its heads share {pluralise(attention.key_heads, 'set')} of keys and values in a layer."
-        if attention is not None and attention.key_heads != attention.heads
-        else ""
-    )
+    if report.input.image is not None:
+        kind, sees = "an encoder of images", "every patch and the class token see all the others"
+    elif isinstance(model, Decoder):
+        kind, sees = "a decoder", "every token sees itself and those before it"
+    else:
+        kind, sees = "an encoder", "every token sees those before and after it"
+    shared = ""
+    if attention is not None and attention.key_heads != attention.heads:
+        sets = pluralise(attention.key_heads, "set")
+        shared = f" Its heads share {sets} of keys and values in a layer."
     if mixers:
         names = ", ".join(
             f"{pluralise(count, 'layer')} by {name}" for name, count in mixers.items()
@@ -51,11 +48,9 @@ def about_model(report: ReportData) -> str:
             f" Tokens are mixed in {names}; the weights of such heads may be negative, and shares "
             "of absolute weights are shown."
         )
-    if image is not None:
-        kind, sees = "an encoder of images", "every patch and the class token see all the others"
     return (
         f"<strong>{escape(report.name)}</strong> is {kind} of {_round_count(weights)} parameters: "
-        f"{pluralise(len(blocks), 'layer')} of {each}, {report.heads} in all, on a residual "
+        f"{pluralise(len(blocks), 'layer')} of {heads}, {report.heads} in all, on a residual "
         f"stream of {width} channels; {sees}.{shared} {_measured_on(report)}"
     )
 
@@ -76,14 +71,12 @@ def _measured_on(report: ReportData) -> str:
 
 def overview(report: ReportData) -> str:
     """A few numbers at a glance."""
-    kinds = Counter(report.kinds.best(each).split()[0] for each in report.statistics.addresses)
-    named = report.heads - kinds.get("mixed", 0)
-    several = [(kind, count) for kind, count in kinds.most_common() if kind != "mixed"]
-    common = ", ".join(f"{count} {kind}" for kind, count in several[:4])
-    cards = [
-        (str(report.heads), "heads", f"in {pluralise(len(report.statistics.blocks), 'layer')}")
-    ]
-    cards.append((str(named), "have a kind", common))
+    addresses = report.statistics.addresses
+    kinds = Counter(report.kinds.best(address).split()[0] for address in addresses)
+    named = report.heads - kinds.pop("mixed", 0)
+    common = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
+    layers = pluralise(len(report.statistics.blocks), "layer")
+    cards = [(str(report.heads), "heads", f"in {layers}"), (str(named), "have a kind", common)]
     if report.importance is not None:
         best = int(np.nanargmax(report.importance.change))
         change = number(float(report.importance.change[best]))
@@ -92,13 +85,11 @@ def overview(report: ReportData) -> str:
             if report.importance.metric == "loss"
             else f"the similarity falls by {change} without it"
         )
-        name = str(report.statistics.addresses[best])
-        cards.append((name, "matters most", effect))
+        cards.append((str(addresses[best]), "matters most", effect))
     harmful = 0 if report.importance is None else len(report.importance.harmful)
-    idle = (
-        f"{pluralise(len(report.inspection.duplicate_pairs), 'duplicate pair')}, {harmful} harmful"
-    )
-    cards.append((str(len(report.inspection.dead.heads)), "are dead", idle))
+    pairs = pluralise(len(report.inspection.duplicate_pairs), "duplicate pair")
+    dead = str(len(report.inspection.dead.heads))
+    cards.append((dead, "are dead", f"{pairs}, {harmful} harmful"))
     weights = report.statistics.means.get("first_token")
     if weights is not None and not np.isnan(weights).all():
         share = float(np.nanmean(weights))
@@ -118,7 +109,9 @@ def importance(report: ReportData) -> str:
     order = np.argsort(-np.nan_to_num(importance.change, nan=-np.inf)).tolist()
     count = min(MAX_BARS, max(1, report.heads // 2))
     scale = float(np.nanmax(np.abs(importance.change))) or 1.0
-    most, least = (_bars(report, importance, some[:count], scale) for some in (order, order[::-1]))
+    most, least = (
+        _bars(report, importance, indices[:count], scale) for indices in (order, order[::-1])
+    )
     return (
         f"<p>{_describe_importance(importance)}</p>"
         '<div class="pair">'
@@ -133,19 +126,17 @@ def problem_heads(report: ReportData) -> str:
     dead = [(line.partition(": ")[0], line.partition(": ")[2]) for line in lines]
     duplicates = [
         (
-            f"{each.one} and {each.other}",
-            f"cosine similarity of patterns {each.patterns:.2f}, of outputs {each.outputs:.2f}",
+            f"{pair.one} and {pair.other}",
+            f"cosine similarity of patterns {pair.patterns:.2f}, of outputs {pair.outputs:.2f}",
         )
-        for each in report.inspection.duplicate_pairs[:MAX_PAIRS]
+        for pair in report.inspection.duplicate_pairs[:MAX_PAIRS]
     ]
-    harmful, names = [], report.statistics.addresses
-    for index in [] if report.importance is None else report.importance.harmful:
-        assert report.importance is not None
-        gain, error = -report.importance.change[index], report.importance.errors[index]
-        effect = (
-            f"the model does better by {number(float(gain))} ±{number(float(error))} without it"
-        )
-        harmful.append((str(names[index]), effect))
+    harmful, importance = [], report.importance
+    for index in () if importance is None else importance.harmful:
+        assert importance is not None
+        gain, error = -float(importance.change[index]), float(importance.errors[index])
+        effect = f"the model does better by {number(gain)} ±{number(error)} without it"
+        harmful.append((str(report.statistics.addresses[index]), effect))
     parts = (
         ("Dead", "Heads without a measurable effect.", dead),
         ("Duplicate", "Pairs with the same pattern and the same output (above 0.9).", duplicates),
@@ -160,17 +151,20 @@ def activations(report: ReportData) -> str:
     columns += ["Times the median", "Position", "Channel"]
     body = []
     first = report.statistics["first_token"].layers() if "first_token" in report.statistics else {}
-    for each in report.statistics.activations:
-        mine = first.get(each.layer)
-        mine = None if mine is None or np.isnan(mine).all() else mine
-        sinks = "–" if mine is None else f"{int((mine > SINK_ABOVE).sum())} of {len(mine)}"
-        share = "–" if mine is None else percent(float(np.nanmean(mine)))
-        token = "" if each.token is None else token_text(report.model.tokenizer, each.token).strip()
-        index = f"token {each.position} of piece {each.text}, <code>{escape(token)}</code>"
-        massive = ' <em class="flag">massive</em>' if each.massive else ""
-        ratio = each.largest / each.median if each.median else float("nan")
-        cells = [str(each.layer), share, sinks, f"{number(each.largest)}{massive}"]
-        cells += [f"{number(ratio)} ×", index, str(each.channel)]
+    for layer in report.statistics.activations:
+        share = sinks = UNKNOWN
+        weights = first.get(layer.layer)
+        if weights is not None and not np.isnan(weights).all():
+            sinks = f"{int((weights > SINK_ABOVE).sum())} of {len(weights)}"
+            share = percent(float(np.nanmean(weights)))
+        token = ""
+        if layer.token is not None:
+            token = token_text(report.model.tokenizer, layer.token).strip()
+        position = f"token {layer.position} of piece {layer.text}, <code>{escape(token)}</code>"
+        massive = ' <em class="flag">massive</em>' if layer.massive else ""
+        ratio = layer.largest / layer.median if layer.median else float("nan")
+        cells = [str(layer.layer), share, sinks, f"{number(layer.largest)}{massive}"]
+        cells += [f"{number(ratio)} ×", position, str(layer.channel)]
         body.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{column}</th>" for column in columns)
     return (
@@ -182,10 +176,10 @@ def activations(report: ReportData) -> str:
 
 def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[str, str]:
     """The head and the body of the table of heads."""
-    shown = [measure for measure in measures if measure.in_table]
+    columns = [measure for measure in measures if measure.in_table]
     flags = report.inspection.flags()
-    titles = [("Head", ""), ("Kind", "")]
-    titles += [(each.about.title, each.about.about) for each in shown] + [("Evidence", "")]
+    about = [(column.about.title, column.about.about) for column in columns]
+    titles = [("Head", ""), ("Kind", ""), *about, ("Evidence", "")]
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button" title="{escape(about)}">'
         f"{escape(title)}</button></th>"
@@ -200,9 +194,9 @@ def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[s
             f"{marks}</th>",
             f'<td data-value="{escape(report.kinds.best(address))}">{_kinds(report, address)}</td>',
         ]
-        for each in shown:
-            value, error = float(each.values[index]), float(each.errors[index])
-            text = format_value(value, each.about.unit)
+        for column in columns:
+            value, error = float(column.values[index]), float(column.errors[index])
+            text = format_value(value, column.about.unit)
             more = "" if np.isnan(error) else f' title="standard error {error:.2g}"'
             sort = "" if np.isnan(value) else f"{value:.6g}"
             cells.append(f'<td class="number" data-value="{sort}"{more}>{text}</td>')
@@ -214,31 +208,23 @@ def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[s
 
 def next_steps(suggestions: Iterable[Suggestion]) -> str:
     return "".join(
-        f"<li><h3>{escape(each.title)}</h3><p>{escape(each.why)}</p>"
-        f"<pre><code>{escape(each.command)}</code></pre></li>"
-        for each in suggestions
+        f"<li><h3>{escape(suggestion.title)}</h3><p>{escape(suggestion.why)}</p>"
+        f"<pre><code>{escape(suggestion.command)}</code></pre></li>"
+        for suggestion in suggestions
     )
 
 
 def definitions(report: ReportData, measures: Sequence[ReportMeasure]) -> str:
     """Every measure with its definition, every kind with its threshold and the source of it."""
-    defined = "".join(
-        f"<dt>{escape(each.about.title)}</dt><dd>{escape(each.about.about)}</dd>"
-        for each in measures
-    )
+    defined = _terms((measure.about.title, measure.about.about) for measure in measures)
     thresholds = report.kinds.metadata.get("thresholds", {})
-    kinds = "".join(
-        f"<dt>{escape(kind)}</dt><dd>at least {about['above']:g}: "
-        f"{escape(str(about['source']))}</dd>"
+    kinds = _terms(
+        (kind, f"at least {about['above']:g}: {about['source']}")
         for kind, about in thresholds.items()
     )
-    missing = "".join(
-        f"<dt>{escape(kind)}</dt><dd>not measured: {escape(why)}</dd>"
-        for kind, why in report.kinds.missing.items()
-    )
-    over = (
-        "pieces of the text" if report.statistics.metadata["errors_over"] == "texts" else "queries"
-    )
+    missing = _terms((kind, f"not measured: {why}") for kind, why in report.kinds.missing.items())
+    by_text = report.statistics.metadata["errors_over"] == "texts"
+    over = "pieces of the text" if by_text else "queries"
     return (
         "<h3>Measures</h3><p>The weights A of a query sum to 1 over its visible keys. Standard "
         f"errors are over {over}.</p><dl>{defined}</dl><h3>Kinds</h3><p>A head has every kind "
@@ -247,6 +233,12 @@ def definitions(report: ReportData, measures: Sequence[ReportMeasure]) -> str:
         f"with the nearest one.</p><dl>{kinds}{missing}</dl><h3>Patterns</h3><p>For each query the "
         "file keeps the largest weights, up to 98% of the total and at most "
         f"{report.keys} keys, with eight bits each; the rest is given beside each token.</p>"
+    )
+
+
+def _terms(definitions: Iterable[tuple[str, str]]) -> str:
+    return "".join(
+        f"<dt>{escape(term)}</dt><dd>{escape(about)}</dd>" for term, about in definitions
     )
 
 
@@ -285,10 +277,10 @@ def _bars(
             f'<i style="left:{max(0.0, width - spread):.2f}%;'
             f'width:{min(100.0, width + spread) - max(0.0, width - spread):.2f}%"></i>'
         )
-        name = str(report.statistics.addresses[index])
+        address = report.statistics.addresses[index]
         lines.append(
-            f'<li><a href="#head" data-head="{index}">{name}</a>'
-            f"<small>{escape(report.kinds.best(report.statistics.addresses[index]))}</small>"
+            f'<li><a href="#head" data-head="{index}">{address}</a>'
+            f"<small>{escape(report.kinds.best(address))}</small>"
             f'<span class="bar{" below" if value < 0 else ""}"><b style="width:{width:.2f}%"></b>'
             f'{whisker if spread else ""}</span><span class="number">{number(value)}</span></li>'
         )
@@ -300,24 +292,20 @@ def _kinds(report: ReportData, address: Address) -> str:
     labels = report.kinds.of(address)
     if not labels:
         return f'<span class="quiet">{escape(report.kinds.describe(address))}</span>'
-    return "<br>".join(
-        f'{escape(label.name)} <span class="quiet">{_score(label)}</span>' for label in labels[:3]
-    )
-
-
-def _score(label: Label) -> str:
-    low, high = label.interval
-    range_ = "" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]"
-    return f"{label.score:.2f}{range_}, {escape(label.sample)}"
+    lines = []
+    for label in labels[:3]:
+        low, high = label.interval
+        bounds = "" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]"
+        score = f"{label.score:.2f}{bounds}, {escape(label.sample)}"
+        lines.append(f'{escape(label.name)} <span class="quiet">{score}</span>')
+    return "<br>".join(lines)
 
 
 def _section(title: str, about: str, lines: Sequence[tuple[str, str]]) -> str:
-    if not lines:
-        inside = '<p class="none">None found.</p>'
-    else:
-        each = "".join(f"<li><b>{escape(one)}</b> {escape(more)}</li>" for one, more in lines)
-        inside = f"<ul>{each}</ul>"
-    count = f' <span class="count">{len(lines)}</span>' if lines else ""
+    inside, count = '<p class="none">None found.</p>', ""
+    if lines:
+        items = "".join(f"<li><b>{escape(head)}</b> {escape(why)}</li>" for head, why in lines)
+        inside, count = f"<ul>{items}</ul>", f' <span class="count">{len(lines)}</span>'
     return f'<div><h3>{title}{count}</h3><p class="quiet">{about}</p>{inside}</div>'
 
 
@@ -328,9 +316,6 @@ def _round_count(count: int) -> str:
     """
     for size, word in ((10**9, "billion"), (10**6, "million")):
         if count >= size:
-            return (
-                f"{count / size:.3g} {word}"
-                if count >= 100 * size
-                else f"{count / size:.2g} {word}"
-            )
+            digits = 3 if count >= 100 * size else 2
+            return f"{count / size:.{digits}g} {word}"
     return f"{count:,}"

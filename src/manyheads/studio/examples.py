@@ -135,10 +135,10 @@ def examples_for(
     if name in BUNDLED:
         return BUNDLED[name]
     if output == "next token":
-        return tuple(_with_equal_length(each, count_tokens) for each in NEXT_TOKEN)
+        return tuple(_with_equal_length(example, count_tokens) for example in NEXT_TOKEN)
     if output == "masked token" and mask is not None:
-        return tuple(_with_mask(each, mask, count_tokens) for each in MASKED)
-    return tuple(replace(each, source=None) for each in PLAIN)
+        return tuple(_with_mask(example, mask, count_tokens) for example in MASKED)
+    return tuple(replace(example, source=None) for example in PLAIN)
 
 
 def _with_equal_length(example: Example, count_tokens: Callable[[str], int]) -> Example:

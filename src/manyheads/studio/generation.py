@@ -47,9 +47,12 @@ class WatchedGeneration:
         self._random = self._request.random(0)
         self._step = 0
         self._ended = False
-        self._heads, self._edits = heads, edits
+        self._edits = edits
+        self._heads: dict[int, list[int]] = {}
+        for head in heads:
+            self._heads.setdefault(head.layer, []).append(head.head)
         self._cache = self.model.new_cache(config.cache)
-        self._theirs = WrappedCache()
+        self._wrapped_cache = WrappedCache()
         self._decoder = StreamDecoder(self._request.tokenizer, self._request.context(0))
         self._logits: Tensor | None = None
         self.length = len(text)
@@ -66,7 +69,7 @@ class WatchedGeneration:
             self._ended = True
             return None
         self._step += 1
-        watch = _RowRecorder(self._layers(), self._edits, cancelled)
+        watch = _RowRecorder(self._heads, self._edits, cancelled)
         new = torch.tensor([token], device=self._prompt.device)
         self._feed(Ragged.from_list([new]), watch)
         self.length += 1
@@ -86,7 +89,7 @@ class WatchedGeneration:
 
     def _feed(self, ids: Ragged, watch: "_RowRecorder") -> None:
         if isinstance(self.model, WrappedModel):
-            self._logits = step(self.model, self._theirs, ids.values, watch=watch)
+            self._logits = step(self.model, self._wrapped_cache, ids.values, watch=watch)
             return
         plan = self._cache.plan(ids.lengths)
         x = self.model.embedding(ids, plan.positions, None)
@@ -94,12 +97,8 @@ class WatchedGeneration:
             x, positions=plan.positions, cache=self._cache, plan=plan, watch=watch
         )
         self._cache.finish(plan)
-        readout = self.model.readout
-        assert readout is not None
-        last = hidden.values[-1:]
-        vectors = readout.vectors(self.model.table)
-        products = torch.nn.functional.linear(readout.features(last), vectors, readout.bias)
-        self._logits = readout.finish(products).float()
+        assert self.model.readout is not None
+        self._logits = self.model.readout.logits(hidden.values[-1:], self.model.table).float()
 
     def _choose(self, logits: Tensor) -> tuple[int, float]:
         sampling = self._request.config.sampling
@@ -110,12 +109,6 @@ class WatchedGeneration:
         else:
             token = int(allowed.argmax(-1))
         return token, float(logits[0].softmax(-1)[token])
-
-    def _layers(self) -> dict[int, list[int]]:
-        layers: dict[int, list[int]] = {}
-        for head in self._heads:
-            layers.setdefault(head.layer, []).append(head.head)
-        return layers
 
 
 class _RowRecorder:

@@ -21,7 +21,7 @@ from manyheads.studio.generation import WatchedGeneration
 from manyheads.studio.models import LoadedModel, ModelStore, StudioInput
 from manyheads.studio.requests import LIMITS, HeadEdits, RequestBody
 from manyheads.studio.run_cache import IsCancelled, RunCache, TracedRun, trace_run
-from manyheads.taps import Head, Site, Tap
+from manyheads.taps import Site, Tap
 
 MAX_CACHED_STATISTICS = 16
 # The fields of every request about one text or image.
@@ -109,13 +109,11 @@ class Handlers:
 
     def attention_from(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The tokens that one token attends to."""
-        run, heads, position, top_k = self._run_at_position(body, cancelled)
-        return views.attention_from(run, heads, position, top_k, cancelled)
+        return self._attention_at(body, cancelled, incoming=False)
 
     def attention_to(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The tokens that attend to one token."""
-        run, heads, position, top_k = self._run_at_position(body, cancelled)
-        return views.attention_to(run, heads, position, top_k, cancelled)
+        return self._attention_at(body, cancelled, incoming=True)
 
     def attention_rows(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The largest weights of a range of queries."""
@@ -157,29 +155,31 @@ class Handlers:
         """
         body.check_fields("model", "text", "source")
         loaded, text = self._open(body)
-        other = loaded.read_text(body.text("source"))
+        source = loaded.read_text(body.text("source"))
         if loaded.output != "next token":
             raise InputError(f"{loaded.name} does not predict the next token", "use a decoder")
-        if max(len(text), len(other)) > LIMITS.patching_tokens:
+        if max(len(text), len(source)) > LIMITS.patching_tokens:
             raise InputError(
-                f"the prompts have {max(len(text), len(other)):,} tokens",
+                f"the prompts have {max(len(text), len(source)):,} tokens",
                 f"use at most {LIMITS.patching_tokens}",
             )
-        _check_lengths(len(text), len(other))
-        answer, distractor = (self._top_token(loaded, each, cancelled) for each in (other, text))
+        _check_lengths(len(text), len(source))
+        answer, distractor = (
+            self._top_token(loaded, prompt, cancelled) for prompt in (source, text)
+        )
         if answer == distractor:
             raise InputError(
                 f"the model predicts {loaded.output_text(answer)!r} for both prompts",
                 "change something that its prediction depends on",
             )
         metric = LogitDifference(answer=(answer,), distractor=(distractor,))
-        result = patch(loaded.model, other.inputs, text.inputs, metric, progress=False)
+        result = patch(loaded.model, source.inputs, text.inputs, metric, progress=False)
         return {
             "answer": loaded.output_text(answer),
             "distractor": loaded.output_text(distractor),
             "clean": views.rounded(result.clean),
             "corrupted": views.rounded(result.corrupted),
-            "heads": [f"L{each.layer}H{each.head}" for each in result.recovered],
+            "heads": [f"L{patched.layer}H{patched.head}" for patched in result.recovered],
             "recovered": [views.rounded(fraction) for fraction in result.recovered.values()],
         }
 
@@ -211,14 +211,15 @@ class Handlers:
             edits=_edit_functions(edits, clean, None),
         )
 
-    def _run_at_position(
-        self, body: RequestBody, cancelled: IsCancelled
-    ) -> tuple[TracedRun, tuple[Head, ...], int, int]:
+    def _attention_at(
+        self, body: RequestBody, cancelled: IsCancelled, *, incoming: bool
+    ) -> dict[str, Any]:
         body.check_fields(*INPUT, "heads", "position", "top_k")
         loaded, text = self._open(body)
         position = body.integer("position", 0, len(text) - 1)
         top_k = body.integer("top_k", 1, LIMITS.top_k, 24)
-        return self._run(loaded, text, body.edits(), cancelled), body.heads(), position, top_k
+        run = self._run(loaded, text, body.edits(), cancelled)
+        return views.attention_at(run, body.heads(), position, top_k, cancelled, incoming=incoming)
 
     def _open(self, body: RequestBody) -> tuple[LoadedModel, StudioInput]:
         loaded, image = self.store[body.name("model")], body.image()
@@ -271,31 +272,29 @@ def _edit_functions(
             [head.head for head in heads if head.layer == layer]
             for heads in (edits.ablated, edits.patched)
         )
-        replacement = clean.means[layer][ablated] if edits.replace_with == "mean" else None
-        outputs = None if source is None or not patched else source.outputs[layer][:, patched]
-        functions[Site(layer, Tap.HEAD_OUTPUT)] = _edit_function(
-            ablated, replacement, patched, outputs
-        )
+        replacement = clean.means[layer][ablated] if edits.replace_with == "mean" else 0.0
+        outputs = source.outputs[layer][:, patched] if source is not None and patched else None
+
+        def edit(
+            values: Tensor,
+            ablated: list[int] = ablated,
+            replacement: Tensor | float = replacement,
+            patched: list[int] = patched,
+            outputs: Tensor | None = outputs,
+        ) -> Tensor:
+            edited = torch.clone(values)
+            edited[:, ablated] = replacement
+            if outputs is not None:
+                edited[:, patched] = outputs
+            return edited
+
+        functions[Site(layer, Tap.HEAD_OUTPUT)] = edit
     return functions
 
 
-def _edit_function(
-    ablated: list[int], replacement: Tensor | None, patched: list[int], outputs: Tensor | None
-) -> EditFunction:
-    def edit(values: Tensor) -> Tensor:
-        edited = torch.clone(values)
-        if ablated:
-            edited[:, ablated] = 0.0 if replacement is None else replacement
-        if outputs is not None:
-            edited[:, patched] = outputs
-        return edited
-
-    return edit
-
-
-def _check_lengths(length: int, other: int) -> None:
-    if length != other:
+def _check_lengths(length: int, source_length: int) -> None:
+    if length != source_length:
         raise InputError(
-            f"the other prompt has {other} tokens and this one {length}",
+            f"the other prompt has {source_length} tokens and this one {length}",
             "use prompts with the same number of tokens",
         )

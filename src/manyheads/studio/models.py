@@ -1,6 +1,6 @@
 """The models of a studio by name, with their inputs and outputs as text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -90,10 +90,8 @@ class LoadedModel:
         if self.model.reads_images:
             return LIMITS.tokens
         position = require_text_model(self.model).config.embedding.position
-        return min(
-            position.longest if isinstance(position, Learned | Axial) else LIMITS.tokens,
-            LIMITS.tokens,
-        )
+        bounded = isinstance(position, Learned | Axial)
+        return min(position.longest, LIMITS.tokens) if bounded else LIMITS.tokens
 
     @property
     def trained_tokens(self) -> int | None:
@@ -105,7 +103,7 @@ class LoadedModel:
 
     @property
     def parameters(self) -> int:
-        return sum(each.numel() for each in self.model.parameters())
+        return sum(weight.numel() for weight in self.model.parameters())
 
     def describe(self) -> dict[str, Any]:
         """What the page needs to know before its first request."""
@@ -116,7 +114,7 @@ class LoadedModel:
             "output": self.output,
             "generates": self.generates,
             "parameters": self.parameters,
-            "layers": [{"layer": each.layer, "heads": each.heads} for each in blocks_of(model)],
+            "layers": [{"layer": block.layer, "heads": block.heads} for block in blocks_of(model)],
             "max_tokens": self.max_tokens,
             "trained_tokens": self.trained_tokens,
         }
@@ -129,7 +127,7 @@ class LoadedModel:
             }
         else:
             examples = examples_for(self.name, self.output, self._mask, self.count_tokens)
-            description["examples"] = [asdict(each) for each in examples]
+            description["examples"] = [asdict(example) for example in examples]
         return description
 
     def count_tokens(self, text: str) -> int:
@@ -156,7 +154,8 @@ class LoadedModel:
         """Split an image into patches, after the class token."""
         if not isinstance(self.model, Vision):
             raise InputError(f"{self.name} reads text, not images", "type a text")
-        size, channels = self.model.config.patches.size, self.model.config.patches.channels
+        config = self.model.config.patches
+        size = config.size
         if image.width % size or image.height % size:
             raise InputError(
                 f"the image has {image.width} x {image.height} pixels",
@@ -169,13 +168,11 @@ class LoadedModel:
             )
         raw = np.frombuffer(image.data, dtype=np.uint8).astype(np.float32) / 255
         pixels = torch.from_numpy(raw.reshape(image.height, image.width, 3).transpose(2, 0, 1))
-        if channels == 1:
+        if config.channels == 1:
             pixels = to_grayscale(pixels)
-        mean, std = image_normalization(self.model, channels)
+        mean, std = image_normalization(self.model, config.channels)
         scaled = ((pixels - mean) / std).contiguous().to(self._device)
-        registers = [
-            f"[register {index + 1}]" for index in range(self.model.config.patches.registers)
-        ]
+        registers = [f"[register {index + 1}]" for index in range(config.registers)]
         patches = [
             f"row {row + 1}, column {column + 1}"
             for row in range(rows)
@@ -209,7 +206,7 @@ class LoadedModel:
             if mask in ids:
                 return ids.index(mask)
         if self.output != "next token":
-            own = [position for position, each in enumerate(letters) if each is not None]
+            own = [position for position, text in enumerate(letters) if text is not None]
             return own[-1] if own else len(ids) - 1
         return len(ids) - 1
 
@@ -233,21 +230,22 @@ class ModelStore:
         self.models: dict[str, LoadedModel] = {}
         for name, model in models:
             check_model(name, model)
-            unique = _unique_name(name, self.models)
+            unique = unique_name(name, self.models)
             self.models[unique] = LoadedModel(unique, model)
 
     def __getitem__(self, name: str) -> LoadedModel:
         if name not in self.models:
-            known = ", ".join(self.models)
-            raise InputError(f"there is no model {name[:80]!r}", f"use {known}")
+            raise InputError(f"there is no model {name[:80]!r}", f"use {', '.join(self.models)}")
         return self.models[name]
 
 
-def model_name(path: str) -> str:
-    """The name of a model on the page: the last part of its path.
+def last_part(path: str) -> str:
+    """The name of a model or an index on the page: the last part of its path or address.
 
-    >>> model_name("runs/tiny/"), model_name("org/model"), model_name("house-gpt")
+    >>> last_part("runs/tiny/"), last_part("org/model"), last_part("house-gpt")
     ('tiny', 'model', 'house-gpt')
+    >>> last_part("notes/my.index/"), last_part("s3://bucket/docs")
+    ('my.index', 'docs')
     """
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path
 
@@ -264,9 +262,13 @@ def check_model(name: str, model: Model) -> None:
         raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
 
 
-def _unique_name(name: str, taken: dict[str, LoadedModel]) -> str:
-    """Two folders may have the same last part."""
+def unique_name(name: str, names: Collection[str]) -> str:
+    """Two folders may have the same last part.
+
+    >>> unique_name("tiny", {"tiny"})
+    'tiny (2)'
+    """
     unique, count = name, 2
-    while unique in taken:
+    while unique in names:
         unique, count = f"{name} ({count})", count + 1
     return unique

@@ -185,13 +185,15 @@ class RequestBody:
 
     def heads(self, field: str = "heads", max_heads: int = LIMITS.heads) -> tuple[Head, ...]:
         value = self._fields.get(field, [])
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(head, str) for head in value):
             raise InputError(
                 f'{field} must be a list of heads, as in ["L5H1"], got {_show(value)}', "change it"
             )
         if len(value) > max_heads:
             raise InputError(f"{field} has {len(value)} heads", f"use at most {max_heads}")
-        return tuple(dict.fromkeys(_parse_head(each) for each in value))
+        # int() refuses numbers of thousands of digits with an error of its own.
+        names = (name if len(name) < 16 else f"{name[:16]}…" for name in value)
+        return tuple(dict.fromkeys(map(Head.parse, names)))
 
     def edits(self) -> HeadEdits:
         value = self._fields.get("edits", {})
@@ -241,11 +243,6 @@ class RequestBody:
         if field not in self._fields:
             raise InputError(f"{field} is missing", "send it")
         return self._fields[field]
-
-
-def _parse_head(text: str) -> Head:
-    # int() refuses numbers of thousands of digits with an error of its own.
-    return Head.parse(text if len(text) < 16 else f"{text[:16]}…")
 
 
 def _is_integer(value: object) -> bool:

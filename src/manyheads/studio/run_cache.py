@@ -57,17 +57,17 @@ class TracedRun:
     def bytes(self) -> int:
         """The size of its tensors."""
         tensors = [self.hidden.values, *self.outputs.values(), *self._sums.values()]
-        scores = sum(each.nbytes for each in self.layers.values())
-        return scores + sum(each.nbytes for each in tensors)
+        scores = sum(layer.nbytes for layer in self.layers.values())
+        return scores + sum(tensor.nbytes for tensor in tensors)
 
     def check(self, heads: tuple[Head, ...]) -> tuple[Head, ...]:
         """Return the heads, or raise an InputError for one that the model does not have."""
-        known = {each.layer: each.heads for each in blocks_of(self.model)}
+        blocks = {block.layer: block.heads for block in blocks_of(self.model)}
         for head in heads:
-            if head.head >= known.get(head.layer, 0):
-                first, last = min(known), max(known)
-                names = Head(first, 0), Head(last, known[last] - 1)
-                raise InputError(f"there is no head {head}", f"use {names[0]} to {names[1]}")
+            if head.head >= blocks.get(head.layer, 0):
+                last = max(blocks)
+                names = f"{Head(min(blocks), 0)} to {Head(last, blocks[last] - 1)}"
+                raise InputError(f"there is no head {head}", f"use {names}")
         return heads
 
     def weights(
@@ -95,12 +95,10 @@ class TracedRun:
 
     def logits(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m v"] | None:
         """Logits of the vocabulary or of token classes at some positions."""
-        readout = self.model.readout
-        if readout is None:
+        if self.model.readout is None:
             return None
         table = getattr(self.model, "table", None)
-        features = readout.features(self.hidden.values[rows])
-        return readout.finish(F.linear(features, readout.vectors(table), readout.bias)).float()
+        return self.model.readout.logits(self.hidden.values[rows], table).float()
 
     def losses(self) -> Float[Tensor, " t"]:
         """The loss of a generative model at every token but the first, in nats."""
@@ -111,10 +109,10 @@ class TracedRun:
         vocabulary = max(1, int(self.model.config.embedding.vocabulary))  # type: ignore[union-attr]
         positions = torch.arange(len(ids) - 1, device=ids.device)
         losses = []
-        for some in positions.split(max(1, MAX_LOGITS // vocabulary)):
-            logits = self.logits(some)
+        for rows in positions.split(max(1, MAX_LOGITS // vocabulary)):
+            logits = self.logits(rows)
             assert logits is not None
-            losses.append(F.cross_entropy(logits, ids[some + 1], reduction="none"))
+            losses.append(F.cross_entropy(logits, ids[rows + 1], reduction="none"))
         self._losses = torch.cat(losses) if losses else ids.new_zeros(0, dtype=torch.float32)
         return self._losses
 
@@ -131,10 +129,10 @@ class TracedRun:
         missing = sums[0, rows.start : rows.stop].isnan().nonzero().flatten().tolist()
         if missing:
             keys = scores.keys_of(0)
-            for some in self.blocks(range(rows.start + missing[0], rows.start + missing[-1] + 1)):
+            for block in self.blocks(range(rows.start + missing[0], rows.start + missing[-1] + 1)):
                 if cancelled():
                     raise DisconnectedError
-                sums[:, some.start : some.stop] = _log_sum_exp(scores, some, keys, group)
+                sums[:, block.start : block.stop] = _log_sum_exp(scores, block, keys, group)
         return sums[:, rows.start : rows.stop]
 
 
@@ -165,7 +163,7 @@ def trace_run(
 
     `keep` are the layers whose head outputs are tensors, for patching another run.
     """
-    watcher = _RunRecorder(model, {} if changes is None else changes, keep, cancelled)
+    watcher = _RunRecorder(model, changes or {}, keep, cancelled)
     with eval_mode(model), torch.inference_mode():
         model.run_hidden(inputs, watcher)
     assert watcher.hidden is not None
@@ -197,9 +195,8 @@ class _RunRecorder:
         self._changes, self._keep, self._cancelled = changes, keep, cancelled
 
     def wants(self, site: Site) -> bool:
-        here = site.sublayer is Sublayer.ATTENTION
-        own = site.tap in (Tap.HEAD_OUTPUT, Tap.FINAL)
-        return here and (own or self._reader.wants(site))
+        recorded = site.tap in (Tap.HEAD_OUTPUT, Tap.FINAL) or self._reader.wants(site)
+        return site.sublayer is Sublayer.ATTENTION and recorded
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
         if self._cancelled():
@@ -210,12 +207,9 @@ class _RunRecorder:
                 self.layers[site.layer] = tiled
             return None
         assert isinstance(value, Ragged), "no other pattern is requested"
-        if site.tap is Tap.HEAD_OUTPUT:
-            return self._heads(site, value)
-        self.hidden = value
-        return None
-
-    def _heads(self, site: Site, value: Ragged) -> Ragged | None:
+        if site.tap is Tap.FINAL:
+            self.hidden = value
+            return None
         self.means[site.layer] = value.values.double().mean(0).to(value.values.dtype)
         if site.layer in self._keep:
             self.outputs[site.layer] = value.values

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
+from manyheads.studio.models import unique_name
 from manyheads.studio.requests import LIMITS, DisconnectedError, RequestBody
 from manyheads.studio.run_cache import IsCancelled
 from manyheads.studio.views import rounded
@@ -29,10 +29,7 @@ class SearchHandlers:
     def __init__(self, indexes: Sequence[tuple[str, Index]] = ()) -> None:
         self.indexes: dict[str, Index] = {}
         for name, index in indexes:
-            unique, count = name, 2
-            while unique in self.indexes:
-                unique, count = f"{name} ({count})", count + 1
-            self.indexes[unique] = index
+            self.indexes[unique_name(name, self.indexes)] = index
 
     def describe(self) -> list[dict[str, Any]]:
         """What the page needs to know about each index."""
@@ -41,7 +38,7 @@ class SearchHandlers:
                 "name": name,
                 "kind": index.kind,
                 "documents": len(index),
-                "explains": _explains(index),
+                "explains": index.kind != "bm25",
             }
             for name, index in self.indexes.items()
         ]
@@ -58,14 +55,13 @@ class SearchHandlers:
         return {"seconds": rounded(seconds), "hits": [_hit(hit, query) for hit in hits]}
 
     def explain_match(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
-        """What the words of a passage and, if asked for, the heads add to its score."""
+        """What the words of a passage and, on request, the heads add to its score."""
         body.check_fields("index", "query", "title", "text", "heads")
         index, query = self._index(body), _query(body)
         title, text = body.text("title"), body.text("text")
         check_explains(index)
         if cancelled():
             raise DisconnectedError
-        heads = body.flag("heads")
         hit = Hit(
             id="",
             score=0.0,
@@ -77,40 +73,25 @@ class SearchHandlers:
             source="",
             metadata={},
         )
+        assert index.model is not None
+        weights = sum(weight.numel() for weight in index.model.parameters())
+        # Running a large model without each head would take too long.
+        by: HeadMethod = "gradient" if weights > LIMITS.large_parameters else "ablation"
+        heads = body.flag("heads")
         # Requests run in inference mode, which has no gradients.
         with torch.inference_mode(mode=False):
-            by: HeadMethod = "gradient" if _is_large(index) else "ablation"
-            found = explain_hit(index, query, hit, by=by, heads=heads, progress=False)
-        return _explanation(found)
+            return _explanation(explain_hit(index, query, hit, by=by, heads=heads, progress=False))
 
     def _index(self, body: RequestBody) -> Index:
         name = body.name("index")
         if name not in self.indexes:
-            known = ", ".join(self.indexes)
             raise InputError(
                 f"there is no index {name[:80]!r}",
-                f"use {known}" if known else "start the studio with --index INDEX",
+                f"use {', '.join(self.indexes)}"
+                if self.indexes
+                else "start the studio with --index INDEX",
             )
         return self.indexes[name]
-
-
-def index_name(address: str) -> str:
-    """The name of an index on the page: the last part of its address.
-
-    >>> index_name("notes/my.index/"), index_name("s3://bucket/docs")
-    ('my.index', 'docs')
-    """
-    return PurePath(address.replace("\\", "/").rstrip("/")).name or address
-
-
-def _explains(index: Index) -> bool:
-    return index.kind != "bm25"
-
-
-def _is_large(index: Index) -> bool:
-    """Whether running the model without each head would take too long."""
-    assert index.model is not None
-    return sum(each.numel() for each in index.model.parameters()) > LIMITS.large_parameters
 
 
 def _query(body: RequestBody) -> str:
@@ -135,28 +116,28 @@ def _hit(hit: Hit, query: str) -> dict[str, Any]:
     }
 
 
-def _explanation(found: MatchExplanation) -> dict[str, Any]:
+def _explanation(match: MatchExplanation) -> dict[str, Any]:
     view: dict[str, Any] = {
-        "kind": found.kind,
-        "score": rounded(found.score),
-        "tokens_by": found.tokens_by,
-        "heads_by": found.by,
-        "query": _words(found.query),
-        "document": _words(found.document),
-        "matrix": None if found.similarity is None else _matrix(found),
+        "kind": match.kind,
+        "score": rounded(match.score),
+        "tokens_by": match.tokens_by,
+        "heads_by": match.by,
+        "query": _words(match.query),
+        "document": _words(match.document),
+        "matrix": None if match.similarity is None else _matrix(match),
         "heads": None,
     }
-    if found.heads is not None:
-        stack = found.heads.blocks[0].stack
+    if match.heads is not None:
+        stack = match.heads.blocks[0].stack
         view["heads"] = {
             name: [
                 {"layer": layer, "values": [rounded(value) for value in values.tolist()]}
-                for layer, values in found.heads[name].layers(stack).items()
+                for layer, values in match.heads[name].layers(stack).items()
             ]
-            for name in found.heads.names
+            for name in match.heads.names
         }
         view["top_heads"] = [
-            {"head": str(address), "value": rounded(value)} for address, value in found.top_heads()
+            {"head": str(address), "value": rounded(value)} for address, value in match.top_heads()
         ]
     return view
 
@@ -169,18 +150,19 @@ def _words(side: MatchSide) -> dict[str, Any]:
     }
 
 
-def _matrix(found: MatchExplanation) -> dict[str, Any]:
-    assert found.similarity is not None
-    table = found.similarity
+def _matrix(match: MatchExplanation) -> dict[str, Any]:
+    assert match.similarity is not None
+    table = match.similarity
     rows = np.sort(np.argsort(-table.max(1), kind="stable")[:MAX_ROWS])
     strength = table.max(0)
     # Those that are the best match of a token of the query come first.
     strength[table.argmax(1)] += np.abs(table).max()
     columns = np.sort(np.argsort(-strength, kind="stable")[:MAX_COLUMNS])
-    shown = table[np.ix_(rows, columns)]
     return {
-        "rows": [found.query.tokens[row] for row in rows],
-        "columns": [found.document.tokens[column] for column in columns],
-        "tokens": len(found.document.tokens),
-        "values": [[rounded(value) for value in line] for line in shown.tolist()],
+        "rows": [match.query.tokens[row] for row in rows],
+        "columns": [match.document.tokens[column] for column in columns],
+        "tokens": len(match.document.tokens),
+        "values": [
+            [rounded(value) for value in line] for line in table[np.ix_(rows, columns)].tolist()
+        ],
     }

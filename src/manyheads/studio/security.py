@@ -121,7 +121,9 @@ class SecurityMiddleware:
             await _send_error(error, send_with_headers)
 
     def _check(self, scope: Scope) -> None:
-        headers = _decode_headers(scope)
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
         if not self.endpoint.accepts_host(headers.get("host", "")):
             raise RequestError(
                 403, "The host name is not that of the studio: open the address that it printed."
@@ -148,8 +150,17 @@ class SecurityMiddleware:
             raise RequestError(403, "Other sites may not send requests to the studio.")
 
     def _has_token(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        sent = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
-        return self._is_token(sent) or self._is_token(_cookie(headers, self.endpoint.cookie_name))
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.endpoint.cookie_name)
+        except CookieError:
+            cookie = None
+        sent = "" if cookie is None else cookie.value
+        return self._has_query_token(scope) or self._is_token(sent)
+
+    def _has_query_token(self, scope: Scope) -> bool:
+        return self._is_token(
+            parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
+        )
 
     def _is_token(self, sent: str) -> bool:
         token = self.endpoint.token or ""
@@ -159,22 +170,21 @@ class SecurityMiddleware:
         self, scope: Scope, headers: list[tuple[bytes, bytes]]
     ) -> list[tuple[bytes, bytes]]:
         added = dict(HEADERS)
-        if self.endpoint.token is not None and scope["path"] == "/":
-            query = scope["query_string"].decode("latin-1")
-            if self._is_token(parse_qs(query).get("token", [""])[-1]):
-                cookie = f"{self.endpoint.cookie_name}={self.endpoint.token}"
-                added["set-cookie"] = f"{cookie}; HttpOnly; SameSite=Strict; Path=/"
+        token = self.endpoint.token
+        if token is not None and scope["path"] == "/" and self._has_query_token(scope):
+            cookie = f"{self.endpoint.cookie_name}={token}"
+            added["set-cookie"] = f"{cookie}; HttpOnly; SameSite=Strict; Path=/"
         return [*headers, *((name.encode(), value.encode()) for name, value in added.items())]
 
 
 def _own_addresses(host: str) -> tuple[str, ...]:
     """The addresses of this machine in its networks: 0.0.0.0 listens on IPv4, :: on both."""
-    found = []
+    addresses = []
     for family, elsewhere in ELSEWHERE[: 1 + (host == "::")]:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((elsewhere, 9))
-            found.append(str(probe.getsockname()[0]))
-    return tuple(each for each in found if not ip_address(each).is_loopback)
+            addresses.append(str(probe.getsockname()[0]))
+    return tuple(address for address in addresses if not ip_address(address).is_loopback)
 
 
 def is_loopback(host: str) -> bool:
@@ -217,18 +227,6 @@ async def _send_error(error: RequestError, send: Send) -> None:
     ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _decode_headers(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-def _cookie(headers: Mapping[str, str], name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
 
 
 def _split_host(host: str) -> tuple[str | None, int]:

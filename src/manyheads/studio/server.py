@@ -70,7 +70,11 @@ def make_app(
     indexes: Sequence[tuple[str, "Index"]] = (),
 ) -> Starlette:
     """The studio as an ASGI app; with indexes it has a page to search them."""
-    handlers, search = Handlers(ModelStore(models)), _search_handlers(indexes)
+    handlers, search = Handlers(ModelStore(models)), None
+    if indexes:
+        from manyheads.studio.search import SearchHandlers
+
+        search = SearchHandlers(indexes)
     queue = RequestQueue(LIMITS.queued)
     # Measuring the kinds of heads takes long, so it has a thread of its own with low priority.
     kinds_queue = RequestQueue(LIMITS.queued, niceness=10)
@@ -192,7 +196,7 @@ def _page_routes() -> list[Route]:
     package = files("manyheads")
     folders = [package.joinpath("studio", "page"), package.joinpath("pictures", "page")]
     routes = []
-    for file in (each for folder in folders for each in folder.iterdir()):
+    for file in (file for folder in folders for file in folder.iterdir()):
         suffix = "." + file.name.rpartition(".")[2]
         if suffix in CONTENT_TYPES:
             path = "/" if file.name == "index.html" else f"/{file.name}"
@@ -206,14 +210,6 @@ def _file_response(content: bytes, content_type: str) -> Respond:
         return Response(content, headers={"content-type": content_type})
 
     return respond
-
-
-def _search_handlers(indexes: Sequence[tuple[str, "Index"]]) -> "SearchHandlers | None":
-    if not indexes:
-        return None
-    from manyheads.studio.search import SearchHandlers
-
-    return SearchHandlers(indexes)
 
 
 def _api_routes(

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.models.readout import ClassHead
 from manyheads.studio.models import LoadedModel, StudioInput
 from manyheads.studio.requests import DisconnectedError
 from manyheads.studio.run_cache import MAX_WEIGHTS, IsCancelled, TracedRun
@@ -33,29 +32,27 @@ def tokens(loaded: LoadedModel, text: StudioInput, run: TracedRun) -> dict[str, 
     if loaded.output == "next token" and len(text) > 1:
         losses = run.losses()
         view["loss"] = rounded(float(losses.mean()))
-        view["losses"] = [None, *(round(each, 3) for each in losses.tolist())]
+        view["losses"] = [None, *(round(loss, 3) for loss in losses.tolist())]
     return view
 
 
-def attention_from(
-    run: TracedRun, heads: tuple[Head, ...], position: int, top_k: int, cancelled: IsCancelled
+def attention_at(
+    run: TracedRun,
+    heads: tuple[Head, ...],
+    position: int,
+    top_k: int,
+    cancelled: IsCancelled,
+    *,
+    incoming: bool,
 ) -> dict[str, Any]:
-    """For each head the tokens that one token attends to."""
-    here, all_keys = range(position, position + 1), range(run.length)
-    by_head = {
-        str(head): _top_weights(run.weights(head, here, all_keys, cancelled)[0], top_k)
-        for head in run.check(heads)
-    }
-    return {"position": position, "heads": by_head}
+    """For each head the tokens that one token attends to, or those that attend to it.
 
-
-def attention_to(
-    run: TracedRun, heads: tuple[Head, ...], position: int, top_k: int, cancelled: IsCancelled
-) -> dict[str, Any]:
-    """For each head the tokens that attend to one token; this needs the sums of all rows."""
-    here, all_rows = range(position, position + 1), range(run.length)
+    The latter needs the sums of all rows.
+    """
+    token, tokens = range(position, position + 1), range(run.length)
+    window = (tokens, token) if incoming else (token, tokens)
     by_head = {
-        str(head): _top_weights(run.weights(head, all_rows, here, cancelled)[:, 0], top_k)
+        str(head): _top_weights(run.weights(head, *window, cancelled).flatten(), top_k)
         for head in run.check(heads)
     }
     return {"position": position, "heads": by_head}
@@ -116,7 +113,13 @@ def predictions(
     if before is not None:
         best = before.topk(min(3, len(before))).indices.tolist()
         order += [index for index in best if index not in order]
-    view: dict[str, Any] = {
+    losses: list[float | None] = [None, None]
+    if loaded.output == "next token" and run.length > 1:
+        losses = [
+            None if traced is None else rounded(float(traced.losses().mean()))
+            for traced in (run, clean)
+        ]
+    return {
         "output": loaded.output,
         "position": position,
         "top": [
@@ -128,15 +131,10 @@ def predictions(
             }
             for index in order
         ],
-        "loss": None,
-        "loss_before": None,
+        "loss": losses[0],
+        "loss_before": losses[1],
         "divergence": None if before is None else rounded(_kl_divergence(before, after)),
     }
-    if loaded.output == "next token" and run.length > 1:
-        view["loss"] = rounded(float(run.losses().mean()))
-        if clean is not None:
-            view["loss_before"] = rounded(float(clean.losses().mean()))
-    return view
 
 
 def rounded(value: float) -> float | None:
@@ -150,14 +148,11 @@ def rounded(value: float) -> float | None:
 
 def _top_weights(weights: Float[Tensor, " s"], top_k: int) -> dict[str, Any]:
     largest = weights.topk(min(top_k, len(weights)))
-    pairs = [
-        (position, rounded(weight))
-        for position, weight in zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
-        if weight >= MIN_WEIGHT
-    ]
+    # The weights descend.
+    count = int((largest.values >= MIN_WEIGHT).sum())
     return {
-        "positions": [position for position, _ in pairs],
-        "weights": [weight for _, weight in pairs],
+        "positions": largest.indices[:count].tolist(),
+        "weights": [rounded(weight) for weight in largest.values[:count].tolist()],
         "sum": rounded(float(weights.sum())),
     }
 
@@ -190,16 +185,13 @@ def _probabilities(
 ) -> Float[Tensor, " v"] | None:
     if loaded.output == "none":
         return None
-    if loaded.output != "classes":
-        logits = run.logits(torch.tensor([position], device=run.hidden.device))
-        assert logits is not None
-        return logits[0].softmax(-1)
-    readout = run.model.readout
-    assert readout is not None
-    assert isinstance(readout.config, ClassHead)
-    x = readout.config.pooled(run.hidden.values, run.hidden.lengths)
-    table = getattr(run.model, "table", None)
-    logits = F.linear(readout.features(x), readout.vectors(table), readout.bias).float()
+    if loaded.output == "classes":
+        assert run.model.readout is not None
+        return (
+            run.model.readout(run.hidden, getattr(run.model, "table", None))[0].float().softmax(-1)
+        )
+    logits = run.logits(torch.tensor([position], device=run.hidden.device))
+    assert logits is not None
     return logits[0].softmax(-1)
 
 

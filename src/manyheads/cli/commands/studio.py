@@ -55,12 +55,12 @@ class Studio:
             if error.name not in ("starlette", "uvicorn", "anyio"):
                 raise
             raise MissingPackageError("the studio", "starlette", "uvicorn") from None
-        from manyheads.studio.models import model_name
+        from manyheads.studio.models import last_part
 
         endpoint, server_socket = bind_endpoint(self.host, self.port)
         with server_socket:
             indexes = self._open_indexes()
-            models = [(model_name(name), self.compute.open(name)) for name in self.models]
+            models = [(last_part(name), self.compute.open(name)) for name in self.models]
             models = models or _index_models(indexes)
             models = models or [("house-gpt", self.compute.open("house-gpt"))]
             browser = not self.no_browser
@@ -70,14 +70,14 @@ class Studio:
     def _open_indexes(self) -> "list[tuple[str, Index]]":
         if not self.index:
             return []
-        from manyheads.studio.search import index_name
+        from manyheads.studio.models import last_part
 
-        return [(index_name(address), self.compute.open_index(address)) for address in self.index]
+        return [(last_part(address), self.compute.open_index(address)) for address in self.index]
 
 
 def _index_models(indexes: "Sequence[tuple[str, Index]]") -> "list[tuple[str, Model]]":
     """The models of the indexes whose heads the studio can show, each once."""
-    from manyheads.studio.models import check_model, model_name
+    from manyheads.studio.models import check_model, last_part
 
     models: dict[int, tuple[str, Model]] = {}
     for name, index in indexes:
@@ -86,5 +86,5 @@ def _index_models(indexes: "Sequence[tuple[str, Index]]") -> "list[tuple[str, Mo
             continue
         with suppress(ManyheadsError):
             check_model(name, model)
-            models[id(model)] = (model_name(model.source) or name, model)
+            models[id(model)] = (last_part(model.source) or name, model)
     return list(models.values())

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -203,7 +204,7 @@ def draw_heads(
         bar.ax.tick_params(length=0, labelsize=11, labelcolor=TEXT_COLOR)
         bar.set_label(labels.weight, size=13, color=MUTED)
         title, subtitle = (1 - inches / height for inches in (0.3, 0.68))
-        bold = {"size": 21, "weight": "bold", "color": TEXT_COLOR}
+        bold: dict[str, Any] = {"size": 21, "weight": "bold", "color": TEXT_COLOR}
         figure.text(0.012, title, labels.title, va="center", **bold)
         figure.text(0.012, subtitle, labels.subtitle, size=14, color=MUTED, va="center")
         figure.supylabel(labels.queries, y=0.52, size=13, color=MUTED)

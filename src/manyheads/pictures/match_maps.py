@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.image import AxesImage
@@ -128,9 +129,9 @@ def _draw_matrix(
 def _draw_image(
     axes: Axes, table: Float[np.ndarray, "r c"], largest: float, palette: Palette
 ) -> AxesImage:
-    bounds = {"vmin": -max(largest, 1e-12), "vmax": max(largest, 1e-12)}
+    norm = CenteredNorm(halfrange=max(largest, 1e-12))
     image = axes.imshow(
-        table, cmap=palette.diverging, aspect="auto", interpolation="nearest", **bounds
+        table, cmap=palette.diverging, norm=norm, aspect="auto", interpolation="nearest"
     )
     axes.tick_params(length=0, labelcolor=palette.text)
     return image

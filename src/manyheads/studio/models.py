@@ -90,8 +90,8 @@ class LoadedModel:
         if self.model.reads_images:
             return LIMITS.tokens
         position = require_text_model(self.model).config.embedding.position
-        bounded = isinstance(position, Learned | Axial)
-        return min(position.longest, LIMITS.tokens) if bounded else LIMITS.tokens
+        longest = position.longest if isinstance(position, Learned | Axial) else LIMITS.tokens
+        return min(longest, LIMITS.tokens)
 
     @property
     def trained_tokens(self) -> int | None:

@@ -301,7 +301,8 @@ def test_a_run_made_longer_after_its_decay_says_that_its_rate_goes_up(
     assert "its rate goes" not in capsys.readouterr().err
     train(asked(6))
     said = capsys.readouterr().err
-    assert "the run is longer than before: at step 4 its learning rate rises from 0.0025 to 0.0075;" in said
+    change = "at step 4 its learning rate rises from 0.0025 to 0.0075;"
+    assert f"the run is longer than before: {change}" in said
 
 
 def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Path) -> None:

@@ -81,7 +81,7 @@ def kinds() -> dict[str, Kind]:
         "Longformer": Kind(always(Longformer, window=WINDOW, **heads), generates=False),
         "BigBird": Kind(
             lambda tokens: BigBird(
-                width=WIDTH, heads=HEADS, block=BLOCK, longest=max(tokens, 4096)
+                width=WIDTH, heads=HEADS, block=BLOCK, max_length=max(tokens, 4096)
             ),
             generates=False,
         ),

@@ -135,7 +135,6 @@ def test_mixers_are_adapted_whole(model: Decoder) -> None:
 
 def test_heads_without_a_pattern_are_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here Performer heads that hide their own; the kinds of the others are decided as ever."""
-    monkeypatch.setattr(performer, "watch_pattern", lambda *inputs: inputs[-1])
     monkeypatch.setattr(performer.PerformerLayer, "has_pattern", False)
     model = small_model(CAUSAL["performer"], CAUSAL["linear"])
     result = lens.inspect(model, TEXTS, sequences=4, progress=False)

@@ -9,15 +9,14 @@ from torch import Tensor
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import check_int
-from manyheads.mixers.mixer import Mixer, refuse_cache
+from manyheads.mixers.mixer import Mixer, MixerSettings, refuse_cache
 from manyheads.ragged import Ragged
 from manyheads.taps import WatchContext
 
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fourier:
+class Fourier(MixerSettings):
     """The real part of the discrete Fourier transform over the tokens and channels of each text.
 
     It has no weights and no heads, and every token sees the whole text.
@@ -28,30 +27,18 @@ class Fourier:
     [[6.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
     """
 
-    width: int
-
-    def __post_init__(self) -> None:
-        check_int("width", self.width, minimum=1)
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return False
+    causal = False
 
 
 class FourierLayer(Mixer):
     """The transform of each text; those of the same length are transformed together."""
-
-    def __init__(self, config: Fourier) -> None:
-        super().__init__()
-        self.config = config
 
     def forward(
         self,
         x: Ragged,
         *,
         cache: StateSlot | None = None,
-        context: WatchContext | None = None,  # noqa: ARG002, it has no heads to look at
+        context: WatchContext | None = None,  # noqa: ARG002, it has no heads
     ) -> Ragged:
         refuse_cache(cache)
         if not x.lengths.total:

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.devices import without_autocast
-from manyheads.errors import ConfigError, check_int
-from manyheads.mixers.head_weights import DecayWeights, watch_pattern
-from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.errors import ConfigError
+from manyheads.mixers.head_weights import DecayWeights
+from manyheads.mixers.mixer import HeadMixer, Mixed, SizedHeadSettings, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.decay_recurrence import recur_in_chunks, recur_one_token
+from manyheads.mixers.recurrent.decay_recurrence import run_decay_recurrence
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
 
 # Of the norm after retention.
 EPS = 1e-6
@@ -26,7 +25,7 @@ EPS = 1e-6
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttention:
+class LinearAttention(SizedHeadSettings):
     """Attention with f(q) f(k)^T in place of the softmax, f = elu + 1 (arXiv 2006.16236).
 
     `decay="heads"` multiplies the weight of a key by a constant of the head for every token that
@@ -34,93 +33,62 @@ class LinearAttention:
     weights, q and k stay as they are, and each head's output is normed.
     """
 
-    width: int
-    heads: int
-    head_size: int | Literal["even"] = "even"
     causal: bool = True
     decay: Literal["none", "heads"] = "none"
     bias: bool = False
 
-    def __post_init__(self) -> None:
-        check_int("width", self.width, minimum=1)
-        check_int("heads", self.heads, minimum=1)
-        if self.head_size == "even" and self.width % self.heads:
-            raise ConfigError(
-                f"heads must divide width={self.width}, got {self.heads}", "or set head_size"
-            )
+    def check(self) -> None:
+        SizedHeadSettings.check(self)
         if self.decay == "heads" and not self.causal:
             raise ConfigError("a decay needs an order of tokens", "use causal=True")
 
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads if self.head_size == "even" else self.head_size
 
-
-class LinearAttentionLayer(Mixer):
+class LinearAttentionLayer(HeadMixer):
     """Linear attention with its projections."""
 
     carries_state = True
-    has_pattern = True
 
     def __init__(self, config: LinearAttention) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         inner = config.heads * config.size
         self.project = nn.Linear(config.width, 3 * inner, bias=config.bias)
         self.output = nn.Linear(inner, config.width, bias=config.bias)
 
-    def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
-    ) -> Ragged:
-        query, key, value = (
-            by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
-        )
-        decay = self._log_decay(x)
-        if decay is None:
-            query, key = F.elu(query) + 1, F.elu(key) + 1
-        else:
-            query = query * self.config.size**-0.5
-        query = observe(context, Tap.QUERY, query, x)
-        key = observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, value, x)
-        fresh = cache is None or cache.state is None
-        if decay is None:
-            # The sum of the weights is one more channel.
-            wider = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-            mixed = self._mix(query, key, wider, decay, x.lengths, cache)
-            mixed = mixed[..., :-1] / mixed[..., -1:].clamp(min=1e-6)
-        else:
-            mixed = self._mix(query, key, value, decay, x.lengths, cache)
-        options = {"causal": self.config.causal, "normalized": decay is None}
-        weights = partial(DecayWeights, query, key, decay, x.lengths, **options)
-        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
-        if decay is not None:
-            mixed = F.rms_norm(mixed.float(), (self.config.size,), eps=EPS).to(mixed.dtype)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
+    def heads_of(self, x: Ragged) -> tuple[Float[Tensor, "n h d"], ...]:
+        query, key, value = HeadMixer.heads_of(self, x)
+        if self.config.decay == "none":
+            return F.elu(query) + 1, F.elu(key) + 1, value
+        return query * self.config.size**-0.5, key, value
 
-    def _mix(
+    def mix(
         self,
         query: Float[Tensor, "n h d"],
         key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h e"],
-        decay: Float[Tensor, "n h"] | None,
-        lengths: Lengths,
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
         cache: StateSlot | None,
-    ) -> Float[Tensor, "n h e"]:
-        if not self.config.causal:
-            refuse_cache(cache)
-            return mix_both_ways(query, key, value, lengths)
-        state = None if cache is None else cache.state
-        if state is not None and lengths.longest == 1 and lengths.uniform:
-            mixed, after = recur_one_token(query, key, value, decay, state[0])
+    ) -> Mixed:
+        decay = self._log_decay(x)
+        options = {"causal": self.config.causal, "normalized": decay is None}
+        weights = partial(DecayWeights, query, key, decay, x.lengths, **options)
+        if decay is None:
+            # The sum of the weights is one more channel.
+            value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
+        if self.config.causal:
+            (h0,) = state_of(cache, 1)
+            mixed, ht = run_decay_recurrence(query, key, value, decay, x.lengths, h0)
+            if cache is not None:
+                cache.keep(ht)
         else:
-            given = None if state is None else state[0]
-            mixed, after = recur_in_chunks(query, key, value, decay, lengths, given)
-        if cache is not None:
-            cache.keep(after)
-        return mixed
+            mixed = mix_both_ways(query, key, value, x.lengths)
+        if decay is None:
+            mixed = mixed[..., :-1] / mixed[..., -1:].clamp(min=1e-6)
+        return mixed, weights
+
+    def finish(self, mixed: Float[Tensor, "n h d"], x: Ragged) -> Float[Tensor, "n h d"]:  # noqa: ARG002
+        if self.config.decay == "none":
+            return mixed
+        return F.rms_norm(mixed.float(), (self.config.size,), eps=EPS).to(mixed.dtype)
 
     def _log_decay(self, x: Ragged) -> Float[Tensor, "n h"] | None:
         """From 1 - 1/32 for the first head on, each next one forgets half as fast."""

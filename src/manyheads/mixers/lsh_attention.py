@@ -14,13 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, check_int
+from manyheads.errors import ConfigError
 from manyheads.mixers.growing_cache import continue_texts, padded_texts
-from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.mixer import HeadMixer, Mixed, SizedHeadSettings
 from manyheads.mixers.sparse.key_lists import ListedWeights
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
 
 # A token attends to itself only where it sees no other.
 ITSELF = -1e5
@@ -33,7 +31,7 @@ REMEMBERED = 16
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LshAttention:
+class LshAttention(SizedHeadSettings):
     """Attention within buckets of similar tokens, whose queries are their keys.
 
     Random rotations put every token into one of `buckets`, or of the product of several numbers of
@@ -44,9 +42,8 @@ class LshAttention:
     The tokens of a text and round fill up a multiple of `round_to` slots.
     """
 
-    width: int
-    heads: int
-    head_size: int | Literal["even"] = "even"
+    may_be_zero = ("before", "after")
+
     causal: bool = True
     chunk: int = 64
     before: int = 1
@@ -57,28 +54,16 @@ class LshAttention:
     dropout: float = 0.0
     round_to: int | Literal["chunk"] = "chunk"
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "chunk", "rounds"):
-            check_int(name, getattr(self, name), minimum=1)
-        for name in ("before", "after"):
-            check_int(name, getattr(self, name), minimum=0)
-        if self.head_size == "even" and self.width % self.heads:
-            raise ConfigError(
-                f"heads must divide width={self.width}, got {self.heads}", "or set head_size"
-            )
+    def check(self) -> None:
+        SizedHeadSettings.check(self)
         if self.buckets != "auto" and (
-            not self.buckets or any(each < 2 or each % 2 for each in self.buckets)
+            not self.buckets or any(count < 2 or count % 2 for count in self.buckets)
         ):
             raise ConfigError(f"buckets must be even and at least 2, got {self.buckets}")
         if self.slots < self.chunk or self.slots % self.chunk:
             raise ConfigError(
                 f"round_to must be a multiple of chunk={self.chunk}, got {self.round_to}"
             )
-
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads if self.head_size == "even" else self.head_size
 
     @property
     def slots(self) -> int:
@@ -99,52 +84,40 @@ class LshAttention:
         return 2 ** (power // 2), 2 ** (power - power // 2)
 
 
-class LshAttentionLayer(Mixer):
+class LshAttentionLayer(HeadMixer):
     """LSH attention with its projections.
 
     A cache keeps the queries and values of all tokens. A token that comes later can move the
     others to other chunks; what they saw when they came is not computed anew.
     """
 
-    has_pattern = True
-
     def __init__(self, config: LshAttention) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         inner = config.heads * config.size
         self.project = nn.Linear(config.width, 2 * inner, bias=False)
         self.output = nn.Linear(inner, config.width, bias=False)
 
-    def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
-    ) -> Ragged:
-        query, value = (
-            by_head(part, self.config.heads) for part in self.project(x.values).chunk(2, dim=-1)
-        )
-        query = observe(context, Tap.QUERY, query, x)
-        value = observe(context, Tap.VALUE, value, x)
-        if cache is not None and not self.config.causal:
-            refuse_cache(cache)
-        before = () if cache is None else cache.state or ()
-        whole, lengths = continue_texts((query, value), x.lengths, before)
+    def mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],  # noqa: ARG002
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
+        cache: StateSlot | None,
+    ) -> Mixed:
+        config, before = self.config, () if cache is None else cache.state or ()
+        (queries, values), lengths = continue_texts((query, value), x.lengths, before)
         if cache is not None:
-            cache.keep(*padded_texts(whole, lengths))
-        mixed = value
-        if x.lengths.total:
-            chunks = SortedChunks.of(whole[0], lengths, self.config, self._seed())
-            mixed = self._mix(whole[0], whole[1], chunks, lengths, x.lengths)
-            rows = partial(_pattern_rows, query, chunks, lengths, self.config)
-            weights = partial(
-                ListedWeights, lengths, self.config.heads, rows, causal=self.config.causal
-            )
-            mixed = watch_pattern(None if before else context, weights, value, mixed)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
-
-    def _seed(self) -> int:
-        if self.config.seed != "random":
-            return self.config.seed
-        return int(torch.randint(2**31, ())) if self.training else 0
+            cache.keep(*padded_texts((queries, values), lengths))
+        if not x.lengths.total:
+            return value, None
+        seed = config.seed
+        if seed == "random":
+            seed = int(torch.randint(2**31, ())) if self.training else 0
+        chunks = SortedChunks.of(queries, lengths, config, seed)
+        rows = partial(_pattern_rows, query, chunks, lengths, config)
+        weights = partial(ListedWeights, lengths, config.heads, rows, causal=config.causal)
+        return self._mix(queries, values, chunks, lengths, x.lengths), weights
 
     def _mix(
         self,

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, check_int
+from manyheads.errors import ConfigError
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
 from manyheads.mixers.growing_cache import continue_texts, padded_texts
-from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
 from manyheads.mixers.sparse.key_lists import (
     OUTPUT_ALONE,
     ListedWeights,
@@ -24,7 +23,6 @@ from manyheads.mixers.sparse.key_lists import (
 from manyheads.parts.experts import RouterLosses, router_losses
 from manyheads.parts.masks import Causal, Full
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
 
 # Named, because torch.compile cannot trace a dataclass that is made inside the graph.
 CAUSAL, FULL = Causal(), Full()
@@ -32,7 +30,7 @@ CAUSAL, FULL = Causal(), Full()
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureOfHeads:
+class MixtureOfHeads(HeadSettings):
     """Softmax attention of which a token uses the first `shared` heads and the `top_k` best others.
 
     Its heads are weighted by their router's probabilities. With shared heads two more numbers of
@@ -40,18 +38,15 @@ class MixtureOfHeads:
     every token; those that a token does not use count for nothing.
     """
 
-    width: int
-    heads: int
+    may_be_zero = ("shared",)
+
     top_k: int
     shared: int = 0
     causal: bool = True
     bias: bool = False
 
-    def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("heads", 1), ("shared", 0)):
-            check_int(name, getattr(self, name), minimum=least)
-        if self.width % self.heads:
-            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+    def check(self) -> None:
+        HeadSettings.check(self)
         if not 1 <= self.top_k <= self.routed:
             raise ConfigError(
                 f"top_k must be in 1 to heads - shared = {self.routed}, got {self.top_k}"
@@ -62,43 +57,29 @@ class MixtureOfHeads:
         """Heads that a router picks from."""
         return self.heads - self.shared
 
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads
 
-
-class MixtureOfHeadsLayer(Mixer):
+class MixtureOfHeadsLayer(HeadMixer):
     """Attention with a router over its heads. A cache keeps the keys and values of all tokens."""
 
-    has_pattern = True
-
     def __init__(self, config: MixtureOfHeads) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.project = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         # Of the routed heads, the shared ones, and of both kinds.
         scores = config.heads + (2 if config.shared else 0)
         self.router = nn.Linear(config.width, scores, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
-    ) -> Ragged:
-        config = self.config
-        query, key, value = (
-            by_head(part, config.heads) for part in self.project(x.values).chunk(3, dim=-1)
-        )
-        query = observe(context, Tap.QUERY, query, x)
-        key = observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, value, x)
-        fresh, keys, values, lengths = True, key, value, x.lengths
+    def mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
+        cache: StateSlot | None,
+    ) -> Mixed:
+        config, keys, values, lengths = self.config, key, value, x.lengths
         if cache is not None:
-            if not config.causal:
-                refuse_cache(cache)
-            before = () if cache.state is None else cache.state
-            fresh = not before
-            (keys, values), lengths = continue_texts((key, value), x.lengths, before)
+            (keys, values), lengths = continue_texts((key, value), x.lengths, cache.state or ())
             cache.keep(*padded_texts((keys, values), lengths))
         request = Request(
             queries=x.lengths,
@@ -107,13 +88,12 @@ class MixtureOfHeadsLayer(Mixer):
             scale=config.size**-0.5,
             want=OUTPUT_ALONE,
         )
-        mixed = attend(query, keys, values, request).output
         rows = partial(_rows, query, key, x.lengths, causal=config.causal)
         weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=config.causal)
-        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
-        mixed = mixed * self.head_weights(x.values).to(mixed.dtype).unsqueeze(-1)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
+        return attend(query, keys, values, request).output, weights
+
+    def finish(self, mixed: Float[Tensor, "n h d"], x: Ragged) -> Float[Tensor, "n h d"]:
+        return mixed * self.head_weights(x.values).to(mixed.dtype).unsqueeze(-1)
 
     def head_weights(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n h"]:
         """The weight of every head for every token; 0 for those that it does not use."""

@@ -6,8 +6,8 @@ from torch import nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import InputError, check_int
-from manyheads.mixers.mixer import Mixer, refuse_cache
+from manyheads.errors import InputError
+from manyheads.mixers.mixer import Mixer, MixerSettings, refuse_cache
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.ragged import Ragged
 from manyheads.taps import WatchContext
@@ -15,35 +15,26 @@ from manyheads.taps import WatchContext
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlpMixer:
+class MlpMixer(MixerSettings):
     """`hidden` sums over the `length` tokens of a text, an activation, and sums of those.
 
     Every channel has the same weights, and every text must have this length. The feed-forward
     across channels is that of the layer.
     """
 
-    width: int
+    causal = False
+
     length: int
     hidden: int
     activation: Activation = "gelu"
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("width", "length", "hidden"):
-            check_int(name, getattr(self, name), minimum=1)
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return False
 
 
 class MlpMixerLayer(Mixer):
     """The feed-forward across tokens."""
 
     def __init__(self, config: MlpMixer) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.expand = nn.Linear(config.length, config.hidden, bias=config.bias)
         self.contract = nn.Linear(config.hidden, config.length, bias=config.bias)
 
@@ -52,12 +43,12 @@ class MlpMixerLayer(Mixer):
         x: Ragged,
         *,
         cache: StateSlot | None = None,
-        context: WatchContext | None = None,  # noqa: ARG002, it has no heads to look at
+        context: WatchContext | None = None,  # noqa: ARG002, it has no heads
     ) -> Ragged:
         refuse_cache(cache)
         length = self.config.length
-        if any(each != length for each in x.lengths.each):
-            wrong = next(each for each in x.lengths.each if each != length)
+        wrong = next((tokens for tokens in x.lengths.each if tokens != length), None)
+        if wrong is not None:
             raise InputError(
                 f"a text has {wrong} tokens, and this MLP-Mixer has weights for {length}",
                 f"give texts of exactly {length} tokens, or use a mixer without a fixed length",

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -11,18 +10,12 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.devices import without_autocast
-from manyheads.errors import ConfigError, check_int
-from manyheads.mixers.head_weights import DecayWeights, watch_pattern
+from manyheads.mixers.head_weights import DecayWeights
 from manyheads.mixers.linear_attention import mix_both_ways
-from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.mixer import HeadMixer, Mixed, SizedHeadSettings, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.decay_recurrence import (
-    recur_in_chunks,
-    recur_one_token,
-    suits_kernels,
-)
+from manyheads.mixers.recurrent.decay_recurrence import run_decay_recurrence, suits_kernels
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
 
 # Added to every feature, whose largest is one, so that no sum of weights is zero.
 EPS = 1e-6
@@ -32,83 +25,57 @@ RUN = 64
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Performer:
+class Performer(SizedHeadSettings):
     """Attention whose softmax is estimated by `features` positive random features per head.
 
     The features (FAVOR+) are orthogonal, so that the estimate is unbiased with a smaller variance,
     and it becomes exact as their number grows.
     """
 
-    width: int
-    heads: int
     features: int
-    head_size: int | Literal["even"] = "even"
     causal: bool = True
     bias: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "features"):
-            check_int(name, getattr(self, name), minimum=1)
-        if self.head_size == "even" and self.width % self.heads:
-            raise ConfigError(
-                f"heads must divide width={self.width}, got {self.heads}", "or set head_size"
-            )
 
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads if self.head_size == "even" else self.head_size
-
-
-class PerformerLayer(Mixer):
+class PerformerLayer(HeadMixer):
     """Performer attention with its projections; its features are saved with the weights."""
 
     carries_state = True
-    has_pattern = True
 
     features: Float[Tensor, "h m d"]
 
     def __init__(self, config: Performer) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         inner = config.heads * config.size
         self.project = nn.Linear(config.width, 3 * inner, bias=config.bias)
         self.output = nn.Linear(inner, config.width, bias=config.bias)
         shape = (config.heads, config.features, config.size)
         self.register_buffer("features", orthogonal_features(*shape))
 
-    def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
-    ) -> Ragged:
-        query, key, value = (
-            by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
-        )
-        query = observe(context, Tap.QUERY, query, x)
-        key = observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, value, x)
-        state = None if cache is None else cache.state
-        before = None if state is None else state[1]
+    def mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
+        cache: StateSlot | None,
+    ) -> Mixed:
+        causal = self.config.causal
+        h0, before = state_of(cache, 2)
         f_query, f_key, decay, largest = featurized(
-            query, key, self.features, x.lengths, before, causal=self.config.causal
+            query, key, self.features, x.lengths, before, causal=causal
         )
         # The sum of the weights is one more channel.
         wider = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1).to(f_key.dtype)
-        if not self.config.causal:
-            refuse_cache(cache)
-            mixed = mix_both_ways(f_query, f_key, wider, x.lengths)
-        elif state is not None and x.lengths.longest == 1 and x.lengths.uniform:
-            mixed, after = recur_one_token(f_query, f_key, wider, decay, state[0])
+        if causal:
+            mixed, ht = run_decay_recurrence(f_query, f_key, wider, decay, x.lengths, h0)
+            if cache is not None:
+                cache.keep(ht, largest)
         else:
-            given = None if state is None else state[0]
-            mixed, after = recur_in_chunks(f_query, f_key, wider, decay, x.lengths, given)
-        if cache is not None:
-            cache.keep(after, largest)
-        mixed = (mixed[..., :-1] / mixed[..., -1:]).to(value.dtype)
-        options = {"causal": self.config.causal, "normalized": True}
+            mixed = mix_both_ways(f_query, f_key, wider, x.lengths)
+        options = {"causal": causal, "normalized": True}
         weights = partial(DecayWeights, f_query, f_key, decay, x.lengths, **options)
-        mixed = watch_pattern(context if state is None else None, weights, value, mixed)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
+        return (mixed[..., :-1] / mixed[..., -1:]).to(value.dtype), weights
 
 
 def orthogonal_features(

@@ -7,18 +7,7 @@ from manyheads import attention
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.tensor_map import Entry
 from manyheads.dataclass_codec import DataclassCodec
-from manyheads.mixers import (
-    fourier,
-    latent_queries,
-    linear_attention,
-    lsh_attention,
-    mixture_of_heads,
-    mlp_mixer,
-    performer,
-)
-from manyheads.mixers.memory import knn_memory, segment_recurrence
-from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2, s4d
-from manyheads.mixers.sparse import big_bird, longformer, routing_attention
+from manyheads.mixers.build import MIXERS
 from manyheads.models import (
     decoder,
     embedding,
@@ -64,23 +53,7 @@ CONFIG_JSON = DataclassCodec(
         feedforward.SwiGLU,
         gates.Gate,
         halting.Halting,
-        fourier.Fourier,
-        big_bird.BigBird,
-        knn_memory.KnnMemory,
-        mlp_mixer.MlpMixer,
-        segment_recurrence.SegmentRecurrence,
-        longformer.Longformer,
-        gated_delta.GatedDelta,
-        kimi_delta.KimiDelta,
-        mixture_of_heads.MixtureOfHeads,
-        latent_queries.LatentQueries,
-        routing_attention.RoutingAttention,
-        linear_attention.LinearAttention,
-        lsh_attention.LshAttention,
-        mamba.Mamba,
-        mamba2.Mamba2,
-        performer.Performer,
-        s4d.S4D,
+        *MIXERS,
         norms.OutputNorm,
         norms.SandwichNorm,
         norms.ScaledPreNorm,
@@ -133,7 +106,7 @@ class NativeFamily(Family):
     def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: ARG002
         return [Entry(name, (name,)) for name in ours]
 
-    def rewritten(self, description: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    def rewritten(self, description: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
         """With today's keys."""
         return {**description, **self.write_config(config)}
 

@@ -10,10 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, check_int
-from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.memory.recent_keys import RecentKeys
-from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
 from manyheads.mixers.sparse.key_lists import (
     ListedWeights,
     QueryBlocks,
@@ -24,7 +22,6 @@ from manyheads.mixers.sparse.key_lists import (
     softmax_where,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
 
 # Queries that share a list of keys, unless the window is wider.
 SMALLEST_BLOCK = 64
@@ -32,76 +29,50 @@ SMALLEST_BLOCK = 64
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnnMemory:
+class KnnMemory(HeadSettings):
     """Attention to the last `window` tokens, and to the `top_k` best of `memory` tokens before.
 
     The memory of a text holds its own tokens only and no gradient flows into it. A learned gate for
     each head weighs what is read from it against what is read from the window.
     """
 
-    width: int
-    heads: int
+    causal = True
+
     window: int
     memory: int
     top_k: int = 32
     bias: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "window", "memory", "top_k"):
-            check_int(name, getattr(self, name), minimum=1)
-        if self.width % self.heads:
-            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
 
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return True
-
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads
-
-
-class KnnMemoryLayer(Mixer):
+class KnnMemoryLayer(HeadMixer):
     """Attention to a window and to the nearest keys of a memory."""
 
-    has_pattern = True
-
     def __init__(self, config: KnnMemory) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.project = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.memory_gate = nn.Parameter(torch.zeros(config.heads))
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
-    ) -> Ragged:
-        config = self.config
-        query, key, value = (
-            by_head(part, config.heads) for part in self.project(x.values).chunk(3, dim=-1)
-        )
-        query = observe(context, Tap.QUERY, query, x)
-        key = observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, value, x)
-        kept = config.window + config.memory - 1
-        recent = RecentKeys.join(key, value, x.lengths, cache, kept)
-        longest = max(x.lengths.longest, 1)
+    def mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
+        cache: StateSlot | None,
+    ) -> Mixed:
+        config, longest = self.config, max(x.lengths.longest, 1)
+        recent = RecentKeys.join(key, value, x.lengths, cache, config.window + config.memory - 1)
         blocks = QueryBlocks.of(x.lengths, min(max(config.window, SMALLEST_BLOCK), longest))
         local = self._local(query, recent, blocks)
-        remembered, found = self._remember(query, recent, blocks)
+        remembered, has_memory = self._remember(query, recent, blocks)
         gate = torch.sigmoid(self.memory_gate.float()).to(local.dtype).unsqueeze(1)
         # Where nothing is remembered yet, the window is all there is.
-        gate = gate * found[:, None, None]
-        mixed = gate * remembered + (1 - gate) * local
-        fresh = cache is None or cache.state is None
+        gate = gate * has_memory[:, None, None]
+        recent.keep(cache)
         rows = partial(self._rows, query, key, x.lengths)
         weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=True)
-        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        recent.keep(cache)
-        return x.with_values(self.output(mixed.flatten(1)))
+        return gate * remembered + (1 - gate) * local, weights
 
     def _local(
         self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks

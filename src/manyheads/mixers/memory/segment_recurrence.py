@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, check_int
+from manyheads.errors import ConfigError
 from manyheads.mixers.head_weights import watch_pattern
 from manyheads.mixers.memory.recent_keys import RecentKeys
-from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.mixers.mixer import HeadSettings, Mixer, by_head, observe_heads, split_heads
 from manyheads.mixers.sparse.key_lists import (
     ListedWeights,
     QueryBlocks,
@@ -23,7 +23,7 @@ from manyheads.mixers.sparse.key_lists import (
 )
 from manyheads.parts.positions import Sinusoidal
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
+from manyheads.taps import WatchContext
 
 # Named, because torch.compile cannot trace a dataclass that is made inside the graph.
 SINUSOID = Sinusoidal()
@@ -31,7 +31,7 @@ SINUSOID = Sinusoidal()
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRecurrence:
+class SegmentRecurrence(HeadSettings):
     """Texts in segments of `segment` tokens, each with a memory of the `memory` tokens before it.
 
     A token sees those before it in its segment, and the memory, into which no gradient flows.
@@ -39,34 +39,19 @@ class SegmentRecurrence:
     distance and learned vectors u and v for each head.
     """
 
-    width: int
-    heads: int
+    may_be_zero = ("memory",)
+    causal = True
+
     segment: int
     memory: int
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "segment"):
-            check_int(name, getattr(self, name), minimum=1)
-        check_int("memory", self.memory, minimum=0)
-        if self.width % self.heads:
-            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+    def check(self) -> None:
+        HeadSettings.check(self)
         if self.width % 2:
             raise ConfigError(
                 f"width must be even for the sinusoids of distances, got {self.width}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return True
-
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads
 
 
 class SegmentRecurrenceLayer(Mixer):
@@ -75,8 +60,7 @@ class SegmentRecurrenceLayer(Mixer):
     has_pattern = True
 
     def __init__(self, config: SegmentRecurrence) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width = config.width
         self.project_query = nn.Linear(width, width, bias=False)
         self.project = nn.Linear(width, 2 * width, bias=False)
@@ -89,17 +73,15 @@ class SegmentRecurrenceLayer(Mixer):
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         heads = self.config.heads
-        query = observe(context, Tap.QUERY, by_head(self.project_query(x.values), heads), x)
-        key, value = (by_head(part, heads) for part in self.project(x.values).chunk(2, dim=-1))
-        key = observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, value, x)
+        query = by_head(self.project_query(x.values), heads)
+        key, value = split_heads(self.project(x.values), heads, 2)
+        query, key, value = observe_heads(context, x, query, key, value)
         fresh = cache is None or cache.state is None
         mixed = self._mix(query, key, value, x, cache, watched=context is not None)
         rows = partial(self._rows, query, key, x.lengths)
         weights = partial(ListedWeights, x.lengths, heads, rows, causal=True)
         mixed = watch_pattern(context if fresh else None, weights, value, mixed)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
+        return self.write(mixed, x, context)
 
     def _mix(
         self,
@@ -123,9 +105,13 @@ class SegmentRecurrenceLayer(Mixer):
         rows, exists = recent.rows(blocks.text, near)
         keys, values = recent.k, recent.v
         if cache is None and torch.is_grad_enabled() and config.memory:
-            still = (key.detach(), value.detach()) if watched else self._without_gradient(x)
-            # The memory of a segment is read from copies that let no gradient into the tokens.
-            keys, values = torch.cat([keys, still[0]]), torch.cat([values, still[1]])
+            # The memory of a segment is read from copies that let no gradient into the tokens; the
+            # weights get theirs, unless a watcher may have replaced keys and values.
+            still_key, still_value = key.detach(), value.detach()
+            if not watched:
+                still = self.project(x.values.detach())
+                still_key, still_value = split_heads(still, config.heads, 2)
+            keys, values = torch.cat([keys, still_key]), torch.cat([values, still_value])
             rows = torch.where(near < blocks.start.unsqueeze(1), rows + len(key), rows)
         before = recent.before[blocks.text].unsqueeze(1)
         position = blocks.position
@@ -187,8 +173,3 @@ class SegmentRecurrenceLayer(Mixer):
         sinusoid = SINUSOID.vectors(torch.arange(count, device=like.device), self.config.width)
         projected = self.project_distance(sinusoid.to(like.dtype))
         return by_head(projected, self.config.heads).transpose(0, 1)
-
-    def _without_gradient(self, x: Ragged) -> list[Float[Tensor, "n h d"]]:
-        """Keys and values of tokens that get no gradient; the weights keep theirs."""
-        still = self.project(x.values.detach()).chunk(2, dim=-1)
-        return [by_head(part, self.config.heads) for part in still]

@@ -57,6 +57,22 @@ def naive_decay_recurrence(
     return outputs, torch.stack(states)
 
 
+def run_decay_recurrence(
+    q: Float[Tensor, "n g d"],
+    k: Float[Tensor, "n g d"],
+    v: Float[Tensor, "n h e"],
+    log_decay: Float[Tensor, "n h"] | None,
+    lengths: Lengths,
+    state: Float[Tensor, "b h d e"] | None,
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    """The outputs and the state after each sequence, by the way that suits the lengths."""
+    if state is None or lengths.longest != 1 or not lengths.uniform:
+        return recur_in_chunks(q, k, v, log_decay, lengths, state)
+    if v.shape[1] != q.shape[1]:
+        q, k = (x.repeat_interleave(v.shape[1] // q.shape[1], dim=1) for x in (q, k))
+    return recur_one_token(q, k, v, log_decay, state)
+
+
 @without_autocast
 def recur_in_chunks(
     q: Float[Tensor, "n g d"],

@@ -1,4 +1,4 @@
-"""The recurrence of Mamba and S4D: states that decay and grow, each on its own.
+"""The recurrence of Mamba: states that decay and grow, each on its own.
 
     h_t = decay_t h_{t-1} + added_t
 
@@ -6,7 +6,7 @@ The state h0 at the start of every sequence is zero, or `state`.
 """
 
 import torch
-from jaxtyping import Inexact
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
@@ -17,11 +17,11 @@ GROUP = 16
 
 
 def naive_diagonal_scan(
-    decay: Inexact[Tensor, "n *states"],
-    added: Inexact[Tensor, "n *states"],
+    decay: Float[Tensor, "n *states"],
+    added: Float[Tensor, "n *states"],
     lengths: Lengths,
-    state: Inexact[Tensor, "b *states"],
-) -> tuple[Inexact[Tensor, "n *states"], Inexact[Tensor, "b *states"]]:
+    state: Float[Tensor, "b *states"],
+) -> tuple[Float[Tensor, "n *states"], Float[Tensor, "b *states"]]:
     """The formula token by token: the oracle of the tests."""
     states, ends = torch.zeros_like(added), []
     for h, tokens in zip(state, lengths.slices(), strict=True):
@@ -33,11 +33,11 @@ def naive_diagonal_scan(
 
 
 def diagonal_scan(
-    decay: Inexact[Tensor, "n *states"],
-    added: Inexact[Tensor, "n *states"],
+    decay: Float[Tensor, "n *states"],
+    added: Float[Tensor, "n *states"],
     lengths: Lengths,
-    state: Inexact[Tensor, "b *states"] | None = None,
-) -> tuple[Inexact[Tensor, "n *states"], Inexact[Tensor, "b *states"]]:
+    state: Float[Tensor, "b *states"] | None = None,
+) -> tuple[Float[Tensor, "n *states"], Float[Tensor, "b *states"]]:
     """The state after every token, and after every sequence."""
     h0 = added.new_zeros(lengths.count, *added.shape[1:]) if state is None else state
     if not lengths.total:
@@ -53,8 +53,8 @@ def diagonal_scan(
 
 
 def _scan(
-    decay: Inexact[Tensor, "n *states"], added: Inexact[Tensor, "n *states"], lengths: Lengths
-) -> Inexact[Tensor, "n *states"]:
+    decay: Float[Tensor, "n *states"], added: Float[Tensor, "n *states"], lengths: Lengths
+) -> Float[Tensor, "n *states"]:
     """Groups of tokens side by side, then the groups as if each were a token.
 
     Only products of decays are formed, never their inverses, so that nothing overflows.

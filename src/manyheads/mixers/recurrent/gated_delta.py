@@ -2,34 +2,37 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, check_int
+from manyheads.errors import ConfigError
 from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
-from manyheads.mixers.mixer import Mixer, by_head
-from manyheads.mixers.recurrent.delta_recurrence import run_delta_rule
+from manyheads.mixers.mixer import Mixer, MixerSettings, by_head, observe_heads, state_of
+from manyheads.mixers.recurrent.delta_recurrence import Decay, run_delta_rule
 from manyheads.mixers.recurrent.head_norms import gated_norm, unit
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Ragged
-from manyheads.taps import Tap, WatchContext, observe
+from manyheads.taps import WatchContext
 
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDelta:
+class GatedDelta(MixerSettings):
     """The config of a gated delta net: `heads` of values that share `key_heads` of keys.
 
     With `negative_eigenvalues` what is under a key may be turned round, not only replaced: beta,
     the rate of writing, goes up to 2 (arXiv 2411.12537).
     """
 
-    width: int
+    causal = True
+
     heads: int
     head_size: int
     key_heads: int
@@ -38,16 +41,9 @@ class GatedDelta:
     eps: float = 1e-6
     negative_eigenvalues: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "head_size", "key_heads", "key_size", "convolution"):
-            check_int(name, getattr(self, name), minimum=1)
+    def check(self) -> None:
         if self.heads % self.key_heads:
             raise ConfigError(f"key_heads must divide heads={self.heads}, got {self.key_heads}")
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return True
 
     def rows(self) -> dict[str, int]:
         """The rows of both input projections."""
@@ -62,15 +58,44 @@ class GatedDelta:
         }
 
 
-class GatedDeltaLayer(Mixer):
-    """A gated delta net with its projections, convolution and output gate."""
+class DeltaMixer(Mixer):
+    """A mixer on the delta rule; its cache has the state of the rule and that of a convolution."""
 
     carries_state = True
     has_pattern = True
+    gate_activation: ClassVar[Literal["silu", "sigmoid"]] = "silu"
+
+    norm_weight: nn.Parameter
+
+    def run(
+        self,
+        heads: tuple[Float[Tensor, "n h _"], ...],
+        beta: Float[Tensor, "n h"],
+        log_decay: Decay,
+        gate: Float[Tensor, "n c"],
+        x: Ragged,
+        cache: StateSlot | None,
+        recent: Float[Tensor, "b k _"],
+        context: WatchContext | None,
+    ) -> Ragged:
+        """The output for queries, keys and values, from the rule to the output projection."""
+        query, key, value = observe_heads(context, x, *heads)
+        h0, _ = state_of(cache, 2)
+        mixed, ht = run_delta_rule(query, key, value, beta, log_decay, x.lengths, h0)
+        if cache is not None:
+            cache.keep(ht, recent)
+        weights = partial(DeltaWeights, query, key, beta, log_decay, x.lengths)
+        mixed = watch_pattern(context if h0 is None else None, weights, value, mixed)
+        gate, eps = by_head(gate, self.config.heads), self.config.eps
+        gated = gated_norm(mixed, gate, self.norm_weight, eps, self.gate_activation)
+        return self.write(gated, x, context)
+
+
+class GatedDeltaLayer(DeltaMixer):
+    """A gated delta net with its projections, convolution and output gate."""
 
     def __init__(self, config: GatedDelta) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         rows = config.rows()
         narrow = rows["beta"] + rows["dt"]
         self.project = nn.Linear(config.width, sum(rows.values()) - narrow, bias=False)
@@ -85,28 +110,17 @@ class GatedDeltaLayer(Mixer):
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
-        config, state = self.config, None if cache is None else cache.state
-        rows = config.rows()
+        config, rows = self.config, self.config.rows()
         mixed, gate = self.project(x.values).tensor_split([-rows["gate"]], dim=-1)
         beta, dt = self.rates(x.values).chunk(2, dim=-1)
-        before = None if state is None else state[1]
-        mixed, recent = self.convolution(x.with_values(mixed), before)
+        mixed, recent = self.convolution(x.with_values(mixed), state_of(cache, 2)[1])
         query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)
         query = unit(by_head(query, config.key_heads), config.key_size**-0.5)
         key = unit(by_head(key, config.key_heads))
         repeats = config.heads // config.key_heads
         if repeats > 1:
             query, key = (part.repeat_interleave(repeats, dim=1) for part in (query, key))
-        query, key = observe(context, Tap.QUERY, query, x), observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, by_head(value, config.heads), x)
         decay = -self.A_log.float().exp() * F.softplus(dt.float() + self.dt_bias.float())
         beta = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
-        h0 = None if state is None else state[0]
-        heads, ht = run_delta_rule(query, key, value, beta, decay, x.lengths, h0)
-        if cache is not None:
-            cache.keep(ht, recent)
-        weights = partial(DeltaWeights, query, key, beta, decay, x.lengths)
-        heads = watch_pattern(context if state is None else None, weights, value, heads)
-        gated = gated_norm(heads, by_head(gate, config.heads), self.norm_weight, config.eps)
-        gated = observe(context, Tap.HEAD_OUTPUT, gated, x)
-        return x.with_values(self.output(gated.flatten(1)))
+        heads = (query, key, by_head(value, config.heads))
+        return self.run(heads, beta, decay, gate, x, cache, recent, context)

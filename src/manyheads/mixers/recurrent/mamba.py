@@ -19,14 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.devices import runs_triton, without_autocast
-from manyheads.errors import check_int
-from manyheads.mixers.mixer import Mixer
+from manyheads.mixers.mixer import Mixer, MixerSettings, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan, naive_diagonal_scan
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
+from manyheads.taps import WatchContext
 
 # Numbers in the states of the channels that are computed at once.
 BLOCK = {"cpu": 2**20, "cuda": 2**27}
@@ -38,14 +37,15 @@ LARGEST_OF_TRITON = 64
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba:
+class Mamba(MixerSettings):
     """A Mamba layer of `inner` channels with `state_size` states each.
 
     The time step dt of all channels is computed from `dt_rank` numbers per token. With `inner_eps`
     dt, B and C are normed by their root mean square, as in Falcon-Mamba.
     """
 
-    width: int
+    causal = True
+
     inner: int
     state_size: int = 16
     dt_rank: int
@@ -54,15 +54,6 @@ class Mamba:
     convolution_bias: bool = True
     inner_eps: float | Literal["none"] = "none"
 
-    def __post_init__(self) -> None:
-        for name in ("width", "inner", "state_size", "dt_rank", "convolution"):
-            check_int(name, getattr(self, name), minimum=1)
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return True
-
 
 class MambaLayer(Mixer):
     """A Mamba layer."""
@@ -70,8 +61,7 @@ class MambaLayer(Mixer):
     carries_state = True
 
     def __init__(self, config: Mamba) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         inner, rank = config.inner, config.dt_rank
         self.sizes = (rank, config.state_size, config.state_size)
         self.project = nn.Linear(config.width, 2 * inner, bias=config.bias)
@@ -87,21 +77,17 @@ class MambaLayer(Mixer):
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
-        state = None if cache is None else cache.state
+        h0, before = state_of(cache, 2)
         mixed, gate = self.project(x.values).chunk(2, dim=-1)
-        before = None if state is None else state[1]
         mixed, recent = self.convolution(x.with_values(mixed), before)
         dt, B, C = (self._normed(part) for part in self.x_proj(mixed).split(self.sizes, dim=-1))
         dt = F.softplus(F.linear(dt, self.dt_weight).float() + self.dt_bias.float())
-        A = -self.A_log.float().exp()
-        h0 = None if state is None else state[0]
-        scanned, after = scan_channels(mixed, dt, A, B, C, x.lengths, h0)
+        scanned, ht = scan_channels(mixed, dt, -self.A_log.float().exp(), B, C, x.lengths, h0)
         if cache is not None:
-            cache.keep(after, recent)
+            cache.keep(ht, recent)
         scanned = scanned + mixed * self.D.float()
         gated = (scanned * F.silu(gate.float())).to(mixed.dtype)
-        gated = observe(context, Tap.HEAD_OUTPUT, gated.unsqueeze(1), x).squeeze(1)
-        return x.with_values(self.output(gated))
+        return self.write(gated.unsqueeze(1), x, context)
 
     def _normed(self, part: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         eps = self.config.inner_eps

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError, check_int
-from manyheads.mixers.mixer import Mixer, refuse_cache
+from manyheads.mixers.mixer import Mixer, MixerSettings, refuse_cache, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Lengths, Ragged
@@ -27,18 +27,16 @@ from manyheads.taps import WatchContext
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S4D:
+class S4D(MixerSettings):
     """An S4D layer with `state_size` states per channel, half of them conjugates of the others.
 
     With causal=False a second system reads every text from its end.
     """
 
-    width: int
     state_size: int = 64
     causal: bool = True
 
-    def __post_init__(self) -> None:
-        check_int("width", self.width, minimum=1)
+    def check(self) -> None:
         check_int("state_size", self.state_size, minimum=2)
         if self.state_size % 2:
             raise ConfigError(f"state_size must be even, got {self.state_size}")
@@ -64,8 +62,7 @@ class S4DLayer(Mixer):
     carries_state = True
 
     def __init__(self, config: S4D) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width, states = config.width, config.state_size // 2
         ways = 1 if config.causal else 2
         # S4D-Lin: A_n = -1/2 + i pi n.
@@ -86,12 +83,12 @@ class S4DLayer(Mixer):
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
-        del context  # it has no heads to look at
+        del context  # it has no heads
         step, C = self.system()
         u, lengths = x.values.float(), x.lengths
         if not self.config.causal:
             refuse_cache(cache)
-        state = None if cache is None or cache.state is None else cache.state[0]
+        (state,) = state_of(cache, 1)
         if state is not None and lengths.longest == 1 and lengths.uniform:
             ht = step.exp() * state + u.unsqueeze(-1)
             mixed = 2 * (C[0] * ht).sum(-1).real

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, check_int
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
-from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.sparse.key_lists import (
     FULL,
@@ -28,7 +26,6 @@ from manyheads.mixers.sparse.key_lists import (
     softmax_where,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
 
 # Texts of these lengths, filled up to whole blocks, draw as in the paper's code: of the first 1,024
 # tokens only.
@@ -38,7 +35,7 @@ PAPER_REACH = 1024
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BigBird:
+class BigBird(HeadSettings):
     """Blocks of `block` tokens; each sees itself, its two neighbors, and the first and last block.
 
     The first and the last block see the whole text, and so does every token of a text of up to
@@ -48,8 +45,9 @@ class BigBird:
     Texts of 1,024, 3,072 and 4,096 tokens draw for a text of `max_length` tokens, as published.
     """
 
-    width: int
-    heads: int
+    may_be_zero = ("random_blocks", "seed")
+    causal = False
+
     block: int = 64
     random_blocks: int = 3
     seed: int = 0
@@ -58,60 +56,32 @@ class BigBird:
     bias: Literal["none", "inputs", "output", "all"] = "all"
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "block", "max_length"):
-            check_int(name, getattr(self, name), minimum=1)
-        for name in ("random_blocks", "seed"):
-            check_int(name, getattr(self, name), minimum=0)
-        if self.width % self.heads:
-            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return False
-
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads
-
     @property
     def full_up_to(self) -> int:
         """The length up to which all tokens of a text see each other."""
         return (5 + 2 * self.random_blocks) * self.block
 
 
-class BigBirdLayer(Mixer):
+class BigBirdLayer(HeadMixer):
     """Block-sparse attention."""
 
-    has_pattern = True
-
     def __init__(self, config: BigBird) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width = config.width
         self.project = nn.Linear(width, 3 * width, bias=config.bias in ("inputs", "all"))
         self.output = nn.Linear(width, width, bias=config.bias in ("output", "all"))
 
-    def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
-    ) -> Ragged:
-        refuse_cache(cache)
-        query, key, value = (
-            by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
-        )
-        query = observe(context, Tap.QUERY, query, x)
-        key = observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, value, x)
-        mixed = self._mix(query, key, value, x.lengths)
+    def mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
+        cache: StateSlot | None,  # noqa: ARG002
+    ) -> Mixed:
         rows = partial(self._rows, query, key, x.lengths)
         weights = partial(ListedWeights, x.lengths, self.config.heads, rows, causal=False)
-        mixed = watch_pattern(context, weights, value, mixed)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
+        return self._mix(query, key, value, x.lengths), weights
 
     def _mix(
         self,

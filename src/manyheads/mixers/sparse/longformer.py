@@ -12,11 +12,18 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ArgumentError, ConfigError, InputError, check_int, short_repr
+from manyheads.errors import ArgumentError, InputError, short_repr
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
 from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.mixer import Mixer, by_head, refuse_cache
+from manyheads.mixers.mixer import (
+    HeadSettings,
+    Mixer,
+    by_head,
+    observe_heads,
+    refuse_cache,
+    split_heads,
+)
 from manyheads.mixers.sparse.key_lists import (
     FULL,
     OUTPUT_ALONE,
@@ -29,7 +36,7 @@ from manyheads.mixers.sparse.key_lists import (
 )
 from manyheads.parts.masks import Window
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
+from manyheads.taps import Tap, WatchContext
 
 # Queries that share a list of keys, unless the window is wider.
 SMALLEST_BLOCK = 32
@@ -39,7 +46,7 @@ Parts = tuple[Float[Tensor, "_ h d"], Float[Tensor, "n h d"], Float[Tensor, "n h
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Longformer:
+class Longformer(HeadSettings):
     """Every token sees `window` tokens on each side and the global tokens of its text.
 
     The tokens at `global_positions` see the whole text, with queries, keys and values of their own.
@@ -47,30 +54,12 @@ class Longformer:
     "given" they are named for every batch by `global_tokens`.
     """
 
-    width: int
-    heads: int
+    causal = False
+
     window: int
     global_positions: tuple[int, ...] | Literal["given"] = (0,)
     bias: bool = True
     dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "window"):
-            check_int(name, getattr(self, name), minimum=1)
-        if self.width % self.heads:
-            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return False
-
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads
 
 
 class LongformerLayer(Mixer):
@@ -79,8 +68,7 @@ class LongformerLayer(Mixer):
     has_pattern = True
 
     def __init__(self, config: Longformer) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.window = Window(config.window, config.window)
         width, bias = config.width, config.bias
         self.project = nn.Linear(width, 3 * width, bias=bias)
@@ -94,12 +82,8 @@ class LongformerLayer(Mixer):
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         refuse_cache(cache)
-        query, key, value = (
-            by_head(part, self.config.heads) for part in self.project(x.values).chunk(3, dim=-1)
-        )
-        query = observe(context, Tap.QUERY, query, x)
-        key = observe(context, Tap.KEY, key, x)
-        value = observe(context, Tap.VALUE, value, x)
+        heads = split_heads(self.project(x.values), self.config.heads, 3)
+        query, key, value = observe_heads(context, x, *heads)
         tokens = GlobalRows.of(self._positions(x.lengths), x.lengths)
         mixed = self._local(query, key, value, tokens, x.lengths)
         if tokens.counts.total:
@@ -108,8 +92,7 @@ class LongformerLayer(Mixer):
         else:
             wide = query[:0], key, value
         mixed = self._watched(context, (query, key, value), wide, tokens, x.lengths, mixed)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
+        return self.write(mixed, x, context)
 
     def _positions(self, lengths: Lengths) -> tuple[tuple[int, ...], ...]:
         """The global positions of every text."""
@@ -171,9 +154,7 @@ class LongformerLayer(Mixer):
     def _global_parts(self, x: Ragged, tokens: "GlobalRows") -> Parts:
         """The queries of the global tokens, and the keys and values they read."""
         heads = self.config.heads
-        key, value = (
-            by_head(part, heads) for part in self.project_global(x.values).chunk(2, dim=-1)
-        )
+        key, value = split_heads(self.project_global(x.values), heads, 2)
         return by_head(self.project_global_query(x.values[tokens.rows]), heads), key, value
 
     def _global(

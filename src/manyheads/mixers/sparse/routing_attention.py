@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, InputError, check_int
-from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.mixer import Mixer, by_head
+from manyheads.errors import ConfigError, InputError
+from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
 from manyheads.mixers.sparse.key_lists import (
     ListedWeights,
     QueryBlocks,
@@ -22,7 +21,6 @@ from manyheads.mixers.sparse.key_lists import (
     softmax_where,
 )
 from manyheads.ragged import Lengths, Ragged
-from manyheads.taps import Tap, WatchContext, observe
 
 # The cluster of a slot that holds no token.
 EMPTY = -1
@@ -30,7 +28,7 @@ EMPTY = -1
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingAttention:
+class RoutingAttention(HeadSettings):
     """Each head assigns tokens to the nearest of `clusters` centroids, learned by k-means.
 
     A token sees the last `window` tokens of its cluster, itself included. Queries are also the
@@ -38,75 +36,59 @@ class RoutingAttention:
     of each. The paper gives every cluster equally many tokens instead, which later ones decide.
     """
 
-    width: int
-    heads: int
+    causal = True
+
     clusters: int
     window: int
     decay: float = 0.999
     bias: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "clusters", "window"):
-            check_int(name, getattr(self, name), minimum=1)
-        if self.width % self.heads:
-            raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
+    def check(self) -> None:
+        HeadSettings.check(self)
         if not 0 <= self.decay <= 1:
             raise ConfigError(f"decay must be in [0, 1], got {self.decay}")
 
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only those before it."""
-        return True
 
-    @property
-    def size(self) -> int:
-        """Channels of a head."""
-        return self.width // self.heads
-
-
-class RoutingAttentionLayer(Mixer):
+class RoutingAttentionLayer(HeadMixer):
     """Attention within clusters. A cache keeps the last tokens of every cluster."""
 
-    has_pattern = True
-
     def __init__(self, config: RoutingAttention) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.project = nn.Linear(config.width, 2 * config.width, bias=config.bias)
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
         self.centroids: Tensor
         start = torch.randn(config.heads, config.clusters, config.size)
         self.register_buffer("centroids", F.normalize(start, dim=-1))
 
-    def forward(
-        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
-    ) -> Ragged:
+    def heads_of(self, x: Ragged) -> tuple[Float[Tensor, "n h d"], ...]:
+        query, value = HeadMixer.heads_of(self, x)
+        return F.layer_norm(query, (self.config.size,)), value
+
+    def mix(
+        self,
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "n h d"],  # noqa: ARG002
+        value: Float[Tensor, "n h d"],
+        x: Ragged,
+        cache: StateSlot | None,
+    ) -> Mixed:
         config = self.config
-        query, value = (
-            by_head(part, config.heads) for part in self.project(x.values).chunk(2, dim=-1)
-        )
-        query = observe(context, Tap.QUERY, F.layer_norm(query, (config.size,)), x)
-        value = observe(context, Tap.VALUE, value, x)
         tokens = ClusteredTokens(query, value, self.assign(query), x.lengths)
         if self.training:
             self._follow(tokens)
-        kept = self._kept(cache, tokens)
-        if kept is not None and x.lengths.longest == 1 and x.lengths.uniform:
-            mixed = self._one_token(tokens, kept)
+        earlier = self._earlier(cache, tokens)
+        if earlier is not None and x.lengths.longest == 1 and x.lengths.uniform:
+            mixed = self._one_token(tokens, earlier)
         else:
-            joined = tokens.behind(kept)
+            joined = tokens.behind(earlier)
             mixed = self._mix(joined)
-            mixed = mixed if kept is None else mixed[joined.new_rows(x.lengths)]
+            mixed = mixed if earlier is None else mixed[joined.new_rows(x.lengths)]
         if cache is not None:
-            last = tokens.behind(kept).last(config.clusters, config.window - 1)
+            last = tokens.behind(earlier).last(config.clusters, config.window - 1)
             parts = (last.key, last.value, last.cluster)
             cache.keep(*(part.unflatten(0, (x.lengths.count, -1)) for part in parts))
-        weights = partial(
-            ListedWeights, x.lengths, config.heads, partial(self._rows, tokens), causal=True
-        )
-        mixed = watch_pattern(context if kept is None else None, weights, value, mixed)
-        mixed = observe(context, Tap.HEAD_OUTPUT, mixed, x)
-        return x.with_values(self.output(mixed.flatten(1)))
+        rows = partial(self._rows, tokens)
+        return mixed, partial(ListedWeights, x.lengths, config.heads, rows, causal=True)
 
     @torch.no_grad()
     def assign(self, query: Float[Tensor, "n h d"]) -> Int[Tensor, "n h"]:
@@ -124,7 +106,9 @@ class RoutingAttentionLayer(Mixer):
         moved = torch.where(counts > 0, F.normalize(moved, dim=-1), self.centroids)
         self.centroids.copy_(moved)
 
-    def _kept(self, cache: StateSlot | None, tokens: "ClusteredTokens") -> "ClusteredTokens | None":
+    def _earlier(
+        self, cache: StateSlot | None, tokens: "ClusteredTokens"
+    ) -> "ClusteredTokens | None":
         if cache is None or cache.state is None:
             return None
         key, value, cluster = cache.state

@@ -1,16 +1,16 @@
 """The arguments of public functions, checked against their annotations before any work."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import is_dataclass
-from functools import cache, wraps
+from functools import wraps
 from inspect import Parameter, isfunction, signature
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
+from manyheads.annotations import Annotation, Range, annotations_of, read_annotation
 from manyheads.errors import ArgumentError, short_repr
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -22,14 +22,14 @@ MAX_SEED = 2**63
 
 def checked_functions(names: Mapping[str, Any]) -> dict[str, Any]:
     """The functions among these, each refusing arguments that do not fit its annotations."""
-    return {name: checked(each) for name, each in names.items() if isfunction(each)}
+    return {name: checked(value) for name, value in names.items() if isfunction(value)}
 
 
 def checked(function: Function) -> Function:
     """The function, with an ArgumentError for the first argument that does not fit its annotation.
 
-    Only what can be said of a value without the others is checked here: that a count is an integer,
-    a name one of those allowed, a rate a number. Ranges are the function's own matter.
+    Only what can be said of a value without the others is checked here: that a count is an integer
+    of its range, a name one of those allowed, a rate a number.
     """
     parameters = signature(function)
 
@@ -40,12 +40,12 @@ def checked(function: Function) -> Function:
         except TypeError:
             # Python's own words for a missing or unknown argument.
             return function(*args, **kwargs)
-        hints = _hints(function)
+        annotations = _annotations(function)
         for name, value in bound.arguments.items():
-            if name in hints:
+            if name in annotations:
                 various = parameters.parameters[name].kind is Parameter.VAR_POSITIONAL
-                for each in value if various else (value,):
-                    check_argument(name, each, hints[name])
+                for item in value if various else (value,):
+                    _check(name, item, annotations[name])
                 if isinstance(value, Integral) and not isinstance(value, int):
                     # An integer of NumPy, which random generators do not take.
                     bound.arguments[name] = int(value)
@@ -55,22 +55,32 @@ def checked(function: Function) -> Function:
 
 
 def check_fields(kind: type[Config]) -> type[Config]:
-    """The dataclass, with an ArgumentError for the first field that does not fit its annotation."""
+    """The dataclass, with an ArgumentError for the first field that does not fit its annotation.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> from manyheads.annotations import AtLeast
+    >>> @check_fields
+    ... @dataclass(frozen=True)
+    ... class Grid:
+    ...     rows: Annotated[int, AtLeast(1)]
+    >>> Grid(0)
+    Traceback (most recent call last):
+    manyheads.errors.ArgumentError: rows must be at least 1, got 0.
+    """
     initialize = kind.__init__
     parameters = signature(initialize)
 
     @wraps(initialize)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            given = parameters.bind(self, *args, **kwargs).arguments
+            values = parameters.bind(self, *args, **kwargs).arguments
         except TypeError:
             return initialize(self, *args, **kwargs)
-        known: Any = kind
-        hints = _hints(known)
-        for name, value in given.items():
-            if name in hints and not _fits(value, hints[name]):
-                problem = f"{name} must be {_words(hints[name])}, got {short_repr(value)}"
-                raise ArgumentError(problem)
+        annotations = _annotations(kind)
+        for name, value in values.items():
+            if name in annotations:
+                _check_value(name, value, annotations[name])
         return initialize(self, *args, **kwargs)
 
     kind.__init__ = init  # type: ignore[method-assign]
@@ -79,9 +89,9 @@ def check_fields(kind: type[Config]) -> type[Config]:
 
 def check_fields_of(names: Mapping[str, Any]) -> None:
     """Check the fields of every dataclass among these."""
-    for each in names.values():
-        if isinstance(each, type) and is_dataclass(each):
-            check_fields(each)
+    for value in names.values():
+        if isinstance(value, type) and is_dataclass(value):
+            check_fields(value)
 
 
 def check_argument(name: str, value: object, hint: Any) -> None:
@@ -90,43 +100,54 @@ def check_argument(name: str, value: object, hint: Any) -> None:
     Traceback (most recent call last):
     manyheads.errors.ArgumentError: top_k must be an integer or None, got 2.5.
     """
-    if not _fits(value, hint):
-        raise ArgumentError(f"{name} must be {_words(hint)}, got {short_repr(value)}")
+    _check(name, value, read_annotation(hint))
+
+
+def _check(name: str, value: object, annotation: Annotation) -> None:
+    _check_value(name, value, annotation)
     if name == "seed" and isinstance(value, Integral) and not 0 <= int(value) < MAX_SEED:
         raise ArgumentError(f"seed must be in 0 to {MAX_SEED - 1}, got {value}")
 
 
-@cache
-def _hints(function: Any) -> dict[str, Any]:
-    """The annotations of a function, or of the fields of a class."""
+def _check_value(name: str, value: object, annotation: Annotation) -> None:
+    if not _fits(value, annotation):
+        raise ArgumentError(f"{name} must be {_words(annotation)}, got {short_repr(value)}")
+    if broken := _broken_range(value, annotation):
+        limits, number = broken
+        raise ArgumentError(f"{name} must be {limits}, got {number}", limits.remedy)
+
+
+def _annotations(owner: Any) -> dict[str, Annotation]:
     try:
-        return get_type_hints(function)
+        return annotations_of(owner)
     except NameError:
         # An annotation that only type checkers can resolve.
         return {}
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value fits an annotation; unknown kinds of annotations fit everything."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        if Path in inner and isinstance(value, str):
-            return _fits_class(value, Path)
-        return any(_fits(value, each) for each in inner)
-    if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in inner)
-    if origin is Callable:
-        return callable(value)
-    if origin in (Sequence, list, tuple, Iterable, Mapping, dict):
-        return _fits_container(value, origin, inner)
-    if hint in (None, NoneType):
-        return value is None
-    if isinstance(hint, TypeVar):
-        options = hint.__constraints__ or (hint.__bound__ or Any,)
-        return any(_fits(value, each) for each in options)
-    if hint is Any:
-        return True
-    return not isinstance(hint, type) or origin is not None or _fits_class(value, hint)
+def _fits(value: Any, annotation: Annotation) -> bool:
+    """Whether a value is of the annotated type; unknown kinds of annotations fit everything."""
+    items = annotation.items
+    match annotation.form:
+        case "union":
+            if isinstance(value, str) and any(item.hint is Path for item in items):
+                return _fits_class(value, Path)
+            return any(_fits(value, item) for item in items)
+        case "literal":
+            return annotation.is_choice(value)
+        case "callable":
+            return callable(value)
+        case "mapping":
+            return isinstance(value, annotation.kind) and all(
+                _fits(key, items[0]) and _fits(item, items[1]) for key, item in value.items()
+            )
+        case "sequence" | "tuple":
+            return _fits_sequence(value, annotation)
+        case "none":
+            return value is None
+        case "class":
+            return _fits_class(value, annotation.kind)
+    return True
 
 
 def _fits_class(value: Any, kind: type) -> bool:
@@ -153,19 +174,32 @@ def _fits_class(value: Any, kind: type) -> bool:
         return True
 
 
-def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+def _fits_sequence(value: Any, annotation: Annotation) -> bool:
     # A list does where a tuple is meant.
-    kinds: Any = (list, tuple) if origin is tuple else origin
+    kinds: Any = (list, tuple) if annotation.kind is tuple else annotation.kind
     if isinstance(value, str | bytes) or not isinstance(value, kinds):
         return False
-    if isinstance(value, Mapping) and origin in (Mapping, dict):
-        return all(_fits(key, inner[0]) and _fits(each, inner[1]) for key, each in value.items())
-    if not inner or (origin is Iterable and not isinstance(value, Collection)):
+    if annotation.form == "tuple":
+        return len(value) == len(annotation.items) and all(map(_fits, value, annotation.items))
+    if annotation.kind is Iterable and not isinstance(value, Collection):
         # An iterator could be read only once.
         return True
-    if origin is tuple and inner[-1] is not ...:
-        return len(value) == len(inner) and all(map(_fits, value, inner))
-    return all(_fits(each, inner[0]) for each in value)
+    return all(_fits(item, annotation.items[0]) for item in value)
+
+
+def _broken_range(value: Any, annotation: Annotation) -> tuple[Range, object] | None:
+    """The first range that a number of this value is outside of, and the number."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        for limits in annotation.ranges:
+            if not limits.allows(float(value)):
+                return limits, value
+    if annotation.form == "union":
+        broken = [_broken_range(value, item) for item in annotation.items if _fits(value, item)]
+        return broken[0] if broken and all(broken) else None
+    if annotation.form in ("sequence", "tuple") and isinstance(value, list | tuple):
+        items = annotation.items if annotation.form == "tuple" else annotation.items * len(value)
+        return next(filter(None, map(_broken_range, value, items)), None)
+    return None
 
 
 def _is_nan(value: Any) -> bool:
@@ -175,31 +209,35 @@ def _is_nan(value: Any) -> bool:
         return False
 
 
-def _words(hint: Any) -> str:
+NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
+PLURALS = {int: " of integers", float: " of numbers", str: " of strings"}
+
+
+def _words(annotation: Annotation) -> str:
     """An annotation in words.
 
-    >>> _words(int | None), _words(Literal["zero", "mean"]), _words(Sequence[int])
-    ('an integer or None', "'zero' or 'mean'", 'a sequence of integers')
+    >>> from typing import Literal
+    >>> hints = int | None, Literal["zero", "mean"], list[int]
+    >>> [_words(read_annotation(hint)) for hint in hints]
+    ['an integer or None', "'zero' or 'mean'", 'a sequence of integers']
     """
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        models = [each for each in inner if hasattr(each, "copy_provenance")]
-        words = [_words(each) for each in inner if len(models) < 2 or each not in models]
-        return " or ".join(dict.fromkeys([*(["a model"] if len(models) > 1 else []), *words]))
-    if origin is Literal:
-        return " or ".join(map(repr, inner))
-    names = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
-    if origin in (Sequence, list, tuple, Iterable):
-        plural = {int: " of integers", float: " of numbers", str: " of strings"}
-        return "a sequence" + (plural.get(inner[0], "") if inner else "")
-    if origin in (Mapping, dict):
-        return "a mapping"
-    if hint in (None, NoneType):
-        return "None"
-    if isinstance(hint, TypeVar):
-        return " or ".join(dict.fromkeys(map(_words, hint.__constraints__ or (hint.__bound__,))))
-    if isinstance(hint, type) and issubclass(hint, Path):
-        return "a path"
-    if hasattr(hint, "copy_provenance"):
-        return f"a model of type {hint.__name__}"
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+    hint = annotation.hint
+    match annotation.form:
+        case "union":
+            models = [item for item in annotation.items if hasattr(item.hint, "copy_provenance")]
+            several = ["a model"] if len(models) > 1 else []
+            words = [_words(item) for item in annotation.items if not several or item not in models]
+            return " or ".join(dict.fromkeys([*several, *words]))
+        case "literal":
+            return " or ".join(map(repr, annotation.values))
+        case "sequence" | "tuple":
+            return "a sequence" + PLURALS.get(annotation.items[0].hint, "")
+        case "mapping":
+            return "a mapping"
+        case "none":
+            return "None"
+        case "class" if issubclass(hint, Path):
+            return "a path"
+        case "class" if hasattr(hint, "copy_provenance"):
+            return f"a model of type {hint.__name__}"
+    return NAMES.get(hint, getattr(hint, "__name__", str(hint)))

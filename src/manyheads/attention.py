@@ -9,6 +9,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import DropoutRate, PositiveFloat, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import CacheSlot, KeyValues, StaticCachePlan
 from manyheads.errors import ConfigError, InputError, ShapeError
@@ -88,10 +89,10 @@ class AttentionConfig:
     manyheads.errors.ConfigError: kv_heads must divide heads=12 (1, 2, 3, 4, 6 or 12), got 5.
     """
 
-    width: int
-    heads: int
+    width: PositiveInt
+    heads: PositiveInt
     kv_heads: KeyHeads = "each"
-    head_size: int | Literal["even"] = "even"
+    head_size: PositiveInt | Literal["even"] = "even"
     position: AttentionPosition = NoPosition()
     mask: Mask = Full()
     gates: tuple[Gate, ...] = ()
@@ -100,30 +101,21 @@ class AttentionConfig:
     norm_span: Literal["head", "heads"] = "head"
     bias: Literal["none", "inputs", "output", "all"] = "none"
     scale: float | Literal["root"] = "root"
-    softcap: float | Literal["none"] = "none"
+    softcap: PositiveFloat | Literal["none"] = "none"
     sink: Literal["none", "learned"] = "none"
     head_scale: Literal["none", "learned"] = "none"
-    dropout: float = 0.0
-    drop_heads: float = 0.0
+    dropout: DropoutRate = 0.0
+    drop_heads: DropoutRate = 0.0
     keys_from: Literal["itself", "memory"] = "itself"
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        counts = {"width": self.width, "heads": self.heads, "kv_heads": self.kv_heads}
-        for name, number in (counts | {"head_size": self.head_size}).items():
-            if isinstance(number, int) and number < 1:
-                raise ConfigError(f"{name} must be at least 1, got {number}")
         if self.head_size == "even" and self.width % self.heads:
             raise ConfigError(
                 f"heads must divide width={self.width}, got {self.heads}",
                 f"use {listed(nearest(divisors(self.width), self.heads))} heads, or set head_size",
             )
         object.__setattr__(self, "kv_heads", normalize_kv_heads(self.heads, self.kv_heads))
-        for name, rate in (("dropout", self.dropout), ("drop_heads", self.drop_heads)):
-            if not 0 <= rate < 1:
-                raise ConfigError(f"{name} must be in [0, 1), got {rate}")
-        if self.softcap != "none" and not 0 < self.softcap < float("inf"):
-            raise ConfigError(f"softcap must be above 0, got {self.softcap}")
         if isinstance(self.position, Rotary):
             self.position.rotated_channels(self.size)
         if isinstance(self.position, Alibi):

@@ -9,11 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.errors import InputError, check_int
+from manyheads.annotations import PositiveInt
+from manyheads.argument_checks import check_fields
+from manyheads.errors import InputError
 from manyheads.parts.masks import Mask, exact_band
 from manyheads.ragged import Lengths
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicCache:
     """A cache of `initial_size` tokens per sequence that doubles when it is full.
@@ -21,13 +24,11 @@ class DynamicCache:
     With `ring_buffers` a layer with a sliding window keeps the tokens of its window only.
     """
 
-    initial_size: int = 64
+    initial_size: PositiveInt = 64
     ring_buffers: bool = True
 
-    def __post_init__(self) -> None:
-        check_int("initial_size", self.initial_size, minimum=1)
 
-
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticCache:
     """A cache of at most `size` tokens per sequence, allocated once.
@@ -35,11 +36,8 @@ class StaticCache:
     With `ring_buffers` a layer with a sliding window keeps the tokens of its window only.
     """
 
-    size: int
+    size: PositiveInt
     ring_buffers: bool = True
-
-    def __post_init__(self) -> None:
-        check_int("the size of a StaticCache", self.size, minimum=1)
 
 
 class CachePlan:

@@ -3,20 +3,20 @@
 Whatever does not fit is reported by its key path.
 """
 
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
 from inspect import Parameter, isabstract, signature
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, get_origin
 
+from manyheads.annotations import Annotation, annotations_of, read_annotation
 from manyheads.errors import ConfigError, ManyheadsError
 from manyheads.renamed_keys import CLASSES, with_new_keys
 
 REQUIRED = object()
-NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SCALARS = {
     bool: "true or false",
     int: "an integer",
@@ -52,53 +52,59 @@ class DataclassCodec:
             values = {field.name: self.encode(getattr(value, field.name)) for field in _init(value)}
             return {self.tag: type(value).__name__, **values}
         if isinstance(value, tuple):
-            return [self.encode(each) for each in value]
+            return [self.encode(item) for item in value]
         return value
 
     def decode(self, kind: Any, value: object, path: str, default: object = REQUIRED) -> Any:
         """The value of a field annotated as `kind`; `path` is where it is in the file.
 
-        >>> DataclassCodec("type").decode(tuple[int, ...] | Literal["all"], [1, 2], "run.layers")
+        >>> DataclassCodec("type").decode(tuple[int, ...] | str, [1, 2], "run.layers")
         (1, 2)
         """
-        origin, inner = get_origin(kind), get_args(kind)
-        if kind is Any or kind is object:
-            return value
-        if origin is Literal:
-            if not any(value == each and type(value) is type(each) for each in inner):
-                raise ConfigError(f"{path} is {value!r}", f"use {_listed(map(repr, inner))}")
-            return value
-        if origin in (Union, types.UnionType):
-            return self._decode_union(inner, value, path, default)
-        if origin is tuple:
-            return self._decode_tuple(inner, value, path)
-        if candidates := self._candidates(kind):
+        return self._decode(read_annotation(kind), value, path, default)
+
+    def _decode(
+        self, annotation: Annotation, value: object, path: str, default: object = REQUIRED
+    ) -> Any:
+        match annotation.form:
+            case "any":
+                return value
+            case "literal":
+                if not annotation.is_choice(value):
+                    choices = _listed(map(repr, annotation.values))
+                    raise ConfigError(f"{path} is {value!r}", f"use {choices}")
+                return value
+            case "union":
+                return self._decode_union(annotation, value, path, default)
+            case "sequence" | "tuple":
+                return self._decode_tuple(annotation, value, path)
+            case "mapping":
+                return {
+                    key: self._decode(annotation.items[1], item, _join(path, key))
+                    for key, item in _table(value, path).items()
+                }
+        if candidates := self._candidates(annotation):
             return self._decode_tagged(candidates, value, path, default)
-        if isinstance(origin, type) and issubclass(origin, Mapping):
-            return {
-                key: self.decode(inner[1], each, _join(path, key))
-                for key, each in _table(value, path).items()
-            }
-        return _decode_scalar(kind, value, path)
+        return _decode_scalar(annotation.hint, value, path)
 
     def decode_table(
         self, kind: Any, table: object, path: str = "", known: Mapping[str, Any] = NOTHING
     ) -> Any:
         """The dataclass `kind` with the values of a table, and the `known` ones as they are."""
-        made, hints = get_origin(kind) or kind, _hints(kind)
-        defaults = {field.name: _default(field) for field in _init(made)}
+        cls, annotations = get_origin(kind) or kind, annotations_of(kind)
+        defaults = {field.name: _default(field) for field in _init(cls)}
         values = with_new_keys(_table(table, path), defaults)
         _check_keys(defaults, values, path)
         for name, default in defaults.items():
             if name in values or name in known or default is not REQUIRED:
                 continue
-            if not self._is_table(hints[name]):
+            if not all(map(self._candidates, annotations[name].members)):
                 raise ConfigError(f"{_join(path, name)} is missing", "add it")
             # Decoded as an empty table, it reports which of its own keys are missing.
             values[name] = {}
-        decoded = self._decode_values(hints, defaults, values, path)
+        decoded = self._decode_values(annotations, defaults, values, path)
         try:
-            return made(**decoded, **known)
+            return cls(**decoded, **known)
         except ManyheadsError as error:
             prefix = f"{path}: " if path else ""
             raise ConfigError(f"{prefix}{error.problem}", error.remedy) from None
@@ -112,50 +118,45 @@ class DataclassCodec:
             for name, parameter in signature(function).parameters.items()
         }
         _check_keys(defaults, table, path)
-        return self._decode_values(get_type_hints(function), defaults, table, path)
+        return self._decode_values(annotations_of(function), defaults, table, path)
 
     def _decode_values(
         self,
-        hints: Mapping[str, Any],
+        annotations: Mapping[str, Annotation],
         defaults: Mapping[str, Any],
         table: Mapping[str, Any],
         path: str,
     ) -> dict[str, Any]:
         return {
-            name: self.decode(hints[name], table[name], _join(path, name), default)
+            name: self._decode(annotations[name], table[name], _join(path, name), default)
             for name, default in defaults.items()
             if name in table
         }
 
-    def _candidates(self, kind: Any) -> tuple[Any, ...]:
-        """The classes that a table can be where `kind` is annotated; none where it is no table."""
-        if not is_dataclass(get_origin(kind) or kind):
+    def _candidates(self, annotation: Annotation) -> tuple[Any, ...]:
+        """The classes that an annotated table can be; none where the annotation is no table."""
+        if not is_dataclass(annotation.kind):
             return ()
+        kind: Any = annotation.kind
         if isabstract(kind):
-            return tuple(each for each in self.classes if issubclass(each, kind))
-        return (kind,)
-
-    def _is_table(self, kind: Any) -> bool:
-        """Whether a value of this annotation is always a table."""
-        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-        return all(self._candidates(each) for each in kinds)
+            return tuple(cls for cls in self.classes if issubclass(cls, kind))
+        return (annotation.hint,)
 
     def _decode_union(
-        self, kinds: tuple[Any, ...], value: object, path: str, default: object
+        self, annotation: Annotation, value: object, path: str, default: object
     ) -> Any:
         """A table is one of the dataclasses, anything else the first type that accepts it."""
-        tables = tuple(each for kind in kinds for each in self._candidates(kind))
+        tables = tuple(cls for member in annotation.items for cls in self._candidates(member))
         if tables and isinstance(value, Mapping):
             return self._decode_tagged(tables, value, path, default)
-        if value is None and types.NoneType in kinds:
+        if value is None and any(member.form == "none" for member in annotation.items):
             return None
-        others = [
-            kind for kind in kinds if not self._candidates(kind) and kind is not types.NoneType
-        ]
         refusals = []
-        for kind in others:
+        for member in annotation.items:
+            if member.form == "none" or self._candidates(member):
+                continue
             try:
-                return self.decode(kind, value, path, default)
+                return self._decode(member, value, path, default)
             except ConfigError as error:
                 refusals.append(error)
         if not refusals:
@@ -183,17 +184,17 @@ class DataclassCodec:
             raise ConfigError(f"{_join(path, self.tag)} {problem}", f"use {listed}")
         return self.decode_table(chosen[0], values, path)
 
-    def _decode_tuple(self, inner: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
-        any_length = len(inner) == 2 and inner[1] is Ellipsis
+    def _decode_tuple(self, annotation: Annotation, value: object, path: str) -> tuple[Any, ...]:
+        items = annotation.items
+        any_length = annotation.form == "sequence"
         # One value stands for a list of one where a list may have any length.
         if any_length and not isinstance(value, list):
-            return (self.decode(inner[0], value, path),)
-        if not isinstance(value, list) or (not any_length and len(value) != len(inner)):
-            raise ConfigError(f"{path} is {value!r}", f"use a list of {len(inner)} values")
-        kinds = [inner[0]] * len(value) if any_length else inner
+            return (self._decode(items[0], value, path),)
+        if not isinstance(value, list) or (not any_length and len(value) != len(items)):
+            raise ConfigError(f"{path} is {value!r}", f"use a list of {len(items)} values")
         return tuple(
-            self.decode(kind, each, f"{path}.{index}")
-            for index, (kind, each) in enumerate(zip(kinds, value, strict=True))
+            self._decode(items[0 if any_length else index], item, f"{path}.{index}")
+            for index, item in enumerate(value)
         )
 
 
@@ -231,16 +232,6 @@ def _decode_scalar(kind: Any, value: object, path: str) -> Any:
     if type(value) is not kind:
         raise ConfigError(f"{path} is {value!r}", f"use {SCALARS[kind]}")
     return value
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """The annotations of a dataclass; those of `Branch[MLP]` have MLP in place of the variable."""
-    origin = get_origin(kind)
-    if origin is None:
-        return get_type_hints(kind)
-    meaning = dict(zip(origin.__parameters__, get_args(kind), strict=True))
-    return {name: meaning.get(hint, hint) for name, hint in get_type_hints(origin).items()}
 
 
 def _init(kind: Any) -> "list[Field[Any]]":

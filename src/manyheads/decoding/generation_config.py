@@ -8,12 +8,15 @@ from numbers import Integral
 from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from manyheads.annotations import NonNegativeInt, PositiveFloat
+from manyheads.argument_checks import check_fields
 from manyheads.cache import DynamicCache, StaticCache
 from manyheads.decoding.guard import Guard, GuardReport, as_guard
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample, Sampling
-from manyheads.errors import ConfigError, InputError, check_int, check_number, short_repr
+from manyheads.errors import ConfigError, InputError, check_int, short_repr
 from manyheads.models.build import Model
 
 FinishReason = Literal["length", "eos", "stop string", "guard"]
@@ -42,10 +45,11 @@ class Generation:
         return " ".join(map(str, self.ids)) if self.text is None else self.text
 
 
-TokenIds = Literal["model"] | int | Sequence[int]
+TokenIds = Literal["model"] | NonNegativeInt | Iterable[NonNegativeInt] | Tensor | NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationConfig:
     """The options of `generate` and `stream`.
@@ -72,13 +76,13 @@ class GenerationConfig:
     ('END',)
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: NonNegativeInt = 128
     sampling: Sampling = Greedy()
-    repetition_penalty: float = 1.0
-    stop_strings: str | Sequence[str] = ()
+    repetition_penalty: PositiveFloat = 1.0
+    stop_strings: str | Iterable[str] = ()
     eos_token_ids: TokenIds = "model"
     suppress_tokens: TokenIds = "model"
-    decoder_start_token_id: Literal["model"] | int = "model"
+    decoder_start_token_id: Literal["model"] | NonNegativeInt = "model"
     seed: int | None = None
     logprobs: bool = False
     cache: DynamicCache | StaticCache = DynamicCache()
@@ -86,20 +90,12 @@ class GenerationConfig:
     guard: Guard | Model | None = None
 
     def __post_init__(self) -> None:
-        check_int("max_new_tokens", self.max_new_tokens, minimum=0)
-        _check_type("sampling", self.sampling, (Greedy, Sample, BeamSearch))
-        check_number(
-            "repetition_penalty", self.repetition_penalty, "above 0", lambda p: 0 < p < float("inf")
-        )
-        _check_type("cache", self.cache, (DynamicCache, StaticCache))
         if self.guard is not None:
             object.__setattr__(self, "guard", as_guard(self.guard))
         # One string or id stands for a sequence of one, and a tuple can be hashed.
         object.__setattr__(self, "stop_strings", _strings(self.stop_strings))
         for name in ("eos_token_ids", "suppress_tokens"):
             object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
-        if self.decoder_start_token_id != "model":
-            check_int("decoder_start_token_id", self.decoder_start_token_id, minimum=0)
         if self.stop_strings and self.uses_beams:
             raise ConfigError(
                 "stop_strings cannot be combined with BeamSearch",

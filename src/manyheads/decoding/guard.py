@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from manyheads.annotations import Probability
+from manyheads.argument_checks import check_fields
 from manyheads.encoding.encode import Options
 from manyheads.encoding.filter_rule import TextRule
 from manyheads.encoding.text_reader import require_text_model
@@ -15,7 +17,7 @@ from manyheads.encoding.text_scores import (
     scored_classes,
     tokenize_texts,
 )
-from manyheads.errors import ConfigError, InputError, check_number
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 
 GuardAction = Literal["stop", "mark"]
@@ -31,6 +33,7 @@ SENTENCE_END = re.compile(r"""[.!?…]+["')\]»”’]*(?=\s)|[。！？]+|\n+""
 LONGEST_SENTENCE = 600
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, eq=False)
 class Guard:
     """A classifier and what it refuses.
@@ -53,7 +56,7 @@ class Guard:
     _: KW_ONLY
     refuse: str | None = None
     action: GuardAction = "stop"
-    threshold: float | None = None
+    threshold: Probability | None = None
     rule: TextRule = field(init=False)
     label: str | None = field(init=False)
 
@@ -61,10 +64,6 @@ class Guard:
         classes = scored_classes(self.model)
         if require_text_model(self.model).tokenizer is None:
             raise InputError("the guard has no tokenizer", "load it from a folder that has one")
-        if self.action not in ("stop", "mark"):
-            raise ConfigError(f"action must be 'stop' or 'mark', got {self.action!r}")
-        if self.threshold is not None:
-            check_number("threshold", self.threshold, "in [0, 1]", lambda share: 0 <= share <= 1)
         label = _refused_class(classes) if self.refuse is None else self.refuse
         object.__setattr__(self, "label", label if label in classes else None)
         object.__setattr__(self, "rule", self._rule(label, classes))

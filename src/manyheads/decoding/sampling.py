@@ -3,13 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.errors import ConfigError, check_int, check_number
+from manyheads.annotations import Above, PositiveInt, Probability, Share
+from manyheads.argument_checks import check_fields
+from manyheads.errors import check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +71,15 @@ class RepetitionPenalty:
         self.seen = self.seen[torch.tensor(sequences, device=self.seen.device, dtype=torch.long)]
 
 
+Temperature = Annotated[float, Above(0, "use Greedy() for the most likely token")]
+
+
 @dataclass(frozen=True, slots=True)
 class Greedy:
     """The most likely token at every step."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A token drawn at random by its probability.
@@ -87,23 +93,10 @@ class Sample:
     [[True, False, False]]
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.temperature, int | float) and self.temperature == 0:
-            raise ConfigError(
-                "temperature must be above 0, got 0", "use Greedy() for the most likely token"
-            )
-        check_number("temperature", self.temperature, "above 0", lambda t: 0 < t < math.inf)
-        if self.top_k is not None:
-            check_int("top_k", self.top_k, minimum=1)
-        if self.top_p is not None:
-            check_number("top_p", self.top_p, "in (0, 1]", lambda p: 0 < p <= 1)
-        if self.min_p is not None:
-            check_number("min_p", self.min_p, "in [0, 1]", lambda p: 0 <= p <= 1)
+    temperature: Temperature = 1.0
+    top_k: PositiveInt | None = None
+    top_p: Share | None = None
+    min_p: Probability | None = None
 
     def filter_logits(self, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
         """The logits to draw from, minus infinity for the tokens that are filtered out."""
@@ -117,6 +110,7 @@ class Sample:
         return logits
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearch:
     """The most likely text among `num_beams` that are extended side by side.
@@ -127,17 +121,12 @@ class BeamSearch:
     `num_beams` texts are finished, and "never" when no running beam can win. One beam is `Greedy`.
     """
 
-    num_beams: int = 4
+    num_beams: PositiveInt = 4
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
-        check_int("num_beams", self.num_beams, minimum=1)
         check_number("length_penalty", self.length_penalty, "finite", math.isfinite)
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise ConfigError(
-                f'early_stopping must be True, False or "never", got {self.early_stopping!r}'
-            )
 
 
 Sampling = Greedy | Sample | BeamSearch

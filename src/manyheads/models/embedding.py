@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.parts.norms import NoNorm, Norm, make_norm
@@ -31,22 +32,18 @@ class Embedding:
     `table_width` than the model, as in ALBERT (arXiv 1909.11942).
     """
 
-    vocabulary: int
-    width: int
+    vocabulary: PositiveInt
+    width: PositiveInt
     position: EmbeddingPosition = NoPosition()
-    types: int = 0
+    types: NonNegativeInt = 0
     norm: Norm = NoNorm()
     scale: float = 1.0
     round_scale: bool = False
     projected: bool = False
-    table_width: int | Literal["same"] = "same"
+    table_width: PositiveInt | Literal["same"] = "same"
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.vocabulary < 1:
-            raise ConfigError(f"vocabulary must be at least 1, got {self.vocabulary}")
-        if self.table_width != "same" and self.table_width < 1:
-            raise ConfigError(f"table_width must be at least 1, got {self.table_width}")
         if self.size != self.width and not self.projected:
             raise ConfigError(
                 f"vectors of table_width={self.table_width} do not have the width {self.width}",

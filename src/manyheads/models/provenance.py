@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.errors import ConfigError, LongTextWarning
+from manyheads.annotations import PositiveInt
+from manyheads.argument_checks import check_fields
+from manyheads.errors import LongTextWarning
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 
 Pooling = Literal["mean", "cls", "last"]
@@ -66,6 +68,7 @@ class SentenceConfig:
         return self.dense[-1].weight.shape[0] if self.dense else pooled
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryExpansion:
     """Queries are extended to `length` tokens with `token`, usually [MASK] (arXiv 2004.12832).
@@ -74,18 +77,13 @@ class QueryExpansion:
     attends to them. Queries of more than `length` tokens are truncated if `truncates`.
     """
 
-    length: int
+    length: PositiveInt
     token: int
     attend: bool = False
     truncates: bool = True
 
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ConfigError(
-                f"the length of an expanded query must be at least 1, got {self.length}"
-            )
 
-
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateInteractionConfig:
     """How a model gives one vector per token, for late interaction (ColBERT, arXiv 2004.12832).
@@ -99,18 +97,12 @@ class LateInteractionConfig:
     normalize: bool = True
     query_prompt: str = ""
     document_prompt: str = ""
-    query_length: int | None = None
-    document_length: int | None = None
-    longest: int | None = None
+    query_length: PositiveInt | None = None
+    document_length: PositiveInt | None = None
+    longest: PositiveInt | None = None
     expansion: QueryExpansion | None = None
     skipped: tuple[int, ...] = ()
     skipped_in: tuple[Role, ...] = ("document",)
-
-    def __post_init__(self) -> None:
-        for name in ("query_length", "document_length", "longest"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
 
     def prompt(self, role: Role) -> str:
         """What is put in front of a text of this role."""

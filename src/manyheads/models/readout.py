@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveFloat, Probability
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
@@ -35,6 +37,7 @@ class ReadoutTransform:
     width: int | Literal["same"] = "same"
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageHead:
     """Logits of every token; a `tied` head uses the token embedding as its weight.
@@ -46,11 +49,7 @@ class LanguageHead:
     transform: ReadoutTransform | None = None
     bias: bool = False
     scale: float = 1.0
-    softcap: float | Literal["none"] = "none"
-
-    def __post_init__(self) -> None:
-        if self.softcap != "none" and not 0 < self.softcap < float("inf"):
-            raise ConfigError(f"softcap must be above 0, got {self.softcap}")
+    softcap: PositiveFloat | Literal["none"] = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +110,7 @@ PROBLEM_TYPE, TEMPERATURE, THRESHOLDS = (
 MULTI_LABEL, SINGLE_LABEL = "multi_label_classification", "single_label_classification"
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierSettings:
     """How logits become probabilities and labels.
@@ -121,15 +121,8 @@ class ClassifierSettings:
     """
 
     multi_label: bool = False
-    temperature: float = 1.0
-    thresholds: tuple[float, ...] = (0.5,)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature must be above 0, got {self.temperature}")
-        for threshold in self.thresholds:
-            if not 0 <= threshold <= 1:
-                raise ConfigError(f"thresholds must be in [0, 1], got {threshold}")
+    temperature: PositiveFloat = 1.0
+    thresholds: tuple[Probability, ...] = (0.5,)
 
     def probabilities(self, logits: Float[Tensor, "*n classes"]) -> Float[Tensor, "*n classes"]:
         """The probabilities of the classes, in float32."""

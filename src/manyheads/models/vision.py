@@ -8,6 +8,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import NonNegativeInt, PositiveInt
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.models.initialization import Initialization, initialize
 from manyheads.models.model_interface import ModelInputs, ModelInterface
@@ -21,6 +23,7 @@ from manyheads.taps import Watcher
 Images = Tensor | Sequence[Tensor]
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
     """Images of `image` pixels per side, divided into squares of `size` by a convolution.
@@ -29,17 +32,15 @@ class Patches:
     (arXiv 2309.16588). `antialias` is how positions are interpolated for smaller images.
     """
 
-    width: int
-    image: int = 224
-    size: int = 16
-    channels: int = 3
-    registers: int = 0
+    width: PositiveInt
+    image: PositiveInt = 224
+    size: PositiveInt = 16
+    channels: PositiveInt = 3
+    registers: NonNegativeInt = 0
     antialias: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.registers < 0:
-            raise ConfigError(f"registers must be at least 0, got {self.registers}")
         if self.image % self.size:
             raise ConfigError(
                 f"image={self.image} is not a multiple of the patch size={self.size}",

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyheads.annotations import Share
 from manyheads.argument_checks import check_fields
-from manyheads.errors import ConfigError
 from manyheads.parts.experts import RouterLosses
 
 
@@ -22,11 +22,7 @@ class Halting:
     the last. Layers still compute its keys and values for tokens that go on.
     """
 
-    threshold: float = 0.99
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise ConfigError(f"threshold must be in (0, 1], got {self.threshold}")
+    threshold: Share = 0.99
 
 
 @dataclass(frozen=True, slots=True)

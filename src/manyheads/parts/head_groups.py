@@ -3,10 +3,11 @@
 from itertools import chain, repeat
 from typing import Literal
 
+from manyheads.annotations import PositiveInt
 from manyheads.errors import ConfigError
 
 # Their number, if each serves the same number of query heads, or how many each of them serves.
-KeyHeads = int | tuple[int, ...] | Literal["each"]
+KeyHeads = PositiveInt | tuple[int, ...] | Literal["each"]
 
 
 def normalize_kv_heads(heads: int, kv_heads: KeyHeads) -> KeyHeads:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyheads.errors import ConfigError
+from manyheads.annotations import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,8 @@ class Window(Mask):
     Band(before=64, after=64)
     """
 
-    before: int
-    after: int = 0
-
-    def __post_init__(self) -> None:
-        if self.before < 0 or self.after < 0:
-            raise ConfigError(
-                f"before and after must be at least 0, got Window({self.before}, {self.after})"
-            )
+    before: NonNegativeInt
+    after: NonNegativeInt = 0
 
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
@@ -135,11 +129,7 @@ class Window(Mask):
 class Prefix(Mask):
     """The first `length` tokens see each other, later ones only backwards (arXiv 1910.10683)."""
 
-    length: int
-
-    def __post_init__(self) -> None:
-        if self.length < 0:
-            raise ConfigError(f"the length of a Prefix must be at least 0, got {self.length}")
+    length: NonNegativeInt
 
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
@@ -183,13 +173,9 @@ class GlobalTokens(Mask):
 class Blocks(Mask):
     """Each block of `size` queries sees itself and its neighbor blocks (arXiv 2007.14062)."""
 
-    size: int
-    before: int = 1
-    after: int = 1
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.before < 0 or self.after < 0:
-            raise ConfigError(f"size must be at least 1, before and after at least 0, got {self}")
+    size: PositiveInt
+    before: NonNegativeInt = 1
+    after: NonNegativeInt = 1
 
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
@@ -210,13 +196,9 @@ class RandomBlocks(Mask):
     the draws never coincide and depend only on the seed and the length of the sequence.
     """
 
-    size: int
-    count: int = 3
+    size: PositiveInt
+    count: PositiveInt = 3
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.count < 1:
-            raise ConfigError(f"size and count must be at least 1, got {self}")
 
     def allows(
         self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from manyheads.annotations import Annotation, annotations_of
 from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.ragged import Lengths, Ragged
@@ -163,13 +163,13 @@ def _encode(value: Any, name: str, arrays: Arrays) -> Any:
     return _encode_floats(value.item() if isinstance(value, np.generic) else value)
 
 
-def _decode_fields(kind: type[Any], encoded: Metadata, name: str, arrays: Arrays) -> Any:
-    hints = get_type_hints(kind)
-    encoded = with_new_keys(encoded, hints)
+def _decode_fields(kind: Any, encoded: Metadata, name: str, arrays: Arrays) -> Any:
+    annotations = annotations_of(kind)
+    encoded = with_new_keys(encoded, annotations)
     return kind(
         **{
             field.name: _decode(
-                hints[field.name], encoded[field.name], _join(name, field.name), arrays
+                annotations[field.name], encoded[field.name], _join(name, field.name), arrays
             )
             for field in fields(kind)
             if field.name in encoded
@@ -177,58 +177,59 @@ def _decode_fields(kind: type[Any], encoded: Metadata, name: str, arrays: Arrays
     )
 
 
-def _decode(hint: Any, encoded: Any, name: str, arrays: Arrays) -> Any:
+def _decode(annotation: Annotation, encoded: Any, name: str, arrays: Arrays) -> Any:
     """Invert `_encode`, by the type that the field declares."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        kinds = [each for each in inner if each is not NoneType]
-        # Unions of several types hold only numbers and strings, which JSON preserves.
-        return (
-            encoded
-            if encoded is None or len(kinds) > 1
-            else _decode(kinds[0], encoded, name, arrays)
-        )
-    if hint is float:
+    hint, items = annotation.hint, annotation.items
+    match annotation.form:
+        case "union":
+            members = [member for member in items if member.form != "none"]
+            # Unions of several types hold only numbers and strings, which JSON preserves.
+            several = encoded is None or len(members) > 1
+            return encoded if several else _decode(members[0], encoded, name, arrays)
+        case "sequence" | "tuple":
+            items = items * len(encoded) if annotation.form == "sequence" else items
+            return annotation.kind(
+                _decode(item, value, _join(name, str(index)), arrays)
+                for index, (item, value) in enumerate(zip(items, encoded, strict=True))
+            )
+        case "mapping":
+            return _decode_mapping(items, encoded, name, arrays)
+        case "class":
+            return _decode_class(hint, encoded, name, arrays)
+    return encoded
+
+
+def _decode_class(kind: type[Any], encoded: Any, name: str, arrays: Arrays) -> Any:
+    if kind is float:
         return math.nan if encoded is None else float(encoded)
-    if hint is range:
+    if kind is range:
         return range(*encoded)
-    if hint is Ragged:
-        values = _decode(Tensor, encoded["values"], _join(name, "values"), arrays)
+    if kind is Ragged:
+        values = _decode_array(Tensor, encoded["values"], arrays[_join(name, "values")])
         return Ragged(values, Lengths.of(encoded["lengths"]))
-    if origin is tuple or origin is list:
-        each = inner[:1] * len(encoded) if origin is list or inner[1:] == (...,) else inner
-        pairs = zip(each, encoded, strict=True)
-        return origin(
-            _decode(kind, one, _join(name, str(index)), arrays)
-            for index, (kind, one) in enumerate(pairs)
-        )
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _decode_mapping(inner, encoded, name, arrays)
-    if not isinstance(hint, type):
-        return encoded
-    if issubclass(hint, Tensor | np.ndarray | AbstractArray):
-        return _decode_array(getattr(hint, "array_type", hint), encoded, arrays[name])
-    if issubclass(hint, Enum):
-        return hint(encoded)
-    if is_dataclass(hint):
-        parse = getattr(hint, "parse", None)
-        return parse(encoded) if parse else _decode_fields(hint, encoded, name, arrays)
+    if issubclass(kind, Tensor | np.ndarray | AbstractArray):
+        return _decode_array(getattr(kind, "array_type", kind), encoded, arrays[name])
+    if issubclass(kind, Enum):
+        return kind(encoded)
+    if is_dataclass(kind):
+        parse = getattr(kind, "parse", None)
+        return parse(encoded) if parse else _decode_fields(kind, encoded, name, arrays)
     return encoded
 
 
 def _decode_mapping(
-    inner: tuple[Any, ...], encoded: Any, name: str, arrays: Arrays
+    items: tuple[Annotation, ...], encoded: Any, name: str, arrays: Arrays
 ) -> dict[Any, Any]:
-    key_hint, hint = inner
+    keys, values = items
     if isinstance(encoded, dict):
-        read = getattr(key_hint, "parse", int if key_hint is int else str)
+        read = getattr(keys.hint, "parse", int if keys.hint is int else str)
         return {
-            read(key): _decode(hint, each, _join(name, key), arrays)
-            for key, each in encoded.items()
+            read(key): _decode(values, value, _join(name, key), arrays)
+            for key, value in encoded.items()
         }
     return {
-        _decode(key_hint, key, name, arrays): _decode(hint, each, _join(name, str(index)), arrays)
-        for index, (key, each) in enumerate(encoded)
+        _decode(keys, key, name, arrays): _decode(values, value, _join(name, str(index)), arrays)
+        for index, (key, value) in enumerate(encoded)
     }
 
 

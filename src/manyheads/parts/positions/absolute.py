@@ -9,7 +9,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, check_int
+from manyheads.annotations import PositiveInt
+from manyheads.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +38,10 @@ class Axial:
     `rows` * `columns` positions need only `rows` + `columns` vectors (arXiv 2001.04451).
     """
 
-    rows: int
-    columns: int
-    row_size: int
-    column_size: int
-
-    def __post_init__(self) -> None:
-        for name in ("rows", "columns", "row_size", "column_size"):
-            check_int(name, getattr(self, name), minimum=1)
+    rows: PositiveInt
+    columns: PositiveInt
+    row_size: PositiveInt
+    column_size: PositiveInt
 
     @property
     def longest(self) -> int:
@@ -106,13 +103,9 @@ class LearnedGrid:
     Other grids are interpolated, smaller ones with a wider filter if `antialias`.
     """
 
-    rows: int
-    columns: int
+    rows: PositiveInt
+    columns: PositiveInt
     antialias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.columns < 1:
-            raise ConfigError(f"a grid must be at least 1 x 1, got {self.rows} x {self.columns}")
 
 
 class GridTable(nn.Module):

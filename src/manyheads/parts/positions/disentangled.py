@@ -9,6 +9,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import DropoutRate
 from manyheads.errors import ConfigError
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
 from manyheads.ragged import Lengths
@@ -30,7 +31,7 @@ class Disentangled:
     terms: Literal["both", "content_to_position", "position_to_content"] = "both"
     projections: Literal["shared", "own"] = "shared"
     norm: Norm = LayerNorm()
-    dropout: float = 0.0
+    dropout: DropoutRate = 0.0
 
     def __post_init__(self) -> None:
         middle = self.buckets // 2
@@ -42,8 +43,6 @@ class Disentangled:
                 f"got {self.reach}",
                 'use a larger reach, or reach="linear"',
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
 
     @property
     def counts_content(self) -> bool:

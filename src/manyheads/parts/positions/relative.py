@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.errors import ConfigError
 from manyheads.parts.positions.alibi import AlibiBias
 from manyheads.parts.positions.disentangled import DisentangledBias
@@ -98,12 +99,8 @@ class Shaw:
     on each distance, which fused kernels do not give.
     """
 
-    reach: int = 16
+    reach: PositiveInt = 16
     values: bool = False
-
-    def __post_init__(self) -> None:
-        if self.reach < 1:
-            raise ConfigError(f"reach must be at least 1, got {self.reach}")
 
 
 class ShawTable(nn.Module):

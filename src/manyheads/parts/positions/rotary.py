@@ -4,15 +4,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.annotations import Above, AtLeast, PositiveFloat, PositiveInt, Share
 from manyheads.devices import trains_compiled
 from manyheads.errors import ConfigError
 from manyheads.ragged import Lengths
+
+# How many times longer texts may be than those that the model was trained on.
+Factor = Annotated[float, AtLeast(1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +28,14 @@ class NoScaling:
 class LinearScaling:
     """Positions are divided by `factor` (arXiv 2306.15595)."""
 
-    factor: float
+    factor: Factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NTKScaling:
     """The base is raised: the slowest frequency is stretched by `factor`, the fastest not."""
 
-    factor: float
+    factor: Factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,8 @@ class DynamicScaling:
     Keys in a cache keep the rotation that they had when they were written.
     """
 
-    factor: float
-    original_length: int
+    factor: Factor
+    original_length: PositiveInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +57,9 @@ class LongRopeScaling:
     of `temperature`.
     """
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original_length: int
+    short: tuple[PositiveFloat, ...]
+    long: tuple[PositiveFloat, ...]
+    original_length: PositiveInt
     temperature: float = 1.0
 
 
@@ -69,10 +73,10 @@ class YarnScaling:
     `attention_factor`.
     """
 
-    factor: float
-    original_length: int
-    fast: float = 32.0
-    slow: float = 1.0
+    factor: Factor
+    original_length: PositiveInt
+    fast: PositiveFloat = 32.0
+    slow: PositiveFloat = 1.0
     attention_factor: float | Literal["published"] = "published"
     truncate: bool = True
 
@@ -87,10 +91,10 @@ class YarnScaling:
 class Llama3Scaling:
     """Wavelengths above `original_length / slow` are stretched, those below `/ fast` kept."""
 
-    factor: float = 8.0
-    original_length: int = 8192
-    fast: float = 4.0
-    slow: float = 1.0
+    factor: Factor = 8.0
+    original_length: PositiveInt = 8192
+    fast: PositiveFloat = 4.0
+    slow: PositiveFloat = 1.0
 
 
 # The frequencies of these depend on the length of the text.
@@ -153,36 +157,17 @@ class Rotary:
     `fraction` of the channels of each head are rotated. `scaling` extends the context.
     """
 
-    theta: float = 10_000.0
-    fraction: float = 1.0
+    theta: Annotated[float, Above(1)] = 10_000.0
+    fraction: Share = 1.0
     scaling: Scaling = NoScaling()
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction must be in (0, 1], got {self.fraction}")
-        factor = getattr(self.scaling, "factor", 1.0)
-        if not factor >= 1:
-            raise ConfigError(f"factor must be at least 1, got {factor}")
-        if not 1 < self.theta < math.inf:
-            raise ConfigError(f"theta must be above 1, got {self.theta}")
-        if isinstance(self.scaling, YarnScaling | Llama3Scaling):
-            scaling = self.scaling
-            if scaling.original_length < 1 or not scaling.fast > scaling.slow > 0:
-                raise ConfigError(
-                    f"original_length must be at least 1 and fast above slow, {scaling}"
-                )
-        if isinstance(self.scaling, ByLength):
-            self._check_by_length(self.scaling)
-
-    def _check_by_length(self, scaling: ByLength) -> None:
-        if scaling.original_length < 1:
-            raise ConfigError(f"original_length must be at least 1, got {scaling.original_length}")
-        if isinstance(scaling, DynamicScaling):
-            return
-        factors = (*scaling.short, *scaling.long)
-        if len(scaling.short) != len(scaling.long) or not all(0 < x < math.inf for x in factors):
+        scaling = self.scaling
+        if isinstance(scaling, YarnScaling | Llama3Scaling) and scaling.fast <= scaling.slow:
+            raise ConfigError(f"fast must be above slow={scaling.slow}, got {scaling.fast}")
+        if isinstance(scaling, LongRopeScaling) and len(scaling.short) != len(scaling.long):
             raise ConfigError(
-                f"short and long must have the same number of positive factors, got "
+                "short and long must have the same number of factors, got "
                 f"{scaling.short} and {scaling.long}"
             )
 

@@ -64,7 +64,7 @@ class _Ours:
             )
             [prepared] = prepare_steps(iter((step,)), self.objective, self.model, seed=0, first=0)
             pinned = prepared.pin_memory()
-            optimizer = AdamW(rate=1e-4).build(self.model)
+            optimizer = AdamW(lr=1e-4).build(self.model)
             updater = Updater(
                 wrapper=ModelWrapper(self.model.train(), processes),
                 optimizer=optimizer,

@@ -9,12 +9,15 @@ from typing import Any
 
 # Keys of run files, native config.json, training states and results of the lens.
 KEYS = {
+    "field": "text_column",
     "initialisation": "initialization",
+    "length": "max_length",
     "longest": "max_length",
     "normalise": "normalize",
     "normalised": "normalized",
     "optimiser": "optimizer",
     "pace_rank": "dt_rank",
+    "rate": "lr",
     "regulariser": "regularizer",
     "renormalise": "renormalize",
 }

@@ -234,7 +234,7 @@ def train_model(kind: str, folder: Path, rows: Path, device: str, minutes: float
             "first": "query",
             "second": "body",
             "validation": 0.02,
-            "length": LENGTH,
+            "max_length": LENGTH,
             "batch": BATCH[kind, device],
         },
         "objective": {
@@ -243,7 +243,7 @@ def train_model(kind: str, folder: Path, rows: Path, device: str, minutes: float
             "both_ways": kind == "dense",
             "cache_tokens": CACHE[device],
         },
-        "optimizer": {"rate": RATE, "decay": 0.05},
+        "optimizer": {"lr": RATE, "decay": 0.05},
         "schedule": {"kind": "Cosine", "warmup": 1, "floor": 0.02},
         "run": {
             "folder": str(folder / "calibration"),

@@ -129,11 +129,11 @@ def trained(
             "kind": "tagged",
             "train": str(file),
             "scheme": scheme,
-            "length": LENGTH,
+            "max_length": LENGTH,
             "batch": BATCH,
         },
         "objective": {"kind": "TokenClassification"},
-        "optimizer": {"kind": "AdamW", "rate": rate},
+        "optimizer": {"kind": "AdamW", "lr": rate},
         "schedule": {"kind": "Cosine", "warmup": max(1, options.steps // 10)},
         "run": {
             "folder": str(run),

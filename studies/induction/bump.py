@@ -85,11 +85,11 @@ def tables(folder: Path, steps: int) -> dict[str, Any]:
             "separator": "\n",
             "tokenizer": str(folder / "tokenizer.json"),
             "end": "",
-            "length": 2 * LONGEST,
+            "max_length": 2 * LONGEST,
             "batch": 2048,
         },
         "objective": {"kind": "CausalLM"},
-        "optimizer": {"rate": 5e-3},
+        "optimizer": {"lr": 5e-3},
         "run": {
             "folder": str(folder / "out"),
             "steps": steps,

@@ -122,7 +122,7 @@ def batches(run: Run) -> Iterator[Tensor]:
     """The tokens of every step, in the order of the run."""
     [data] = run.data
     [place] = (WORK / "store").iterdir()
-    pieces = FixedChunks(open_store(place), length=data.length)
+    pieces = FixedChunks(open_store(place), length=data.max_length)
     stream = Stream(pieces, batch_tokens=data.micro_batch_size, micro_batches=data.micro_batches)
     for step in islice(stream.steps(), run.ends[-1]):
         [batch] = step.batches
@@ -150,7 +150,7 @@ def plain_losses(run: Run) -> list[float]:
     with Progress("transformers", total=run.ends[-1]) as bar:
         for step, ids in enumerate(batches(run)):
             for group in optimizer.param_groups:
-                group["lr"] = 1e-3 * run.phases.rate_factor(step)
+                group["lr"] = 1e-3 * run.phases.lr_factor(step)
             ids = ids.to(device)
             loss = model(ids, labels=ids).loss
             loss.backward()

@@ -89,11 +89,11 @@ def _train(arguments: argparse.Namespace, kind: str) -> str:
             "data": {
                 "kind": "pairs",
                 "train": str(pairs),
-                "length": arguments.length,
+                "max_length": arguments.length,
                 "batch": arguments.batch,
             },
             "objective": objective,
-            "optimizer": {"kind": "AdamW", "rate": arguments.rate, "decay": 0.01},
+            "optimizer": {"kind": "AdamW", "lr": arguments.rate, "decay": 0.01},
             "schedule": {"kind": "Cosine", "warmup": 4},
             "run": {"folder": str(folder), "steps": arguments.steps, "seed": 0},
         }

@@ -190,7 +190,7 @@ def _surgery() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "select_neurons": choice | {"points": 2},
         "load_adapter": {"model": decoder(), "folder": "nowhere", "name": "default"},
         "train_gates": {"model": decoder(), "gate": Gate(at="output"), "texts": TEXTS}
-        | {"held_out": TEXTS, "layers": "all", "train": "gates", "steps": 1, "rate": 1e-3}
+        | {"held_out": TEXTS, "layers": "all", "train": "gates", "steps": 1, "lr": 1e-3}
         | {"batch_tokens": 64, "seed": 0, "progress": False},
     }
     return {name: (getattr(surgery, name), arguments) for name, arguments in calls.items()}
@@ -366,7 +366,7 @@ def constructors(random: Random, _: Path) -> str:
         (Gate, {"at": "output", "start": 1.0}),
         (AttentionConfig, {"width": 16, "heads": 2, "kv_heads": 1, "dropout": 0.0, "scale": 1.0}),
         (LoraConfig, {"rank": 4, "alpha": 8, "dropout": 0.0}),
-        (L0Config, {"steps": 3, "weight": 0.01, "rate": 0.1}),
+        (L0Config, {"steps": 3, "weight": 0.01, "lr": 0.1}),
         (RecoveryConfig, {"batch_tokens": 64}),
         (Lengths.of, {"each": [1, 2]}),
         (Ragged.from_list, {"sequences": [torch.tensor([1])]}),

@@ -38,7 +38,7 @@ train = "corpus.txt"
 validation = 0.2
 tokenizer = "tokenizer.json"
 separator = "\\n\\n"
-length = 16
+max_length = 16
 batch = 32
 
 [objective]
@@ -46,7 +46,7 @@ kind = "CausalLM"
 z_loss = 0.001
 
 [optimizer]
-rate = 0.01
+lr = 0.01
 
 [schedule]
 kind = "Cosine"

@@ -126,7 +126,7 @@ def test_a_step_never_waits_for_the_device(name: str) -> None:
     )
     [prepared_step] = prepare_steps(iter((step,)), objective, model, seed=0, first=0)
     with join_processes("none", "cuda") as processes:
-        optimizer = AdamW(rate=1e-4).build(model)
+        optimizer = AdamW(lr=1e-4).build(model)
         updater = Updater(
             wrapper=ModelWrapper(model.train(), processes),
             optimizer=optimizer,
@@ -166,11 +166,11 @@ def test_a_run_learns(tmp_path: Path) -> None:
             "tokenizer": str(tmp_path / "tokenizer.json"),
             "end": "",
             "layout": "fixed",
-            "length": 128,
+            "max_length": 128,
             "batch": 2048,
         },
         "objective": {"kind": "CausalLM"},
-        "optimizer": {"rate": 3e-3},
+        "optimizer": {"lr": 3e-3},
         "run": {
             "folder": str(tmp_path / "out"),
             "steps": 60,

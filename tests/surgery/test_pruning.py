@@ -381,7 +381,7 @@ def with_kernel(config: Any, kernel: str) -> Any:
 @pytest.mark.parametrize("name", ["8 over 4", "all gates", "post with bias", "seq2seq t5"])
 def test_pruned_models_learn(name: str) -> None:
     model = prune(trembling(MODELS[name]), ["L0H0", "L1H1"]).train()
-    optimizer = AdamW(rate=1e-3).build(model)
+    optimizer = AdamW(lr=1e-3).build(model)
     losses = []
     for _ in range(3):
         loss = zoo.values(zoo.answer(model).logits).logsumexp(-1).mean()

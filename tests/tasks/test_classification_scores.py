@@ -119,11 +119,11 @@ def test_a_run_learns_several_labels_per_text(tmp_path: Path) -> None:
         "data": {
             "kind": "labeled",
             "train": str(tmp_path / "train.jsonl"),
-            "length": 32,
+            "max_length": 32,
             "batch": 64,
         },
         "objective": {"kind": "MultiLabelClassification"},
-        "optimizer": {"rate": 3e-3},
+        "optimizer": {"lr": 3e-3},
         "run": {"folder": str(tmp_path / "run"), "steps": 40, "device": "cpu"},
     }
     train(parse_run(tables), progress=False)

@@ -164,11 +164,11 @@ def test_a_run_learns_from_conll_files_and_finds_what_it_learnt(tmp_path: Path) 
             "kind": "tagged",
             "train": str(tmp_path / "train.conll"),
             "scheme": "BILOU",
-            "length": 64,
+            "max_length": 64,
             "batch": 64,
         },
         "objective": {"kind": "TokenClassification"},
-        "optimizer": {"rate": 1e-2},
+        "optimizer": {"lr": 1e-2},
         "run": {"folder": str(tmp_path / "run"), "steps": 15, "device": "cpu"},
     }
     train(parse_run(tables), progress=False)

@@ -75,7 +75,7 @@ def test_diversity_is_the_mean_product_of_two_heads(of: Any) -> None:
 def test_following_diversity_makes_heads_differ() -> None:
     model = fresh()
     objective = Regularized(objective=CausalLM(), regularizers=(HeadDiversity(weight=1.0),))
-    optimizer = AdamW(rate=0.01).build(model)
+    optimizer = AdamW(lr=0.01).build(model)
     costs = []
     for _ in range(8):
         cost = objective.loss(model, BATCH, NOBODY).parts["head outputs"]
@@ -105,7 +105,7 @@ def test_gates_train_with_the_model_and_close_under_their_cost() -> None:
         objective.check(model)
     objective.attach(model)
     objective.attach(model)
-    optimizer = AdamW(rate=0.3).build(model)
+    optimizer = AdamW(lr=0.3).build(model)
     (group,) = [
         group
         for group in optimizer.param_groups
@@ -217,7 +217,7 @@ def test_a_run_with_gates_leaves_a_model_with_them_folded_in(tmp_path: Path) -> 
     write_corpus(tmp_path)
     settings = tables(tmp_path, steps=3)
     settings["regularizer"] = [{"kind": "L0Gates", "weight": 0.5, "start": 0.6}]
-    settings["optimizer"]["rate"] = 0.5
+    settings["optimizer"]["lr"] = 0.5
     train(parse_run(settings), progress=False)
     [kept] = (tmp_path / "out/checkpoints/step-3").glob("*.safetensors")
     state = load_file(kept)

@@ -50,12 +50,12 @@ def tables(folder: Path, *, dropout: float = 0.0, **settings: Any) -> dict[str, 
             "train": str(folder / "corpus.txt"),
             "separator": "\n\n",
             "tokenizer": str(folder / "tokenizer.json"),
-            "length": 16,
+            "max_length": 16,
             "batch": 128,
             "micro_batch": 64,
         },
         "objective": {"kind": "CausalLM"},
-        "optimizer": {"rate": 1e-2},
+        "optimizer": {"lr": 1e-2},
         "run": {
             "folder": str(folder / "out"),
             "device": "cpu",
@@ -78,7 +78,7 @@ change = { layers = 1, width = 16, heads = 2, vocabulary = 300, positions = 16, 
 [data]
 train = "corpus.txt"
 tokenizer = "tokenizer.json"
-length = 16
+max_length = 16
 batch = 64
 
 [objective]

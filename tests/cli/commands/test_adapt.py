@@ -27,14 +27,14 @@ train = "corpus.txt"
 separator = '''
 
 '''
-length = 16
+max_length = 16
 batch = 64
 
 [objective]
 kind = "CausalLM"
 
 [optimizer]
-rate = 0.02
+lr = 0.02
 
 [run]
 folder = "out"
@@ -53,14 +53,14 @@ merged = true
 kind = "labeled"
 train = "moods.jsonl"
 validation = "moods.jsonl"
-length = 16
+max_length = 16
 batch = 64
 
 [objective]
 kind = "SequenceClassification"
 
 [optimizer]
-rate = 0.05
+lr = 0.05
 
 [run]
 folder = "out"
@@ -157,7 +157,7 @@ def test_gates_stay_in_the_merged_model_and_no_adapter_is_left_without_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "run.toml").write_text(FILE + GATES)
-    wanted = ["--set", "adapter.merged=true", "--set", "optimizer.rate=0.3"]
+    wanted = ["--set", "adapter.merged=true", "--set", "optimizer.lr=0.3"]
     assert main(["adapt", "base", "run.toml", *wanted]) == 0
     assert "saved to out/model as gpt2, which transformers can open" in capsys.readouterr().out
     before, after = load("base").state_dict(), load("out/model").state_dict()

@@ -67,7 +67,7 @@ change = { layers = 2, width = 16, heads = 2, hidden = 16, vocabulary = 300 }
 [data]
 train = "corpus.txt"
 tokenizer = "tokenizer.json"
-length = 16
+max_length = 16
 batch = 64
 
 [objective]

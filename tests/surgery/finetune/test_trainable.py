@@ -75,7 +75,7 @@ def test_queries_keys_and_values_have_rates_of_their_own() -> None:
         RateFactor(pattern="*.query.*", factor=0.0),
         RateFactor(pattern="*.value.*", factor=2.0),
     )
-    groups = build_param_groups(describe_parameters(model), rate=1.0, decay=0.0, rates=rates)
+    groups = build_param_groups(describe_parameters(model), lr=1.0, decay=0.0, rates=rates)
     assert any(group["parts"] == ((32, 0.0), (16, 1.0), (16, 2.0)) for group in groups)
     result = moved(model, AdamW(rates=rates))["stack.layers.0.attention.project.weight"].any(1)
     assert not result[:32].any()

@@ -217,7 +217,7 @@ def test_gates_close_where_closing_is_cheap(model: Decoder) -> None:
     attention = silent.stack.layers[0].attention
     with torch.no_grad():
         attention.output.weight[:, :8] = 0.0
-    strong = L0Config(steps=30, weight=0.05, rate=0.3)
+    strong = L0Config(steps=30, weight=0.05, lr=0.3)
     state = torch.get_rng_state()
     before = {name: each.clone() for name, each in silent.state_dict().items()}
     chosen = select_heads(silent, TEXTS, "l0", fraction=0.5, l0=strong, progress=False)
@@ -230,7 +230,7 @@ def test_gates_close_where_closing_is_cheap(model: Decoder) -> None:
 def test_mending_lowers_the_loss_and_leaves_the_model_alone(model: Decoder) -> None:
     pruned = prune(model, ["L0H0", "L1H1", "L1H2"])
     before = {name: each.clone() for name, each in pruned.state_dict().items()}
-    config = RecoveryConfig(optimizer=AdamW(rate=3e-3))
+    config = RecoveryConfig(optimizer=AdamW(lr=3e-3))
     mended = recover(pruned, TEXTS, steps=20, config=config, progress=False)
     assert loss(mended) < loss(pruned) - 0.1
     assert mended.config == pruned.config

@@ -87,7 +87,7 @@ def test_experts_have_no_gates_for_neurons() -> None:
 
 
 def close(model: Any, what: Any, **more: Any) -> Any:
-    how = L0Config(steps=30, rate=0.3, **more)
+    how = L0Config(steps=30, lr=0.3, **more)
     return train_l0_gates(model, TEXTS, how, what, targets=None, seed=0, progress=False)
 
 

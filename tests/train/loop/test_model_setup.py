@@ -39,7 +39,7 @@ def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
         "kind": "pairs",
         "train": str(folder / "pairs.jsonl"),
         "tokenizer": str(folder / "tokenizer.json"),
-        "length": 16,
+        "max_length": 16,
         "batch": 128,
         **data,
     }

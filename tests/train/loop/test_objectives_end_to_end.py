@@ -47,7 +47,7 @@ def test_texts_are_classified(tmp_path: Path) -> None:
         "train": str(tmp_path / "train.jsonl"),
         "validation": str(tmp_path / "held.jsonl"),
         "tokenizer": str(tmp_path / "tokenizer.json"),
-        "length": 16,
+        "max_length": 16,
         "batch": 64,
     }
     settings["objective"] = {"kind": "SequenceClassification"}
@@ -72,7 +72,7 @@ def moods(place: Path, **model: Any) -> dict[str, Any]:
         "kind": "labeled",
         "train": str(place / "train.jsonl"),
         "validation": str(place / "train.jsonl"),
-        "length": 16,
+        "max_length": 16,
         "batch": 64,
     }
     settings["objective"] = {"kind": "SequenceClassification"}
@@ -138,7 +138,7 @@ def test_images_are_classified(tmp_path: Path) -> None:
         },
         "data": {"kind": "images", "train": str(tmp_path / "images.npz"), "batch": 8, "mean": 0.4},
         "objective": {"kind": "ImageClassification"},
-        "optimizer": {"rate": 1e-2},
+        "optimizer": {"lr": 1e-2},
         "run": {"folder": str(tmp_path / "out"), "steps": 8, "device": "cpu"},
     }
     assert train(parse_run(settings), progress=False).unit == "images"

@@ -94,7 +94,7 @@ def test_the_first_twenty_steps_are_those_of_a_plain_loop(
     settings = tables(tmp_path, steps=STEPS, clip=0.5)
     settings["model"] = {"folder": str(tmp_path / "start")}
     settings["data"] |= {"layout": "fixed", "store": str(tmp_path / "store")}
-    settings["optimizer"] = {"rate": RATE, "decay": 0.1}
+    settings["optimizer"] = {"lr": RATE, "decay": 0.1}
     settings["schedule"] = {"kind": "Stable", "warmup": 5}
     train(parse_run(settings), progress=False)
     ours = [

@@ -50,7 +50,7 @@ def retriever(place: Path, objective: dict[str, Any], **run: Any) -> dict[str, A
         "first": "query",
         "second": "text",
         "negatives": "wrong",
-        "length": 16,
+        "max_length": 16,
         "batch": 160,
     }
     settings["objective"] = objective

@@ -133,7 +133,7 @@ def test_adamw_is_torchs() -> None:
     for step in range(4):
         pretend(list(peer.parameters()), step)
         plain.step()
-    result = trained(AdamW(rate=0.01, decay=0.2), ours)
+    result = trained(AdamW(lr=0.01, decay=0.2), ours)
     for one, other in zip(result, peer.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -187,7 +187,7 @@ def groups_apart(apart: Apart, config: OptimizerConfig) -> list[dict[str, Any]]:
         groups.append(
             {
                 "params": [part],
-                "lr": rule.rate * factor,
+                "lr": rule.lr * factor,
                 "weight_decay": decay,
                 "parts": (),
                 "axis": axis,
@@ -228,7 +228,7 @@ def test_stable_adamw_is_the_papers_formula() -> None:
     weight = nn.Linear(5, 3, bias=False)
     before = weight.weight.detach().double()
     rate, (first, second), eps, decay = 0.1, (0.9, 0.98), 1e-6, 0.3
-    config = StableAdamW(rate=rate, betas=(first, second), eps=eps, decay=decay)
+    config = StableAdamW(lr=rate, betas=(first, second), eps=eps, decay=decay)
     optimizer = config.build(weight)
     mean, square, clipped = torch.zeros(3, 5), torch.zeros(3, 5), 0
     for step in range(1, 7):
@@ -338,12 +338,12 @@ def test_what_cannot_be_is_refused() -> None:
         "stack.layers.1.attention.query.weight.",
     ):
         AdamW(rates=(RateFactor(pattern="*.querry.weight", factor=0.5),)).build(model)
-    with refuses(ConfigError, "rate must be above 0, got 0: use a value such as 1e-3."):
-        AdamW(rate=0.0)
+    with refuses(ConfigError, "lr must be above 0, got 0: use a value such as 1e-3."):
+        AdamW(lr=0.0)
     with refuses(ConfigError, "decay must be at least 0, got -1: use 0 or more."):
         StableAdamW(decay=-1.0)
-    with refuses(ConfigError, "rate must be finite, got nan: use a finite number."):
-        AdamW(rate=math.nan)
+    with refuses(ConfigError, "lr must be finite, got nan: use a finite number."):
+        AdamW(lr=math.nan)
     with refuses(ConfigError, "eps must be at least 0, got -1: use a value such as 1e-8."):
         AdamW(eps=-1.0)
     with refuses(
@@ -359,7 +359,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_the_last_pattern_that_fits_counts() -> None:
     model = fresh(DECODERS["llama"])
     rates = (RateFactor(pattern="*", factor=3.0), RateFactor(pattern="*.key.weight", factor=0.0))
-    groups = build_param_groups(describe_parameters(model), rate=1.0, decay=0.0, rates=rates)
+    groups = build_param_groups(describe_parameters(model), lr=1.0, decay=0.0, rates=rates)
     assert {group["peak"] for group in groups} == {3.0, 1.0}
     (joined,) = [group for group in groups if group["peak"] == 1.0]
     assert [factor for _, factor in joined["parts"]] == [3.0, 0.0, 3.0]

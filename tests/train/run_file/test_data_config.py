@@ -20,7 +20,7 @@ WORDS = InMemoryTexts(("the cat sat on the mat " * 20,))
 
 
 def texts(**more: Any) -> Texts:
-    return Texts(train=("corpus.txt",), length=8, batch=8, **more)
+    return Texts(train=("corpus.txt",), max_length=8, batch=8, **more)
 
 
 def wordpiece(**more: Any) -> Tokenizer:
@@ -115,7 +115,7 @@ def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
     settings = tables(tmp_path, steps=1)
     train(parse_run(settings), progress=False)
     settings["run"]["folder"] = str(tmp_path / "from hub")
-    settings["data"] |= {"train": f"hub:{hub}", "field": "body", "separator": ""}
+    settings["data"] |= {"train": f"hub:{hub}", "text_column": "body", "separator": ""}
     train(parse_run(settings), progress=False)
     one, other = ((tmp_path / run / "metrics.jsonl").read_text() for run in ("out", "from hub"))
     assert json.loads(one)["loss"] == json.loads(other)["loss"]
@@ -138,7 +138,7 @@ def test_images_that_would_be_no_numbers_are_refused(inputs: dict[str, Any], mes
 def test_a_pair_that_no_batch_holds_is_told_by_the_key_of_the_run_file(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({"first": "the cat " * 20, "second": "the mat " * 20}) + "\n")
-    pairs = Pairs(train=(str(file),), length=16, batch=24, end="")
+    pairs = Pairs(train=(str(file),), max_length=16, batch=24, end="")
     pairs.check()
     with refuses(ConfigError, "batch=24 cannot hold a row of 32 tokens: use 32 or more."):
         pairs.load(wordpiece(), tmp_path)
@@ -149,4 +149,4 @@ def test_a_field_that_is_not_there_is_told_before_any_work(kind: Any, tmp_path: 
     file = tmp_path / "rows.jsonl"
     file.write_text('{"words": "the cat"}\n')
     with pytest.raises(InputError, match=r"line 1 has no field '\w+': use one of: words"):
-        kind(train=(str(file),), length=8, batch=8).check()
+        kind(train=(str(file),), max_length=8, batch=8).check()

@@ -11,8 +11,8 @@ from manyheads.train.run_file.phases import Phase, Phases
 from tests.messages import refuses
 
 GROWTH = BatchGrowth(first=2048, last=8192, by=2048, over=24_576)
-WEB = Texts(train=("web",), length=1024, batch=GROWTH, micro_batch=2048)
-BOOKS = Texts(train=("books",), length=8192, batch=8192)
+WEB = Texts(train=("web",), max_length=1024, batch=GROWTH, micro_batch=2048)
+BOOKS = Texts(train=("books",), max_length=8192, batch=8192)
 SHORT = Phase(name="short", tokens=81_920, data=WEB, schedule=Stable(warmup=3))
 LONG = Phase(name="long", tokens=40_000, data=BOOKS, rotary=160_000.0)
 LAST = Phase(name="last", steps=4, data=BOOKS, schedule=Decay())
@@ -35,7 +35,7 @@ def test_a_phase_lasts_until_its_tokens_are_seen() -> None:
 
 
 def test_the_rate_warms_up_once_and_falls_at_the_end() -> None:
-    factors = [RUN.rate_factor(step) for step in range(RUN.step_count)]
+    factors = [RUN.lr_factor(step) for step in range(RUN.step_count)]
     assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1])
     assert set(factors[3:19]) == {1.0}
     assert factors[19:] == sorted(factors[19:], reverse=True)

@@ -24,7 +24,7 @@ change = { layers = 1, width = 16, heads = 2, vocabulary = 300 }
 [data]
 train = ["a.txt", "b/*.jsonl"]
 validation = 0.05
-length = 32
+max_length = 32
 batch = { first = 64, last = 256, by = 64, over = 1152 }
 micro_batch = 64
 
@@ -38,7 +38,7 @@ weight = 0.1
 
 [optimizer]
 kind = "muon"
-rest = { rate = 3e-4 }
+rest = { lr = 3e-4 }
 rates = [{ pattern = "*.attention.query.*", factor = 0.5 }]
 
 [schedule]
@@ -59,12 +59,12 @@ def asked(**sections: Any) -> dict[str, Any]:
 
 def test_a_file_becomes_values(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(WHOLE)
-    run = read_run(tmp_path / "run.toml", ["run.seed=7", "optimizer.rest.rate=1e-4"])
+    run = read_run(tmp_path / "run.toml", ["run.seed=7", "optimizer.rest.lr=1e-4"])
     assert run.data[0].train == ("a.txt", "b/*.jsonl")
     assert run.data[0].batch == BatchGrowth(first=64, last=256, by=64, over=1152)
     assert run.objective == MaskedLM(mask_fraction=0.2)
     assert isinstance(run.optimizer, Muon)
-    assert run.optimizer.rest.rate == 1e-4
+    assert run.optimizer.rest.lr == 1e-4
     assert run.optimizer.rates[0].factor == 0.5
     assert run.phases.each[0].schedule == Cosine(warmup=2)
     # Three updates of 64, 128 and 192 tokens, and one of 256.
@@ -111,8 +111,8 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
         ),
         (
             "optimizer",
-            {"rate": -1.0},
-            "optimizer: rate must be above 0, got -1: use a value such as 1e-3.",
+            {"lr": -1.0},
+            "optimizer: lr must be above 0, got -1: use a value such as 1e-3.",
         ),
         (
             "schedule",
@@ -175,19 +175,19 @@ def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lenght": 3}, "data.lenght is not a known key: use data.length."),
+        ({"max_lenght": 3}, "data.max_lenght is not a known key: use data.max_length."),
         (
             {"batch": 100},
             "data: batch=100 is not a multiple of micro_batch=64: use a batch of 128.",
         ),
-        ({"length": 65}, "data: micro_batch=64 cannot hold length=65: use 65 or more."),
+        ({"max_length": 65}, "data: micro_batch=64 cannot hold max_length=65: use 65 or more."),
         (
             {"kind": "Tables"},
             "data.kind is 'Tables': use 'Texts', 'Labeled', 'Pairs', 'Tagged' or 'Images'.",
         ),
         (
-            {"length": 129, "micro_batch": 0},
-            "data: batch=128 cannot hold length=129: use 129 or more.",
+            {"max_length": 129, "micro_batch": 0},
+            "data: batch=128 cannot hold max_length=129: use 129 or more.",
         ),
         (
             {"validation": 1.5},
@@ -202,14 +202,26 @@ def test_data_that_do_not_fit_are_named_too(change: dict[str, Any], message: str
         parse_run(made)
 
 
+def test_keys_of_earlier_versions_are_read() -> None:
+    made = asked()
+    expected = parse_run(made)
+    made["optimiser"] = {"rate": made.pop("optimizer", {}).get("lr", 1e-3)}
+    made["data"]["length"] = made["data"].pop("max_length")
+    made["data"]["field"] = "text"
+    run = parse_run(apply_settings(made, ["optimiser.rate=0.5", "data.length=8"]))
+    assert (run.optimizer.lr, run.data[0].max_length) == (0.5, 8)
+    run = parse_run(made)
+    assert (run.optimizer, run.data) == (expected.optimizer, expected.data)
+
+
 def test_phases_leave_out_what_the_file_says_for_all() -> None:
-    made = asked(phase=[{"tokens": 256}, {"steps": 3, "data": {"length": 8}}])
+    made = asked(phase=[{"tokens": 256}, {"steps": 3, "data": {"max_length": 8}}])
     del made["run"]["steps"]
     run = parse_run(made)
-    assert (run.ends, run.data[0].length, run.data[1].length) == ((2, 5), 16, 8)
+    assert (run.ends, run.data[0].max_length, run.data[1].max_length) == ((2, 5), 16, 8)
     assert run.data[1].batch == run.data[0].batch
-    made["phase"][1]["data"]["lenght"] = 3
-    with refuses(ConfigError, "phase.1.data.lenght is not a known key: use phase.1.data.length."):
+    made["phase"][1]["data"]["max_lenght"] = 3
+    with refuses(ConfigError, "phase.1.data.max_lenght", "use phase.1.data.max_length."):
         parse_run(made)
 
 
@@ -288,7 +300,7 @@ def test_what_the_run_lacks_is_found_before_any_work(tmp_path: Path) -> None:
     )
     made = tables(tmp_path)
     made["model"]["change"]["positions"] = 8
-    refused(ConfigError, "data.length=16, and the model has 8 positions: use 8 or less.", made)
+    refused(ConfigError, "data.max_length=16, and the model has 8 positions: use 8 or less.", made)
     made = tables(tmp_path, validate_every=2)
     refused(
         ConfigError,

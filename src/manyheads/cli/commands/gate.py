@@ -20,7 +20,7 @@ class GateCommand:
     The gates start so that the model's output does not change.
     """
 
-    PYTHON_NAMES: ClassVar[dict[str, str]] = {"rate": "--learning-rate"}
+    PYTHON_NAMES: ClassVar[dict[str, str]] = {"lr": "--learning-rate"}
 
     model: arguments.RequiredModel
     """The folder of a decoder or a masked language model, or a model of the hub: org/name."""
@@ -109,7 +109,7 @@ class GateCommand:
             layers=self.layers or "all",
             train=self.train,
             steps=self.steps,
-            rate=self.learning_rate,
+            lr=self.learning_rate,
             batch_tokens=self.batch_tokens,
             seed=self.seed,
         )

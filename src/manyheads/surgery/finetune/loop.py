@@ -148,7 +148,7 @@ def _batch(inputs: ModelInputs, texts: range) -> Batch:
 
 
 AnyModel = TypeVar("AnyModel", bound=Model)
-SMALL_STEPS = AdamW(rate=5e-5, decay=0.01)
+SMALL_STEPS = AdamW(lr=5e-5, decay=0.01)
 DECAY = Cosine()
 
 

@@ -47,14 +47,14 @@ class L0Config:
 
     weight: float = 0.01
     steps: int = 300
-    rate: float = 0.1
+    lr: float = 0.1
     batch_tokens: int = 2048
     start: float = 0.9
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.rate <= 0:
+        if self.steps < 1 or self.lr <= 0:
             raise ConfigError(
-                f"steps and rate must be above 0, got steps={self.steps} and rate={self.rate:g}",
+                f"steps and lr must be above 0, got steps={self.steps} and lr={self.lr:g}",
                 "use numbers above 0",
             )
 
@@ -152,7 +152,7 @@ def train_l0_gates(
         copy,
         inputs,
         gated,
-        optimizer=AdamW(rate=config.rate, decay=0.0),
+        optimizer=AdamW(lr=config.lr, decay=0.0),
         schedule=Stable(),
         steps=config.steps,
         batch_tokens=config.batch_tokens,

@@ -36,7 +36,7 @@ from manyheads.atomic_write import exclusive_lock
 from manyheads.data.stream import StreamPosition
 from manyheads.dataclass_codec import DataclassCodec
 from manyheads.errors import ConfigError, InputError, ManyheadsError, TrainingError
-from manyheads.renamed_keys import new_tensor_name
+from manyheads.renamed_keys import KEYS, new_tensor_name
 from manyheads.train.distributed import ProcessGroup
 from manyheads.train.loop.manifest import MANIFEST, find_damage, write_manifest
 
@@ -525,11 +525,13 @@ def _free(key: str, begun: int) -> bool:
 
 def _flat(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _flat(each, f"{before}.{key}" if before else str(key))
-    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        for index, each in enumerate(value):
-            yield from _flat(each, f"{before}.{index}")
+        for key, item in value.items():
+            # Earlier versions had other names for some keys.
+            path = KEYS.get(key, key)
+            yield from _flat(item, f"{before}.{path}" if before else path)
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            yield from _flat(item, f"{before}.{index}")
     else:
         yield before, value
 

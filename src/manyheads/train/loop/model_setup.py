@@ -162,12 +162,12 @@ def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
         return data
     query, document = late.length("query"), late.length("document")
     values = {each.name: getattr(data, each.name) for each in fields(data)}
-    values["length"] = data.length if document is None else min(data.length, document)
+    values["max_length"] = data.max_length if document is None else min(data.max_length, document)
     return RolePairs(
         **values,
         query_prompt=late.prompt("query"),
         document_prompt=late.prompt("document"),
-        query_length=data.length if query is None else min(data.length, query),
+        query_length=data.max_length if query is None else min(data.max_length, query),
     )
 
 
@@ -203,7 +203,7 @@ def record_inference_settings(
     if isinstance(objective, Seq2SeqLM) and isinstance(data, Pairs):
         model.tokenizer = data.ending_tokenizer(tokenizer)
     if isinstance(data, Texts | Pairs):
-        model.trained_length = data.length
+        model.trained_length = data.max_length
     known = {**(model.source_config or {}), **model.generation}
     new = {
         key: value for key, value in result.items() if value is not None and known.get(key) is None

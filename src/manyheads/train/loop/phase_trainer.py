@@ -66,7 +66,7 @@ class PhaseTrainer:
             )
         elif state.step % self.run.run.log_every:
             return
-        lr = self.run.optimizer.rate * self.run.phases.rate_factor(state.step - 1)
+        lr = self.run.optimizer.lr * self.run.phases.lr_factor(state.step - 1)
         line = {
             "step": state.step,
             "tokens": state.tokens,

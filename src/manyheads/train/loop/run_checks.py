@@ -12,6 +12,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
+from manyheads.renamed_keys import with_new_keys
 from manyheads.train.distributed import ProcessGroup, model_layers
 from manyheads.train.loop.checkpoint import check_disk_space
 from manyheads.train.loop.model_setup import run_tokenizer
@@ -96,10 +97,11 @@ def check_fits(model: Model, data: Data, tokenizer: "Tokenizer | None") -> None:
         )
     if isinstance(data, Texts | Pairs):
         data.check_tokens(tokenizer)
-    if isinstance(embedding.position, Learned | Axial) and data.length > embedding.position.longest:
+    position = embedding.position
+    if isinstance(position, Learned | Axial) and data.max_length > position.longest:
         raise ConfigError(
-            f"data.length={data.length}, and the model has {embedding.position.longest} positions",
-            f"use {embedding.position.longest} or less",
+            f"data.max_length={data.max_length}, and the model has {position.longest} positions",
+            f"use {position.longest} or less",
         )
 
 
@@ -132,7 +134,7 @@ def check_negatives(objective: Objective, data: Data, phase_data: PhaseData) -> 
         raise ConfigError(
             f"data.{key}={data.micro_batch_size} holds one pair at a time, and the negatives of "
             "Contrastive are the other pairs",
-            f"use at least {2 * data.length * 2}, or set data.negatives",
+            f"use at least {2 * data.max_length * 2}, or set data.negatives",
         )
 
 
@@ -140,7 +142,8 @@ def check_optimizer_state(
     checkpoint: Path, before: Mapping[str, Any], tables: Mapping[str, Any]
 ) -> None:
     """Muon's optimizer state differs from that of the others."""
-    was, now = (file.get("optimizer", {}).get("kind", "AdamW") for file in (before, tables))
+    files = (with_new_keys(file, ("optimizer",)) for file in (before, tables))
+    was, now = (file.get("optimizer", {}).get("kind", "AdamW") for file in files)
     if was != now and "Muon" in (was, now):
         raise InputError(
             f"{checkpoint} has the optimizer state of {was}, which {now} cannot use",

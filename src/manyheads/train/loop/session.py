@@ -203,9 +203,9 @@ class Session:
         begun = sum(end <= state.step for end in self.run.ends) + 1
         check_resumable(state, self.run.tables, begun)
         # A run that was made longer after its decay began would jump up in its learning rate.
-        last, lr = max(state.step - 1, 0), self.run.optimizer.rate
-        before = parse_phases(state.run).rate_factor(last)
-        now = self.run.phases.rate_factor(last)
+        last, lr = max(state.step - 1, 0), self.run.optimizer.lr
+        before = parse_phases(state.run).lr_factor(last)
+        now = self.run.phases.lr_factor(last)
         if now > JUMP * before:
             self.reporter.display.message(
                 f"the run is longer than before: at step {state.step:,} its learning rate rises "
@@ -267,7 +267,7 @@ class Session:
                 wrapper=wrapper,
                 optimizer=optimizer,
                 score=torch.compile(objective.score) if options.compile else objective.score,
-                lr_factor=run.phases.rate_factor,
+                lr_factor=run.phases.lr_factor,
                 seed=options.seed,
                 half=options.half,
                 clip=options.clip,
@@ -278,7 +278,7 @@ class Session:
             probe=self._probe(model, phase_data),
             reporter=self.reporter,
             checkpoints=self.checkpoints,
-            peak_fraction=peak_fraction(model, data.length, processes, half=options.half),
+            peak_fraction=peak_fraction(model, data.max_length, processes, half=options.half),
         )
         if checkpoint is not None and checkpoint.parent != self.folder.checkpoints:
             # If the run is killed before its next checkpoint, it must not start from scratch.

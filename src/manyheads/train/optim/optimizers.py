@@ -24,14 +24,14 @@ from manyheads.train.optim.param_groups import (
 FUSED_ON = {"cpu", "cuda", "mps", "xpu"}
 
 
-def _check(rate: float, decay: float, betas: tuple[float, ...], eps: float = 0.0) -> None:
-    for name, number in (("rate", rate), ("decay", decay), ("eps", eps)):
+def _check(lr: float, decay: float, betas: tuple[float, ...], eps: float = 0.0) -> None:
+    for name, number in (("lr", lr), ("decay", decay), ("eps", eps)):
         if not math.isfinite(number):
             raise ConfigError(f"{name} must be finite, got {number}", "use a finite number")
     if eps < 0:
         raise ConfigError(f"eps must be at least 0, got {eps:g}", "use a value such as 1e-8")
-    if rate <= 0:
-        raise ConfigError(f"rate must be above 0, got {rate:g}", "use a value such as 1e-3")
+    if lr <= 0:
+        raise ConfigError(f"lr must be above 0, got {lr:g}", "use a value such as 1e-3")
     if decay < 0:
         raise ConfigError(f"decay must be at least 0, got {decay:g}", "use 0 or more")
     for beta in betas:
@@ -45,12 +45,12 @@ def _check(rate: float, decay: float, betas: tuple[float, ...], eps: float = 0.0
 class AdamW:
     """Adam with decoupled weight decay (arXiv 1711.05101), fused where possible.
 
-    `rate` is the peak learning rate, which a schedule multiplies; `decay` does not apply to norms,
+    `lr` is the peak learning rate, which a schedule multiplies; `decay` does not apply to norms,
     biases, scales and, unless `decay_embeddings`, embeddings; `rates` are factors for parts of the
     model.
     """
 
-    rate: float = 1e-3
+    lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     decay: float = 0.1
@@ -58,21 +58,21 @@ class AdamW:
     rates: tuple[RateFactor, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.rate, self.decay, self.betas, self.eps)
+        _check(self.lr, self.decay, self.betas, self.eps)
 
     def build(self, model: nn.Module) -> Optimizer:
         weights = describe_parameters(model)
         check_patterns(weights, self.rates)
         groups = build_param_groups(
             weights,
-            rate=self.rate,
+            lr=self.lr,
             decay=self.decay,
             decay_embeddings=self.decay_embeddings,
             rates=self.rates,
         )
         kinds = {each.parameter.device.type for each in weights}
         return ScaledAdamW(
-            groups, lr=self.rate, betas=self.betas, eps=self.eps, fused=kinds <= FUSED_ON
+            groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=kinds <= FUSED_ON
         )
 
     def entries(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class StableAdamW:
     ModernBERT-base.
     """
 
-    rate: float = 8e-4
+    lr: float = 8e-4
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-6
     decay: float = 1e-5
@@ -95,7 +95,7 @@ class StableAdamW:
     rates: tuple[RateFactor, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.rate, self.decay, self.betas, self.eps)
+        _check(self.lr, self.decay, self.betas, self.eps)
 
     def build(self, model: nn.Module) -> Optimizer:
         weights = describe_parameters(model)
@@ -104,7 +104,7 @@ class StableAdamW:
         return RuleOptimizer(
             build_param_groups(
                 weights,
-                rate=self.rate,
+                lr=self.lr,
                 decay=self.decay,
                 decay_embeddings=self.decay_embeddings,
                 rates=self.rates,
@@ -122,7 +122,7 @@ class Muon:
     that its learning rates fit (arXiv 2502.16982); "original" needs a rate of about 0.02.
     """
 
-    rate: float = 0.02
+    lr: float = 0.02
     momentum: float = 0.95
     nesterov: bool = True
     decay: float = 0.1
@@ -133,7 +133,7 @@ class Muon:
     rates: tuple[RateFactor, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.rate, self.decay, (self.momentum,))
+        _check(self.lr, self.decay, (self.momentum,))
         if self.rounds < 1:
             raise ConfigError(
                 f"rounds must be at least 1, got {self.rounds}", "use a value such as 5"
@@ -156,10 +156,10 @@ class Muon:
         others = [each for each in weights if not each.matrix]
         rest, rates = self.rest, self.rates
         return RuleOptimizer(
-            build_param_groups(matrices, rate=self.rate, decay=self.decay, rates=rates, **entries)
+            build_param_groups(matrices, lr=self.lr, decay=self.decay, rates=rates, **entries)
             + build_param_groups(
                 others,
-                rate=rest.rate,
+                lr=rest.lr,
                 decay=rest.decay,
                 decay_embeddings=rest.decay_embeddings,
                 rates=rates,

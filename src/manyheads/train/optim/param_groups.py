@@ -132,7 +132,7 @@ def _is_matrix(module: nn.Module, parameter: nn.Parameter) -> bool:
 def build_param_groups(
     weights: Iterable[ParameterInfo],
     *,
-    rate: float,
+    lr: float,
     decay: float,
     rates: Sequence[RateFactor],
     decay_embeddings: bool = False,
@@ -147,7 +147,7 @@ def build_param_groups(
     for each in weights:
         factors = [_factor(address, rates) for address, _ in each.parts]
         alike = len(set(factors)) == 1
-        peak = rate * factors[0] if alike else rate
+        peak = lr * factors[0] if alike else lr
         sizes = [size for _, size in each.parts]
         shares = [1.0] * len(sizes) if alike else factors
         # One part is the whole parameter, of whatever size.

@@ -142,18 +142,19 @@ def token_id(tokenizer: Any, name: str, key: str) -> int | None:
 class RowsData(BatchConfig, ABC):
     """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenized in memory.
 
-    Texts are truncated to `length` tokens. `validation` is other files, or a fraction of the rows.
+    Texts are truncated to `max_length` tokens. `validation` is other files, or a fraction of the
+    rows.
     """
 
     train: tuple[str, ...]
     validation: float | tuple[str, ...] = 0.0
     tokenizer: str = ""
-    length: int
+    max_length: int
 
     def __post_init__(self) -> None:
         BatchConfig.__post_init__(self)
         check_validation(self.validation)
-        check_batch_holds(self, self.length, f"length={self.length}")
+        check_batch_holds(self, self.max_length, f"max_length={self.max_length}")
 
     def check(self) -> None:
         for paths in (self.train, self.validation):
@@ -200,7 +201,7 @@ class Labeled(RowsData):
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         source = self._source(paths)
-        return labeled_examples(source, tokenizer, max_length=self.length, names=names)
+        return labeled_examples(source, tokenizer, max_length=self.max_length, names=names)
 
     def find_classes(self) -> int | tuple[str, ...]:
         """The names of the classes in the training data, or their number."""
@@ -259,7 +260,7 @@ class Pairs(RowsData):
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         del names
         end = self._added(tokenizer)
-        return paired_examples(self._source(paths), tokenizer, max_length=self.length, end=end)
+        return paired_examples(self._source(paths), tokenizer, max_length=self.max_length, end=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +290,7 @@ class RolePairs(Pairs):
         return paired_examples(
             self._source(paths),
             tokenizer,
-            max_length=self.length,
+            max_length=self.max_length,
             first_length=self.query_length,
             end=self._added(tokenizer),
         )
@@ -321,7 +322,7 @@ class Tagged(RowsData):
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         source = self._source(paths)
-        return tagged_examples(source, tokenizer, max_length=self.length, names=names)
+        return tagged_examples(source, tokenizer, max_length=self.max_length, names=names)
 
 
 RANGE = "use finite numbers, and standard deviations above 0"
@@ -332,10 +333,10 @@ class Texts(BatchConfig):
     """Plain texts: files, folders, globs, or a dataset of the hub, tokenized once into `store`.
 
     `validation` is other files, or a fraction of the training texts, taken from the end. Documents
-    are cut into chunks of `length` tokens, or concatenated and cut every `length` tokens ("fixed"),
-    or for training every `stride` tokens, so that epochs differ. `end` is the token appended to a
-    document: by default <|end|>, or the tokenizer's end-of-sequence token. `opening` and `closing`
-    are the tokens around every chunk; "" is none.
+    are cut into chunks of `max_length` tokens, or concatenated and cut every `max_length` tokens
+    ("fixed"), or for training every `stride` tokens, so that epochs differ. `end` is the token
+    appended to a document: by default <|end|>, or the tokenizer's end-of-sequence token. `opening`
+    and `closing` are the tokens around every chunk; "" is none. `text_column` is for tables.
     `tokenizer` is a tokenizer.json; "" is the model's own. `format` is for files whose names do not
     tell it; `errors` = "replace" replaces bytes that are not UTF-8 by question marks.
     """
@@ -343,10 +344,10 @@ class Texts(BatchConfig):
     train: tuple[str, ...]
     validation: float | tuple[str, ...] = 0.0
     tokenizer: str = ""
-    length: int
+    max_length: int
     layout: Literal["documents", "fixed"] = "documents"
     stride: int = 0
-    field: str = "text"
+    text_column: str = "text"
     separator: str = ""
     format: Format = "as named"
     errors: Errors = "strict"
@@ -358,15 +359,16 @@ class Texts(BatchConfig):
     def __post_init__(self) -> None:
         BatchConfig.__post_init__(self)
         check_validation(self.validation)
-        check_batch_holds(self, self.length, f"length={self.length}")
+        check_batch_holds(self, self.max_length, f"max_length={self.max_length}")
         if self.layout == "fixed" and (self.opening or self.closing):
             raise ConfigError(
                 'opening and closing need layout="documents"', 'use layout="documents"'
             )
-        if self.stride and (self.layout != "fixed" or not 0 < self.stride <= self.length):
+        if self.stride and (self.layout != "fixed" or not 0 < self.stride <= self.max_length):
             raise ConfigError(
-                f"stride={self.stride} does not fit length={self.length}, layout={self.layout!r}",
-                'use layout="fixed" and a stride up to the length, or no stride',
+                f"stride={self.stride} does not fit max_length={self.max_length} and "
+                f"layout={self.layout!r}",
+                'use layout="fixed" and a stride up to max_length, or no stride',
             )
 
     def check(self) -> None:
@@ -412,7 +414,7 @@ class Texts(BatchConfig):
     def _source(self, paths: tuple[str, ...]) -> TextSource:
         return text_source(
             paths,
-            field=self.field,
+            field=self.text_column,
             separator=self.separator or None,
             format=self.format,
             errors=self.errors,
@@ -420,7 +422,7 @@ class Texts(BatchConfig):
 
     def _store_path(self, paths: tuple[str, ...], folder: Path) -> Path:
         # Phases may read different texts, each with a store of its own.
-        options = (self.field, self.separator, self.format, self.errors)
+        options = (self.text_column, self.separator, self.format, self.errors)
         key = repr((paths, options, self.end, self.tokenizer))
         return folder / f"texts-{zlib.crc32(key.encode()):08x}"
 
@@ -463,10 +465,10 @@ class Texts(BatchConfig):
 
     def _chunks(self, store: TokenStore, tokenizer: Any, stride: int = 0) -> Chunks:
         if self.layout == "fixed":
-            return FixedChunks(store, length=self.length, stride=stride)
+            return FixedChunks(store, length=self.max_length, stride=stride)
         return DocumentChunks(
             store,
-            length=self.length,
+            length=self.max_length,
             opening=token_id(tokenizer, self.opening, "data.opening"),
             closing=token_id(tokenizer, self.closing, "data.closing"),
         )
@@ -504,7 +506,7 @@ class Images(BatchConfig):
                 raise ConfigError(f"{name}={value} cannot normalize images", RANGE)
 
     @property
-    def length(self) -> int:
+    def max_length(self) -> int:
         return 1
 
     @property

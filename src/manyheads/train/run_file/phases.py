@@ -48,7 +48,7 @@ class Phase:
             return batch.steps_for(self.tokens)
         return -(-self.tokens // batch)
 
-    def rate_factor(self, step: int) -> float:
+    def lr_factor(self, step: int) -> float:
         """The factor on the peak learning rate, at a step counted from the start of the phase."""
         return self.schedule.factor(step, self.step_count)
 
@@ -88,10 +88,10 @@ class Phases:
         index = sum(start <= step for start in starts) - 1
         return self.each[index], step - starts[index]
 
-    def rate_factor(self, step: int) -> float:
+    def lr_factor(self, step: int) -> float:
         """The factor on the peak learning rate at a step of the run."""
         phase, step = self.locate(step)
-        return phase.rate_factor(step)
+        return phase.lr_factor(step)
 
     def milestones(self, index: int) -> frozenset[int]:
         """The end of a phase, and the end of its last plateau, if several steps are on it.
@@ -99,7 +99,7 @@ class Phases:
         The plateau is where the learning rate is at the phase's peak.
         """
         phase, start = self.each[index], self.starts[index]
-        factors = [phase.rate_factor(step) for step in range(phase.step_count)]
+        factors = [phase.lr_factor(step) for step in range(phase.step_count)]
         peak = max(factors)
         full = [step for step, factor in enumerate(factors) if factor == peak]
         plateau = {start + full[-1] + 1} if len(full) > 1 else set()
@@ -108,7 +108,7 @@ class Phases:
 
 def _check_rates(one: Phase, other: Phase) -> None:
     """Raise if the learning rate jumps up between phases, which undoes a decay."""
-    end, start = one.schedule.final_factor(one.step_count), other.rate_factor(0)
+    end, start = one.schedule.final_factor(one.step_count), other.lr_factor(0)
     if start > max(2 * end, 0.5):
         raise ConfigError(
             f"phase {other.name!r} starts at {start:.2g} of the peak learning rate, and "

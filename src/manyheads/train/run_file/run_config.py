@@ -12,6 +12,7 @@ from manyheads.dataclass_codec import DataclassCodec, unknown_key
 from manyheads.errors import ConfigError, ManyheadsError
 from manyheads.models.build import Model, build, get_config, get_recipe, list_configs
 from manyheads.models.recipes import ModelConfig
+from manyheads.renamed_keys import KEYS, with_new_keys
 from manyheads.train.distributed import Distributed, Recompute
 from manyheads.train.objectives import (
     CausalLM,
@@ -61,10 +62,11 @@ def apply_settings(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[s
     >>> apply_settings({"run": {"steps": 5}}, ["run.steps=7", "data.train=a.txt"])
     {'run': {'steps': 7}, 'data': {'train': 'a.txt'}}
     """
-    result = _copy(tables)
+    result = with_new_keys(_copy(tables), SECTIONS)
     for setting in settings:
         path, equals, text = setting.partition("=")
-        keys = [key.strip() for key in path.split(".")]
+        section, *keys = (key.strip() for key in path.split("."))
+        keys = [section if section in result else KEYS.get(section, section), *keys]
         if not equals or not all(keys):
             raise ConfigError(f"--set {setting} has no value", "write it as run.steps=100")
         _put(result, keys, _parse(text.strip()), setting)
@@ -366,6 +368,7 @@ def read_run(file: Path, settings: Sequence[str] = ()) -> Run:
 
 def parse_run(tables: Mapping[str, Any]) -> Run:
     """A run from the tables of a run file."""
+    tables = with_new_keys(tables, SECTIONS)
     for key in tables:
         if key not in SECTIONS:
             raise unknown_key(key, SECTIONS)

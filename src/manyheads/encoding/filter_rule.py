@@ -367,7 +367,9 @@ class _Parser:
         kinds = left.type, right.type
         if None in kinds or kinds[0] is kinds[1]:
             return
-        sides = [f"{side} is {TYPE_WORDS.get(side.type, 'a list')}" for side in (left, right)]
+        sides = [
+            f"{side} is {TYPE_WORDS.get(side.type or tuple, 'a list')}" for side in (left, right)
+        ]
         remedy = "compare numbers with numbers and strings with strings"
         if set(kinds) == {str, float}:
             remedy = "put strings in quotes, and numbers not"
@@ -424,9 +426,8 @@ def _operand(token: RuleToken) -> RuleOperand:
         return RuleConstant(CONSTANTS[token.text], token.position)
     first, _, rest = token.text.partition("[" if token.kind == "entry" else ".")
     if rest and first.strip() in ("probability", "column"):
-        kind = "class" if first.strip() == "probability" else "column"
         name = _unquoted(rest[:-1].strip()) if token.kind == "entry" else rest
-        return RuleName(kind, name, token.position)
+        return RuleName("column" if "column" in first else "class", name, token.position)
     known: Any = token.text if token.text in KNOWN_NAMES else "column"
     return RuleName(known, token.text, token.position)
 

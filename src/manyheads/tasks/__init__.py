@@ -16,8 +16,8 @@ from manyheads.tasks.extraction.classification_scores import (
 )
 from manyheads.tasks.extraction.entity_recognition import Entity, entities, entities_of_tags
 from manyheads.tasks.extraction.span_scores import EntityScores, SpanScore, score_entities
+from manyheads.tasks.filtering.block_scoring import FilterCounts
 from manyheads.tasks.filtering.corpus_filter import FilterResult, filter_corpus
-from manyheads.tasks.filtering.judgement import FilterCounts
 from manyheads.tasks.filtering.ray_engine import classify_with_ray, encode_with_ray
 from manyheads.tasks.search.answering import Answer, Source, answer
 from manyheads.tasks.search.documents import Document, read_documents

@@ -34,9 +34,6 @@ class Problem(NamedTuple):
     reason: str
     ends_file: bool = False
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 class Layout(NamedTuple):
     """How documents are found in files."""

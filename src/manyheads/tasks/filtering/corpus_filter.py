@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -23,17 +23,18 @@ from manyheads.errors import InputError, check_int, check_number
 from manyheads.formatting import percent, pluralise
 from manyheads.models.build import Model
 from manyheads.progress import Progress, duration
-from manyheads.tasks.filtering.corpus import FileGroup, Layout, fingerprints, plan, read_blocks
-from manyheads.tasks.filtering.judgement import (
+from manyheads.tasks.filtering.block_scoring import (
     SHOWN_PROBLEMS,
     FilterCounts,
-    JudgeConfig,
-    Judged,
     Prepared,
-    judge,
-    prepare,
-    taken,
+    RunPlan,
+    Scored,
+    ScoringConfig,
+    check_new_columns,
+    prepare_block,
+    score_block,
 )
+from manyheads.tasks.filtering.corpus import FileGroup, Layout, fingerprints, plan, read_blocks
 from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_table
 
 Engine = Literal["plain", "ray"]
@@ -94,8 +95,8 @@ class FilterResult:
         listed = [f"{count:,} {what}" for what, count in notes.items() if count]
         if listed:
             lines.append(", ".join(listed))
-        lines += [f"not readable to its end: {each}" for each in self.broken_files]
-        lines += [f"not readable: {each}" for each in self.problems]
+        lines += [f"not readable to its end: {file}" for file in self.broken_files]
+        lines += [f"not readable: {problem}" for problem in self.problems]
         return "\n".join(lines)
 
 
@@ -114,14 +115,6 @@ class FilterState:
     problems: list[str] = field(default_factory=list)
     broken_files: list[str] = field(default_factory=list)
     complete: bool = False
-
-
-class RunPlan(NamedTuple):
-    """What is to be read, and how it is judged."""
-
-    groups: list[FileGroup]
-    layout: Layout
-    judge: JudgeConfig
 
 
 def filter_corpus(
@@ -177,7 +170,7 @@ def filter_corpus(
     run = RunPlan(
         groups,
         Layout(text_column, separator, block_rows),
-        JudgeConfig(rule, prefix, longest, batch_tokens),
+        ScoringConfig(rule, prefix, longest, batch_tokens),
     )
     _check_first_block(run, model)
     settings = {
@@ -196,52 +189,44 @@ def filter_corpus(
         writer = _Writer(folder, settings, shard_rows)
         resumed = writer.state.consumed > 0 or writer.state.group > 0
         if not writer.state.complete:
-            judged = _judged(run, model, writer.state, engine, workers, device)
-            _write(judged, writer, groups, progress)
+            position = writer.state.group, writer.state.consumed
+            if engine == "ray":
+                from manyheads.tasks.filtering.ray_engine import score_with_ray
+
+                blocks = score_with_ray(run, model, *position, workers, device)
+            else:
+                blocks = _scored_blocks(run, model, *position)
+            _write(blocks, writer, groups, progress)
         return writer.result(resumed, price_per_hour)
 
 
-def _judged(
-    run: RunPlan,
-    model: Model,
-    state: FilterState,
-    engine: Engine,
-    workers: int | None,
-    device: str,
-) -> Iterator[tuple[int, Judged]]:
-    """The blocks that are left, judged, in order, each with the index of its group."""
-    if engine == "ray":
-        from manyheads.tasks.filtering.ray_engine import judge_with_ray
-
-        return judge_with_ray(run, model, state.group, state.consumed, workers, device)
-    return _judged_here(run, model, state.group, state.consumed)
-
-
-def _judged_here(run: RunPlan, model: Model, first: int, skip: int) -> Iterator[tuple[int, Judged]]:
+def _scored_blocks(
+    run: RunPlan, model: Model, first: int, skip: int
+) -> Iterator[tuple[int, Scored]]:
     """The next block is read and tokenized while the model reads this one."""
 
     def prepared() -> Iterator[tuple[int, Prepared]]:
         for index in range(first, len(run.groups)):
             for block in read_blocks(run.groups[index], run.layout, skip if index == first else 0):
-                yield index, prepare(model, block, run.judge)
+                yield index, prepare_block(model, block, run.scoring)
 
     waiting = prepared()
     with ThreadPoolExecutor(max_workers=1) as executor:
         pending = executor.submit(next, waiting, None)
         while (ready := pending.result()) is not None:
             pending = executor.submit(next, waiting, None)
-            yield ready[0], judge(model, ready[1], run.judge)
+            yield ready[0], score_block(model, ready[1], run.scoring)
 
 
 def _write(
-    judged: Iterator[tuple[int, Judged]],
+    blocks: Iterator[tuple[int, Scored]],
     writer: "_Writer",
     groups: Sequence[FileGroup],
     progress: bool,
 ) -> None:
     sizes = [group.bytes for group in groups]
     with Progress("filtering", unit="tokens", enabled=progress) as bar:
-        for group, block in judged:
+        for group, block in blocks:
             writer.add(group, block)
             bytes_done = sum(sizes[:group]) + block.fraction * sizes[group]
             if bytes_done:
@@ -266,7 +251,7 @@ class _Writer:
             leftover.unlink(missing_ok=True)
         self._since = time.perf_counter()
 
-    def add(self, group: int, block: Judged) -> None:
+    def add(self, group: int, block: Scored) -> None:
         state = self.state
         if block.table is not None:
             name = f"{state.next_part:08}.parquet"
@@ -321,12 +306,12 @@ class _Writer:
         state.shards += 1
         state.parts, state.part_rows = [], 0
 
-    def _count(self, block: Judged) -> None:
+    def _count(self, block: Scored) -> None:
         state = self.state
         state.counts = asdict(FilterCounts(**state.counts) + block.counts)
-        state.broken_files += [str(each) for each in block.problems if each.ends_file]
-        shown = [str(each) for each in block.problems if not each.ends_file]
-        state.problems = [*state.problems, *shown][:SHOWN_PROBLEMS]
+        for problem in block.problems:
+            (state.broken_files if problem.ends_file else state.problems).append(problem.reason)
+        del state.problems[SHOWN_PROBLEMS:]
 
     def _save(self) -> None:
         now = time.perf_counter()
@@ -389,22 +374,22 @@ def _check_first_block(run: RunPlan, model: Model) -> None:
     """Refuse a wrong column at once, and not after hours or with an empty output."""
     block = next(iter(read_blocks(run.groups[0], run.layout)), None)
     if block is None or not block.texts:
-        wrong = [each for each in block.problems if not each.ends_file] if block else []
-        if wrong:
-            problem = f"none of the first {pluralise(len(wrong), 'row')} can be read: {wrong[0]}"
+        problems = block.problems if block else []
+        reasons = [problem.reason for problem in problems if not problem.ends_file]
+        if reasons:
+            rows = pluralise(len(reasons), "row")
+            problem = f"none of the first {rows} can be read: {reasons[0]}"
             raise InputError(problem, "check text_column")
         return
-    for name in run.judge.rule.columns:
+    for name in run.scoring.rule.columns:
         if not block.has_column(name):
             near = get_close_matches(name, (*KNOWN_NAMES, *block.names), n=1)
-            there = f"use one of {', '.join(block.names)}, and put strings in quotes"
+            names = f"use one of {', '.join(block.names)}, and put strings in quotes"
             raise InputError(
-                f"keep={run.judge.rule.text!r}: the rows have no column {name!r}",
-                f"did you mean {near[0]}" if near else there,
+                f"keep={run.scoring.rule.text!r}: the rows have no column {name!r}",
+                f"did you mean {near[0]}" if near else names,
             )
-    for name in run.judge.new_columns(scored_classes(model)):
-        if name in block.names:
-            raise taken(name)
+    check_new_columns(run.scoring.new_columns(scored_classes(model)), block.names)
 
 
 def model_fingerprint(model: Model) -> str:

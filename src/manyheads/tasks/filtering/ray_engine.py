@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,11 +18,14 @@ from manyheads.encoding.encode import Encoded, Options, encode_with_counts
 from manyheads.errors import InputError, ManyheadsError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.progress import Progress
+from manyheads.tasks.filtering.block_scoring import (
+    RunPlan,
+    Scored,
+    ScoringConfig,
+    prepare_block,
+    score_block,
+)
 from manyheads.tasks.filtering.corpus import FileGroup, Layout, read_blocks
-from manyheads.tasks.filtering.judgement import JudgeConfig, Judged, judge_block
-
-if TYPE_CHECKING:
-    from manyheads.tasks.filtering.corpus_filter import RunPlan
 
 # Texts that a worker receives at a time.
 TEXTS_PER_TASK = 1024
@@ -103,7 +106,7 @@ def ray_map(
     """
     with ray_session(workers) as ray:
         gpus, device = _device(ray, device)
-        count = workers or _default_workers(ray, gpus)
+        count = workers or gpus or max(1, int(ray.cluster_resources().get("CPU", 2)) - 1)
         for name, value in list(vars(model).items()):
             # Views of dicts cannot be sent.
             if isinstance(value, MappingProxyType):
@@ -145,9 +148,9 @@ def ray_session(workers: int | None) -> Iterator[Any]:
     started = not ray.is_initialized()
     levels = {name: logging.getLogger(name).level for name in TALKATIVE}
     if started:
-        local: dict[str, Any] = (
-            {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": _local_cpus(workers)}
-        )
+        # One for each worker and one for the reader, whatever the machine has.
+        cpus = (workers or max(1, (os.cpu_count() or 2) - 1)) + 1
+        local: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": cpus}
         with _silent_stderr():
             ray.init(
                 include_dashboard=False,
@@ -195,15 +198,6 @@ def _silent_stderr() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _local_cpus(workers: int | None) -> int:
-    """One for each worker and one for the reader, whatever the machine has."""
-    return (workers or max(1, (os.cpu_count() or 2) - 1)) + 1
-
-
-def _default_workers(ray: Any, gpus: int) -> int:
-    return gpus or max(1, int(ray.cluster_resources().get("CPU", 2)) - 1)
-
-
 def _device(ray: Any, device: str) -> tuple[int, str]:
     """The GPUs of the cluster that are used, and the device of each actor."""
     gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -214,10 +208,10 @@ def _device(ray: Any, device: str) -> tuple[int, str]:
     return (gpus, "cuda") if device.startswith("cuda") else (0, device)
 
 
-def judge_with_ray(
-    run: "RunPlan", model: Model, first: int, skip: int, workers: int | None, device: str
-) -> Iterator[tuple[int, Judged]]:
-    """The blocks of a corpus from a position on, judged by the workers, in order."""
+def score_with_ray(
+    run: RunPlan, model: Model, first: int, skip: int, workers: int | None, device: str
+) -> Iterator[tuple[int, Scored]]:
+    """The blocks of a corpus from a position on, scored by the workers, in order."""
     sources = [
         (index, run.groups[index], skip if index == first else 0)
         for index in range(first, len(run.groups))
@@ -225,7 +219,7 @@ def judge_with_ray(
     yield from ray_map(
         model,
         sources,
-        partial(_judge_item, config=run.judge),
+        partial(_score_item, config=run.scoring),
         expand=partial(_expand_group, layout=run.layout),
         workers=workers,
         device=device,
@@ -238,8 +232,9 @@ def _expand_group(source: tuple[int, FileGroup, int], layout: Layout) -> Iterato
         yield index, block
 
 
-def _judge_item(model: Model, item: tuple[int, Any], config: JudgeConfig) -> tuple[int, Judged]:
-    return item[0], judge_block(model, item[1], config)
+def _score_item(model: Model, item: tuple[int, Any], config: ScoringConfig) -> tuple[int, Scored]:
+    index, block = item
+    return index, score_block(model, prepare_block(model, block, config), config)
 
 
 def encode_with_ray(
@@ -251,13 +246,11 @@ def encode_with_ray(
     device: str = "auto",
 ) -> Encoded:
     """`encode` on the workers of Ray, with counts: the same vectors in the same order."""
-    work = partial(_encode_some, options=replace(options, device="cpu", progress=False))
-    done = list(_over_texts(model, texts, work, options, workers, device))
-    if not done:
+    results = list(_over_texts(model, texts, encode_with_counts, options, workers, device))
+    if not results:
         return encode_with_counts(model, texts, options)
-    vectors = torch.cat([each.vectors for each in done]).to(options.device)
-    tokens, cut = sum(each.tokens for each in done), sum(each.cut for each in done)
-    return Encoded(vectors, tokens, cut, done[0].longest)
+    encoded = _joined(results)
+    return replace(encoded, vectors=encoded.vectors.to(options.device))
 
 
 def classify_with_ray(
@@ -269,46 +262,46 @@ def classify_with_ray(
     device: str = "auto",
 ) -> tuple[Classification, Encoded]:
     """`classify` on the workers of Ray, with counts: the same classes in the same order."""
-    work = partial(_classify_some, options=replace(options, device="cpu", progress=False))
-    done = list(_over_texts(model, texts, work, options, workers, device))
-    if not done:
+    results = list(_over_texts(model, texts, _classify_to_cpu, options, workers, device))
+    if not results:
         return classify_counted(model, texts, options)
-    probabilities = torch.cat([classes.probabilities for classes, _ in done])
-    tokens, cut = sum(each.tokens for _, each in done), sum(each.cut for _, each in done)
-    counted = Encoded(probabilities, tokens, cut, done[0][1].longest)
-    return replace(done[0][0], probabilities=probabilities), counted
+    classes = results[0][0]
+    encoded = _joined([replace(part, vectors=kind.probabilities) for kind, part in results])
+    return replace(classes, probabilities=encoded.vectors), encoded
 
 
-def _encode_some(model: Model, texts: list[Any], options: Options) -> Encoded:
-    return encode_with_counts(model, texts, options)
-
-
-def _classify_some(
+def _classify_to_cpu(
     model: Model, texts: list[Any], options: Options
 ) -> tuple[Classification, Encoded]:
-    classes, done = classify_counted(model, texts, options)
-    return replace(classes, probabilities=classes.probabilities.cpu()), done
+    classes, encoded = classify_counted(model, texts, options)
+    return replace(classes, probabilities=classes.probabilities.cpu()), encoded
+
+
+def _joined(parts: Sequence[Encoded]) -> Encoded:
+    return Encoded(
+        torch.cat([part.vectors for part in parts]),
+        sum(part.tokens for part in parts),
+        sum(part.cut for part in parts),
+        parts[0].longest,
+    )
 
 
 def _over_texts(
     model: Model,
     texts: Sequence[Any],
-    work: Work,
+    work: Callable[..., Any],
     options: Options,
     workers: int | None,
     device: str,
 ) -> Iterator[Any]:
-    """The results for some texts at a time, with a progress bar."""
-    parts = [
-        list(texts[start : start + TEXTS_PER_TASK])
-        for start in range(0, len(texts), TEXTS_PER_TASK)
-    ]
+    """The results for `TEXTS_PER_TASK` texts at a time, with a progress bar."""
+    starts = range(0, len(texts), TEXTS_PER_TASK)
+    parts = [list(texts[start : start + TEXTS_PER_TASK]) for start in starts]
     if not parts:
         return
-    bar = Progress(options.doing, total=len(texts), unit="texts", enabled=options.progress)
-    with bar:
-        for part, done in zip(
-            parts, ray_map(model, parts, work, workers=workers, device=device), strict=True
-        ):
-            yield done
+    item_work = partial(work, options=replace(options, device="cpu", progress=False))
+    results = ray_map(model, parts, item_work, workers=workers, device=device)
+    with Progress(options.doing, total=len(texts), unit="texts", enabled=options.progress) as bar:
+        for part, result in zip(parts, results, strict=True):
+            yield result
             bar.advance(len(part))

@@ -1,8 +1,7 @@
-"""One block of documents judged: which rows are kept, with their scores, and the counts."""
+"""One block of documents: which rows are kept, with their scores, and the counts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, NamedTuple
 
 from manyheads.encoding.encode import Options
@@ -15,7 +14,7 @@ from manyheads.encoding.text_scores import (
 )
 from manyheads.errors import InputError
 from manyheads.models.build import Model
-from manyheads.tasks.filtering.corpus import CorpusBlock, Problem
+from manyheads.tasks.filtering.corpus import CorpusBlock, FileGroup, Layout, Problem
 from manyheads.tasks.filtering.shards import arrow, table_of_rows
 
 # Rows that could not be read and are named in the report.
@@ -38,12 +37,12 @@ class FilterCounts:
     truncated: int = 0
     decided: int = 0
 
-    def __add__(self, other: "FilterCounts") -> "FilterCounts":
-        names = [each.name for each in fields(self)]
-        return FilterCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+    def __add__(self, more: "FilterCounts") -> "FilterCounts":
+        names = [field.name for field in fields(self)]
+        return FilterCounts(**{name: getattr(self, name) + getattr(more, name) for name in names})
 
 
-class JudgeConfig(NamedTuple):
+class ScoringConfig(NamedTuple):
     """What decides about a document, besides the model."""
 
     rule: TextRule
@@ -57,6 +56,14 @@ class JudgeConfig(NamedTuple):
         return [f"{self.prefix}{name}" for name in names]
 
 
+class RunPlan(NamedTuple):
+    """The files to read, and how their documents are scored."""
+
+    groups: list[FileGroup]
+    layout: Layout
+    scoring: ScoringConfig
+
+
 class Prepared(NamedTuple):
     """A block whose texts are tokenized, but for those that their columns rule out."""
 
@@ -68,7 +75,7 @@ class Prepared(NamedTuple):
     problems: list[Problem]
 
 
-class Judged(NamedTuple):
+class Scored(NamedTuple):
     """The rows of a block that are kept, as a table, and the counts of the block."""
 
     table: Any
@@ -78,47 +85,47 @@ class Judged(NamedTuple):
     fraction: float
 
 
-def prepare(model: Model, block: CorpusBlock, config: JudgeConfig) -> Prepared:
+def prepare_block(model: Model, block: CorpusBlock, config: ScoringConfig) -> Prepared:
     """Tokenize the texts that the model has to read."""
     columns = {name: block.column(name) for name in config.rule.columns}
     chosen: list[int] = []
-    problems = [each for each in block.problems if not each.ends_file]
+    broken_files = [problem for problem in block.problems if problem.ends_file]
+    problems = [problem for problem in block.problems if not problem.ends_file]
+    documents = len(block.texts) + len(problems)
     empty = decided = 0
-    for index, text in enumerate(block.texts):
+    for row, text in enumerate(block.texts):
         if text is None or not text.strip():
             empty += 1
             continue
+
+        def value(name: RuleName, row: int = row) -> Any:
+            return columns[name.name][row] if name.kind == "column" else UNKNOWN
+
         try:
-            decision = config.rule.decide(partial(_column, columns=columns, row=index))
+            if config.rule.decide(value) is False:
+                decided += 1
+            else:
+                chosen.append(row)
         except RuleTypeError as error:
             problems.append(Problem(f"a row: {error}"))
-            continue
-        if decision is False:
-            decided += 1
-        else:
-            chosen.append(index)
-    texts = tokenize_texts(model, [block.texts[index] or "" for index in chosen], config.longest)
+    texts = tokenize_texts(model, [block.texts[row] or "" for row in chosen], config.longest)
     counts = FilterCounts(
-        documents=len(block.texts) + sum(not each.ends_file for each in block.problems),
+        documents=documents,
         tokens=sum(map(len, texts.ids)),
         empty=empty,
         undecodable=len(problems),
         truncated=sum(texts.truncated),
         decided=decided,
     )
-    broken = [each for each in block.problems if each.ends_file]
-    return Prepared(block, columns, chosen, texts, counts, [*broken, *problems[:SHOWN_PROBLEMS]])
+    problems = [*broken_files, *problems[:SHOWN_PROBLEMS]]
+    return Prepared(block, columns, chosen, texts, counts, problems)
 
 
-def _column(name: RuleName, columns: Mapping[str, list[Any]], row: int) -> Any:
-    return columns[name.name][row] if name.kind == "column" else UNKNOWN
-
-
-def judge(model: Model, prepared: Prepared, config: JudgeConfig) -> Judged:
+def score_block(model: Model, prepared: Prepared, config: ScoringConfig) -> Scored:
     """Score the texts and choose the rows that the rule keeps."""
     options = Options(batch_tokens=config.batch_tokens, progress=False)
     scores = score_texts(model, prepared.texts, options)
-    kept: list[int] = []
+    indices: list[int] = []
     problems = list(prepared.problems)
     empty = undecodable = 0
     for index, row in enumerate(prepared.chosen):
@@ -133,47 +140,44 @@ def judge(model: Model, prepared: Prepared, config: JudgeConfig) -> Judged:
             continue
         try:
             if config.rule.decide(value):
-                kept.append(index)
+                indices.append(index)
         except RuleTypeError as error:
             undecodable += 1
             problems.append(Problem(f"a row: {error}"))
-    more = FilterCounts(kept=len(kept), empty=empty, undecodable=undecodable)
+    more = FilterCounts(kept=len(indices), empty=empty, undecodable=undecodable)
     block = prepared.block
-    table = _table(prepared, scores, kept, config) if kept else None
-    return Judged(
+    table = kept_rows(prepared, scores, indices, config) if indices else None
+    return Scored(
         table, prepared.counts + more, problems[:SHOWN_PROBLEMS], block.consumed, block.fraction
     )
 
 
-def judge_block(model: Model, block: CorpusBlock, config: JudgeConfig) -> Judged:
-    """Both steps in one, for a worker that has the model."""
-    return judge(model, prepare(model, block, config), config)
-
-
-def _table(prepared: Prepared, scores: TextScores, kept: list[int], config: JudgeConfig) -> Any:
+def kept_rows(
+    prepared: Prepared, scores: TextScores, indices: list[int], config: ScoringConfig
+) -> Any:
+    """The rows with these indices as a table, with the columns of the scores."""
     pa = arrow()
-    rows = [prepared.chosen[index] for index in kept]
-    block = prepared.block
+    block, rows = prepared.block, [prepared.chosen[index] for index in indices]
     if isinstance(block.rows, list):
         table = table_of_rows([block.rows[row] for row in rows])
     else:
         table = block.rows.take(rows)
     names = config.new_columns(scores.classes)
-    for name in names:
-        if name in table.column_names:
-            raise taken(name)
-    columns: list[list[Any]] = [[scores.scores[index] for index in kept]]
+    check_new_columns(names, table.column_names)
+    columns: list[list[Any]] = [[scores.scores[index] for index in indices]]
     if scores.classes:
-        columns.append([scores.label(index) for index in kept])
-        columns.append([max(scores.probabilities[index]) for index in kept])
+        columns.append([scores.label(index) for index in indices])
+        columns.append([max(scores.probabilities[index]) for index in indices])
     types = (pa.float32(), pa.string(), pa.float32())
     for name, values, kind in zip(names, columns, types, strict=False):
         table = table.append_column(name, pa.array(values, kind))
     return table
 
 
-def taken(name: str) -> InputError:
-    """A column of the corpus has the name of one that is added."""
-    return InputError(
-        f"the corpus has a column {name!r} already", "choose other names with prefix='new_'"
-    )
+def check_new_columns(names: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse a corpus with a column that has the name of one that is added."""
+    for name in names:
+        if name in columns:
+            raise InputError(
+                f"the corpus has a column {name!r} already", "choose other names with prefix='new_'"
+            )

@@ -171,7 +171,7 @@ class DataclassCodec:
         values = dict(_table(value, path))
         tag = values.pop(self.tag, REQUIRED)
         if isinstance(tag, str):
-            tag = CLASSES.get(tag, tag)
+            tag = next((new for old, new in CLASSES.items() if _folded(old) == _folded(tag)), tag)
             chosen = [kind for kind in candidates if _folded(_name(kind)) == _folded(tag)]
         elif tag is REQUIRED:
             chosen = [kind for kind in candidates if (get_origin(kind) or kind) is type(default)]

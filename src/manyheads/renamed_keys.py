@@ -9,6 +9,7 @@ from typing import Any
 
 # Keys of run files, native config.json, training states and results of the lens.
 KEYS = {
+    "centred": "centered",
     "field": "text_column",
     "initialisation": "initialization",
     "length": "max_length",
@@ -22,7 +23,7 @@ KEYS = {
     "renormalise": "renormalize",
 }
 
-CLASSES = {"Initialisation": "Initialization"}
+CLASSES = {"Initialisation": "Initialization", "Labelled": "Labeled"}
 
 # Parameters of the mixers: in native weights, and in training states for model and optimizer.
 TENSORS = {

@@ -527,7 +527,7 @@ def _flat(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             # Earlier versions had other names for some keys.
-            path = KEYS.get(key, key)
+            path = KEYS.get(str(key), str(key))
             yield from _flat(item, f"{before}.{path}" if before else path)
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):

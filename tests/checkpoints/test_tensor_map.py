@@ -17,12 +17,12 @@ def numbered(*shape: int) -> Tensor:
 
 
 def there_and_back(entry: Entry, ours: Tensor) -> dict[str, Tensor]:
-    peer = entry.write({entry.ours: ours})
+    peer = entry.write({entry.name: ours})
     shapes = {name: tuple(tensor.shape) for name, tensor in peer.items()}
-    assert shapes == entry.expected({entry.ours: tuple(ours.shape)})
+    assert shapes == entry.expected({entry.name: tuple(ours.shape)})
     again = entry.read(peer.__getitem__)
-    assert torch.equal(again[entry.ours], ours)
-    assert again[entry.ours].is_contiguous()
+    assert torch.equal(again[entry.name], ours)
+    assert again[entry.name].is_contiguous()
     return peer
 
 

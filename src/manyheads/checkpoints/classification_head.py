@@ -13,7 +13,7 @@ from manyheads.checkpoints.families.family import Family, label_maps, unnamed
 from manyheads.checkpoints.families.native import NATIVE
 from manyheads.checkpoints.folder import refuse_changed
 from manyheads.checkpoints.side_files import GENERATION, SIDE_FILES
-from manyheads.checkpoints.tensor_map import Entry, TensorMap, to_theirs
+from manyheads.checkpoints.tensor_map import Entry, TensorMap, to_file
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
@@ -197,14 +197,12 @@ def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> di
     if family is NATIVE:
         return {}
     state = model.state_dict()
-    have = to_theirs(
-        _below_classes(family.tensor_map(cast(ModelConfig, model.config), state)), state
-    )
+    have = to_file(_below_classes(family.tensor_map(cast(ModelConfig, model.config), state)), state)
     have = {family.canonical_name(name) or name: tensor for name, tensor in have.items()}
     have |= model.unread
     known: dict[str, Tensor] = {}
     for entry in _below_classes(family.tensor_map(config, fresh)):
-        shapes = entry.shapes(tuple(fresh[entry.ours].shape))
+        shapes = entry.shapes(tuple(fresh[entry.name].shape))
         if all(name in have and tuple(have[name].shape) == shapes[name] for name in shapes):
             known |= entry.read(have.__getitem__)
     return known
@@ -215,7 +213,7 @@ def _below_classes(entries: TensorMap) -> list[Entry]:
     return [
         entry
         for entry in entries
-        if isinstance(entry, Entry) and entry.ours.startswith("readout.transform.")
+        if isinstance(entry, Entry) and entry.name.startswith("readout.transform.")
     ]
 
 

@@ -61,7 +61,7 @@ from manyheads.checkpoints.tensor_map import (
     Entry,
     Packed,
     check_fits,
-    to_theirs,
+    to_file,
 )
 from manyheads.devices import resolve_device
 from manyheads.errors import (
@@ -336,7 +336,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     family, state = FAMILIES[name], model.state_dict()
     refuse_changed(model, state)
     dtype = next(iter(state.values())).dtype
-    tensors = to_theirs(family.tensor_map(config, state), state)
+    tensors = to_file(family.tensor_map(config, state), state)
     unused = family.unused_tensors(config)
     tensors |= {unused[key]: each.to(dtype) for key, each in model.unread.items() if key in unused}
     side_files = side_files_of(model, Path(folder))
@@ -421,8 +421,10 @@ class StoredTensors:
     def _differs(self, copy: str, config: ModelConfig) -> bool:
         """Whether a supposed copy of the token embedding differs from it."""
         entries = self._family.tensor_map(config, (TOKEN_TABLE,))
-        tables = [each for each in entries if isinstance(each, Entry) and each.ours == TOKEN_TABLE]
-        names = [name for table in tables for name in table.theirs if name in self._file_name]
+        tables = [
+            entry for entry in entries if isinstance(entry, Entry) and entry.name == TOKEN_TABLE
+        ]
+        names = [name for table in tables for name in table.sources if name in self._file_name]
         return any(not torch.equal(self[name], self[copy]) for name in names)
 
 

@@ -1,7 +1,7 @@
-"""How the tensors of a file correspond to ours, in both directions."""
+"""How the tensors of a file correspond to those of a model, in both directions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -9,54 +9,70 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of ours, and its tensors in a file of theirs.
+    """One tensor of a model, and its tensors in a file.
 
-    Several of theirs are concatenated as our rows. If `transposed`, theirs is stored as [in, out].
-    The prefix is written; a file may lack it if `canonical_name` removes it.
+    Several tensors of a file are concatenated as rows, in equal parts unless `rows` has their
+    numbers. If `transposed`, the file stores [in, out]. The prefix is written; a file may lack it
+    if `canonical_name` removes it.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    sources: tuple[str, ...]
     rows: tuple[int, ...] = ()
     transposed: bool = False
     prefix: str = ""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Our tensor, in its own memory so that the file can be closed."""
+        """The model's tensor, in its own memory so that the file can be closed."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         if len(parts) > 1 and not self.transposed:
             return whole
         return (whole.mT if self.transposed else whole).clone(memory_format=torch.contiguous_format)
 
-    def part(self, ours: Tensor) -> dict[str, Tensor]:
-        whole = ours.mT.contiguous() if self.transposed else ours
-        pieces = whole.split(list(self.rows)) if len(self.theirs) > 1 else (whole,)
-        names = (self.prefix + name for name in self.theirs)
-        return dict(zip(names, pieces, strict=True))
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        """The tensors of the file, in the order of `sources`."""
+        whole = tensor.mT.contiguous() if self.transposed else tensor
+        return whole.split(self.sizes(len(whole))) if len(self.sources) > 1 else (whole,)
 
-    def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """The shapes of theirs if ours has this shape."""
-        whole = (*ours[:-2], ours[-1], ours[-2]) if self.transposed else ours
-        if len(self.theirs) == 1:
-            return {self.theirs[0]: whole}
-        return {name: (rows, *whole[1:]) for name, rows in zip(self.theirs, self.rows, strict=True)}
+    def sizes(self, rows: int) -> list[int]:
+        """The rows of each source where the model's tensor has this number."""
+        count = len(self.sources)
+        return list(self.rows) if self.rows else [rows // count] * count
+
+    def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """The shapes in the file if the model's tensor has this shape."""
+        whole = (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
+        if len(self.sources) == 1:
+            return {self.sources[0]: whole}
+        sizes = self.sizes(whole[0])
+        return {name: (rows, *whole[1:]) for name, rows in zip(self.sources, sizes, strict=True)}
+
+    def with_prefix(self, prefix: str) -> "Entry":
+        return replace(self, prefix=prefix)
 
     def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        return {self.ours: self.join([get(name) for name in self.theirs])}
+        return {self.name: self.join([get(source) for source in self.sources])}
 
-    def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.part(ours[self.ours])
+    def part(self, tensor: Tensor) -> dict[str, Tensor]:
+        """The tensors of the file by name."""
+        names = (self.prefix + source for source in self.sources)
+        return dict(zip(names, self.split(tensor), strict=True))
 
-    def expected(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        return self.shapes(ours[self.ours])
+    def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.part(tensors[self.name])
+
+    def expected(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        return self.shapes(shapes[self.name])
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(Entry):
-    """An entry whose first tensor of theirs interleaves several blocks of our rows by group.
+    """An entry whose first source interleaves several blocks of rows by group.
 
     Each group has a part of every block: with two groups, q and g are stored as q0 g0 q1 g1.
     """
@@ -69,87 +85,96 @@ class Interleaved(Entry):
         shares = grouped.split([rows // self.groups for rows in self.blocks], dim=1)
         return torch.cat([*(share.flatten(0, 1) for share in shares), *parts[1:]])
 
-    def part(self, ours: Tensor) -> dict[str, Tensor]:
-        pieces = ours.split([*self.blocks, *self.rows[1:]])
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        pieces = tensor.split([*self.blocks, *self.rows[1:]])
         shares = [piece.unflatten(0, (self.groups, -1)) for piece in pieces[: len(self.blocks)]]
-        interleaved = torch.cat(shares, dim=1).flatten(0, 1)
-        names = (self.prefix + name for name in self.theirs)
-        return dict(zip(names, (interleaved, *pieces[len(self.blocks) :]), strict=True))
+        return torch.cat(shares, dim=1).flatten(0, 1), *pieces[len(self.blocks) :]
 
 
 @dataclass(frozen=True, slots=True)
 class Stacked(Entry):
-    """An entry of `count` matrices of ours, each made of as many of theirs, all transposed."""
+    """An entry of `count` stacked matrices, each made of as many sources, all transposed."""
 
     count: int = 1
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts)).unflatten(0, (self.count, -1)).mT.contiguous()
 
-    def part(self, ours: Tensor) -> dict[str, Tensor]:
-        names = (self.prefix + name for name in self.theirs)
-        return dict(zip(names, ours.mT.flatten(0, 1).split(list(self.rows)), strict=True))
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        return tensor.mT.flatten(0, 1).split(list(self.rows))
 
-    def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return {name: (rows, ours[1]) for name, rows in zip(self.theirs, self.rows, strict=True)}
+    def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {name: (rows, shape[1]) for name, rows in zip(self.sources, self.rows, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class Alternating(Entry):
-    """An entry whose columns alternate between both halves of ours: a0 b0 a1 b1."""
+    """An entry whose columns alternate between both halves of the model's: a0 b0 a1 b1."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         [whole] = parts
         return torch.cat((whole[..., ::2], whole[..., 1::2]), dim=-1)
 
-    def part(self, ours: Tensor) -> dict[str, Tensor]:
-        halves = torch.stack(ours.chunk(2, dim=-1), dim=-1)
-        return {self.prefix + self.theirs[0]: halves.flatten(-2)}
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        return (torch.stack(tensor.chunk(2, dim=-1), dim=-1).flatten(-2),)
 
 
 @dataclass(frozen=True, slots=True)
 class Depthwise(Entry):
-    """An entry of convolutions per channel, whose tensors of theirs have one more axis of one."""
+    """An entry of convolutions per channel, whose sources have one more axis of one."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.squeeze(1) for part in parts])
 
-    def part(self, ours: Tensor) -> dict[str, Tensor]:
-        pieces = ours.unsqueeze(1).split(list(self.rows)) if self.rows else (ours.unsqueeze(1),)
-        names = (self.prefix + name for name in self.theirs)
-        return dict(zip(names, pieces, strict=True))
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        return tensor.unsqueeze(1).split(self.sizes(len(tensor)))
 
-    def shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        rows = self.rows or (ours[0],)
-        return {name: (each, 1, ours[1]) for name, each in zip(self.theirs, rows, strict=True)}
+    def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        sizes = self.sizes(shape[0])
+        return {name: (rows, 1, shape[1]) for name, rows in zip(self.sources, sizes, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated(Entry):
+    """One tensor stored under several names; `transformers` computes with the first."""
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return parts[0].clone()
+
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        return [tensor.clone() for _ in self.sources]
+
+    def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self.sources, shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """One tensor of ours that files store in one of two ways; we write the usual one."""
+    """One tensor that files store in one of two ways; we write the usual one."""
 
     usual: Entry
     other: Entry
 
     @property
-    def ours(self) -> str:
-        return self.usual.ours
+    def name(self) -> str:
+        return self.usual.name
 
-    def stored(
-        self, shapes: Mapping[str, tuple[int, ...]], ours: Mapping[str, tuple[int, ...]]
-    ) -> Entry:
+    def stored(self, stored: Shapes, shapes: Shapes) -> Entry:
         """The other entry if a file has tensors of it and none of the usual one.
 
         Where both have the same names, the sizes decide.
         """
-        if self.usual.theirs == self.other.theirs:
-            other = self.other.expected(ours)
-            fits = all(shapes.get(name) == shape for name, shape in other.items())
+        if self.usual.sources == self.other.sources:
+            other = self.other.expected(shapes)
+            fits = all(stored.get(name) == shape for name, shape in other.items())
             return self.other if fits else self.usual
         has_usual, has_other = (
-            any(name in shapes for name in entry.theirs) for entry in (self.usual, self.other)
+            any(name in stored for name in entry.sources) for entry in (self.usual, self.other)
         )
         return self.other if has_other and not has_usual else self.usual
+
+    def with_prefix(self, prefix: str) -> "Either":
+        return Either(self.usual.with_prefix(prefix), self.other.with_prefix(prefix))
 
     def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
         try:
@@ -157,36 +182,43 @@ class Either:
         except KeyError:
             return self.other.read(get)
 
-    def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.usual.write(ours)
+    def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.usual.write(tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One tensor of theirs that holds several of ours, flattened, one after another.
+    """One tensor of a file that holds several of the model, flattened, one after another.
 
     The prefix means the same as for `Entry`.
     """
 
-    ours: Mapping[str, tuple[int, ...]]
-    theirs: str
+    parts: Shapes
+    source: str
     shape: tuple[int, ...]
     prefix: str = ""
 
+    @property
+    def name(self) -> str:
+        return next(iter(self.parts))
+
+    def with_prefix(self, prefix: str) -> "Packed":
+        return replace(self, prefix=prefix)
+
     def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        pieces = get(self.theirs).flatten().split([prod(shape) for shape in self.ours.values()])
+        pieces = get(self.source).flatten().split([prod(shape) for shape in self.parts.values()])
         return {
             name: piece.clone().view(shape)
-            for (name, shape), piece in zip(self.ours.items(), pieces, strict=True)
+            for (name, shape), piece in zip(self.parts.items(), pieces, strict=True)
         }
 
-    def write(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        whole = torch.cat([ours[name].flatten() for name in self.ours])
-        return {self.prefix + self.theirs: whole.view(self.shape)}
+    def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        whole = torch.cat([tensors[name].flatten() for name in self.parts])
+        return {self.prefix + self.source: whole.view(self.shape)}
 
-    def expected(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        assert all(ours[name] == shape for name, shape in self.ours.items())
-        return {self.theirs: self.shape}
+    def expected(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        assert all(shapes[name] == shape for name, shape in self.parts.items())
+        return {self.source: self.shape}
 
 
 # As many as an error names.
@@ -195,17 +227,19 @@ MAX_FAULTS = 6
 TensorMap = Iterable[Entry | Packed | Either]
 
 
-def to_theirs(entries: TensorMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All of their tensors, made from ours."""
+def to_file(entries: TensorMap, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file, made from those of a model."""
     return {
-        name: tensor.contiguous() for entry in entries for name, tensor in entry.write(ours).items()
+        name: tensor.contiguous()
+        for entry in entries
+        for name, tensor in entry.write(tensors).items()
     }
 
 
 def check_fits(
     entries: TensorMap,
-    ours: Mapping[str, tuple[int, ...]],
-    stored: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
+    stored: Shapes,
     where: str,
     in_file: Callable[[str], str] = str,
 ) -> None:
@@ -215,8 +249,8 @@ def check_fits(
     """
     expected: dict[str, tuple[int, ...]] = {}
     for entry in entries:
-        chosen = entry.stored(stored, ours) if isinstance(entry, Either) else entry
-        expected |= chosen.expected(ours)
+        chosen = entry.stored(stored, shapes) if isinstance(entry, Either) else entry
+        expected |= chosen.expected(shapes)
     faults = [f"{name} {expected[name]} is missing" for name in expected.keys() - stored.keys()]
     faults += [
         f"{in_file(name)} is not part of the model" for name in stored.keys() - expected.keys()

@@ -5,18 +5,16 @@ from manyheads.checkpoints.families.decoders.gpt2 import GPT2
 from manyheads.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from manyheads.checkpoints.families.decoders.gpt_oss import GPT_OSS
 from manyheads.checkpoints.families.decoders.llama import LLAMA
-from manyheads.checkpoints.families.decoders.mamba import MAMBA
-from manyheads.checkpoints.families.decoders.mamba2 import MAMBA2
-from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL
-from manyheads.checkpoints.families.decoders.olmo import OLMO
-from manyheads.checkpoints.families.decoders.olmo_hybrid import OLMO_HYBRID
+from manyheads.checkpoints.families.decoders.mamba import MAMBA, MAMBA2
+from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL, QWEN3_MOE
+from manyheads.checkpoints.families.decoders.olmo import OLMO, OLMO_HYBRID
 from manyheads.checkpoints.families.decoders.phi3 import PHI3
 from manyheads.checkpoints.families.decoders.qwen import QWEN_GATED
 from manyheads.checkpoints.families.decoders.qwen_hybrid import QWEN3_5, QWEN_NEXT
 from manyheads.checkpoints.families.decoders.reformer import REFORMER
 from manyheads.checkpoints.families.dinov2 import DINOV2
 from manyheads.checkpoints.families.encoders.albert import ALBERT
-from manyheads.checkpoints.families.encoders.bert import BERT
+from manyheads.checkpoints.families.encoders.bert import BERT, ROBERTA
 from manyheads.checkpoints.families.encoders.big_bird import BIG_BIRD
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
 from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
@@ -35,7 +33,7 @@ from manyheads.checkpoints.families.vit import VIT
 FAMILIES: dict[str, Family] = {
     "gpt2": GPT2,
     "bert": BERT,
-    "roberta": BERT,
+    "roberta": ROBERTA,
     "distilbert": DISTILBERT,
     "albert": ALBERT,
     "deberta-v2": DEBERTA,
@@ -61,7 +59,7 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": OLMO_HYBRID,
     "phi3": PHI3,
     "mixtral": MIXTRAL,
-    "qwen3_moe": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
     "gpt_oss": GPT_OSS,
     "reformer": REFORMER,
     "mamba": MAMBA,

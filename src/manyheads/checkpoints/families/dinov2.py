@@ -1,244 +1,134 @@
 """DINOv2: a vision transformer with scaled branches, and register tokens in its later version."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import (
-    Family,
-    activation_of,
-    class_count,
-    default_labels,
-    eps_of,
-)
-from manyheads.checkpoints.families.vit import ACTIVATIONS, square_side
-from manyheads.checkpoints.tensor_map import Either, Entry, Packed
+from manyheads.checkpoints.families.config_keys import EPS, Form, Key, Parts
+from manyheads.checkpoints.families.family import Sources, class_count, layer_of
+from manyheads.checkpoints.families.vit import SIDE, VIT, ViTFamily
+from manyheads.checkpoints.tensor_map import Either, Entry
 from manyheads.errors import ConfigError
 from manyheads.models.initialization import Initialization
-from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import ClassHead, NoReadout, Readout
+from manyheads.models.layer import LayerConfig
+from manyheads.models.readout import ClassHead
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.stack import StackConfig
 from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.feedforward import MLP, SwiGLU
 from manyheads.parts.norms import LayerNorm, ScaledPreNorm
 
+INT = Form(lambda _, value: int(value))
 PLAIN, REGISTERS = "dinov2", "dinov2_with_registers"
-CLASSES = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
-CLASSIFIER = "ForImageClassification"
-# Ours below a layer, and theirs below encoder.layer.N.
-LAYER = (
-    (
-        "attention.project",
-        ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
-    ),
-    ("attention.output", ("attention.output.dense",)),
-    ("attention_residual.norm", ("norm1",)),
-    ("feedforward_residual.norm", ("norm2",)),
-)
-FEEDFORWARD = (("feedforward.expand", "mlp.fc1"), ("feedforward.contract", "mlp.fc2"))
-SCALES = (
-    ("attention_residual.second_norm.weight", "layer_scale1.lambda1"),
-    ("feedforward_residual.second_norm.weight", "layer_scale2.lambda1"),
-)
-OTHERS = (
-    ("embedding.convolution", "embeddings.patch_embeddings.projection"),
-    ("stack.final_norm", "layernorm"),
-)
-# The modules of transformers 5 below encoder.layer.N; its files have the names on the right.
-RENAMED = {
-    "attention.q_proj": "attention.attention.query",
-    "attention.k_proj": "attention.attention.key",
-    "attention.v_proj": "attention.attention.value",
-    "attention.o_proj": "attention.output.dense",
-    "mlp.down_proj": "mlp.weights_out",
-}
-LAYER_TENSOR = re.compile(r"(.*)encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
-MASK_TOKEN = "embeddings.mask_token"
 
 
-class Dinov2Family(Family):
+class Dinov2Family(ViTFamily):
     """DINOv2, without and with register tokens."""
 
     name = PLAIN
+    classes: Mapping[str, str] = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
+    keys: Mapping[str, Key] = {
+        **{name: key for name, key in VIT.keys.items() if name != "intermediate_size"},
+        "layer_norm_eps": Key("norm.eps", 1e-6, EPS),
+        "patch_size": Key("patches.size", 14, SIDE),
+        "num_register_tokens": Key("patches.registers", form=INT, written="never"),
+    }
+    init = Initialization(draw="truncated")
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        _refuse_foreign(theirs)
-        width, dropout = theirs["hidden_size"], float(theirs.get("hidden_dropout_prob", 0.0))
-        norm = LayerNorm(eps=eps_of(theirs, "layer_norm_eps", 1e-6))
-        scaled = ScaledPreNorm(norm, float(theirs.get("layerscale_value", 1.0)))
-        attention = AttentionConfig(
-            width=width,
-            heads=theirs["num_attention_heads"],
-            bias="all",
-            dropout=float(theirs.get("attention_probs_dropout_prob", 0.0)),
-        )
-        layer = LayerConfig(
-            attention=Branch(attention, scaled), feedforward=Branch(_feedforward(theirs), scaled)
-        )
-        later = theirs["model_type"] == REGISTERS
-        registers = int(theirs.get("num_register_tokens", 4)) if later else 0
-        return VisionConfig(
-            patches=Patches(
-                width=width,
-                image=square_side(theirs, "image_size", 224),
-                size=square_side(theirs, "patch_size", 16 if later else 14),
-                channels=theirs.get("num_channels", 3),
-                registers=registers,
-                antialias=later,
-                dropout=dropout,
-            ),
-            stack=StackConfig(
-                width=width, layers=(layer,) * theirs["num_hidden_layers"], final_norm=norm
-            ),
-            readout=_readout(theirs, 1 + registers),
-            init=Initialization(draw="truncated", std=float(theirs.get("initializer_range", 0.02))),
-        )
+    other_prefixes = (f"{REGISTERS}.", f"{PLAIN}.")
+    prefix = f"{PLAIN}."
+    layer: Mapping[str, Sources] = {
+        **VIT.layer,
+        "attention_residual.norm": "norm1",
+        "feedforward_residual.norm": "norm2",
+        "attention_residual.second_norm.weight": "layer_scale1.lambda1",
+        "feedforward_residual.second_norm.weight": "layer_scale2.lambda1",
+        "feedforward.expand": "mlp.fc1",
+        "feedforward.contract": "mlp.fc2",
+    }
+    # The mask token is for training only.
+    unused = ("embeddings.mask_token",)
+    module_layers = ""
+    modules: Mapping[str, str] = {
+        "attention.q_proj": "attention.attention.query",
+        "attention.k_proj": "attention.attention.key",
+        "attention.v_proj": "attention.attention.value",
+        "attention.o_proj": "attention.output.dense",
+        "mlp.down_proj": "mlp.weights_out",
+    }
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, VisionConfig) or not config.stack.layers:
-            return None
-        first, norm, head = config.stack.layers[0], config.stack.final_norm, config.readout
-        if first.attention is None or first.feedforward is None or not isinstance(norm, LayerNorm):
-            return None
-        attention, feedforward = first.attention.inner, first.feedforward.inner
-        if not isinstance(first.attention.norm, ScaledPreNorm) or attention.head_size != "even":
-            return None
-        names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-        gated = isinstance(feedforward, SwiGLU)
-        if isinstance(feedforward, MLP) and feedforward.activation not in names:
-            return None
-        if not isinstance(feedforward, MLP | SwiGLU):
-            return None
-        if not isinstance(head, NoReadout | ClassHead):
-            return None
-        family, patches = _family(config), config.patches
-        registers = {"num_register_tokens": patches.registers} if family == REGISTERS else {}
+    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+        config_json = super().complete(config_json)
+        if config_json.get("drop_path_rate", 0.0):
+            raise ConfigError(
+                f"drop_path_rate={config_json['drop_path_rate']}, which skips sublayers in "
+                "training, is not supported",
+                "use drop_path_rate=0",
+            )
+        if config_json.get("use_swiglu_ffn", False):
+            config_json = {key: config_json[key] for key in config_json if key != "hidden_act"}
+        later = config_json["model_type"] == REGISTERS
         return {
-            "model_type": family,
-            "architectures": [
-                CLASSES[family] + (CLASSIFIER if isinstance(head, ClassHead) else "Model")
-            ],
-            "hidden_size": config.stack.width,
-            "num_hidden_layers": len(config.stack.layers),
-            "num_attention_heads": attention.heads,
-            "mlp_ratio": _ratio(feedforward.hidden, config.stack.width, gated=gated),
+            **({"patch_size": 16, "num_register_tokens": 4} if later else {}),
+            **config_json,
+            **({} if later else {"num_register_tokens": 0}),
+        }
+
+    def read_patches(self, parts: Parts, config_json: Mapping[str, Any]) -> Patches:
+        later = config_json["model_type"] == REGISTERS
+        return Patches(antialias=later, **parts.patches)
+
+    def read_layer(
+        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+    ) -> LayerConfig:
+        attention = AttentionConfig(bias="all", **parts.attention)
+        hidden = int(parts.width * config_json.get("mlp_ratio", 4))
+        scaled = ScaledPreNorm(norm, float(config_json.get("layerscale_value", 1.0)))
+        if config_json.get("use_swiglu_ffn", False):
+            gated = SwiGLU(width=parts.width, hidden=_gated_width(hidden), bias=True)
+            return layer_of(attention, gated, scaled)
+        return layer_of(attention, MLP(hidden=hidden, **parts.feedforward), scaled)
+
+    def read_head(self, patches: Patches, config_json: Mapping[str, Any]) -> ClassHead:
+        classes = class_count(config_json)
+        return ClassHead(classes=classes, pool="first_and_mean", mean_from=1 + patches.registers)
+
+    def model_type(self, parts: Parts) -> str:
+        return REGISTERS if parts.patches.antialias else PLAIN
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+        norm, gated = parts.residual.norm, isinstance(parts.feedforward, SwiGLU)
+        if not isinstance(norm, ScaledPreNorm):
+            return None
+        registers = config.patches.registers
+        return {
+            "mlp_ratio": _ratio(parts.feedforward.hidden, config.stack.width, gated=gated),
             "use_swiglu_ffn": gated,
-            "hidden_act": names.get(feedforward.activation, "gelu"),
-            "layer_norm_eps": norm.eps,
-            "layerscale_value": first.attention.norm.start,
-            "image_size": patches.image,
-            "patch_size": patches.size,
-            "num_channels": patches.channels,
-            **registers,
-            "qkv_bias": True,
-            "initializer_range": config.init.std,
-            "hidden_dropout_prob": patches.dropout,
-            "attention_probs_dropout_prob": attention.dropout,
-            **default_labels(head),
+            "layerscale_value": norm.start,
+            **({"num_register_tokens": registers} if config.patches.antialias else {}),
         }
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry | Packed | Either]:
+    def prefix_of(self, config: ModelConfig) -> str:
         assert isinstance(config, VisionConfig)
-        have, width, grid = set(ours), config.stack.width, config.patches.grid
-        prefix, kinds = _prefix(config), ("weight", "bias")
-        positions = {
-            "embedding.positions.class_token": (width,),
-            "embedding.positions.patches": (grid.rows, grid.columns, width),
-        }
-        count, registers = 1 + grid.rows * grid.columns, config.patches.registers
-        tokens = {"embedding.class_token": (width,)}
-        table: list[Entry | Packed | Either] = [
-            Packed(tokens, "embeddings.cls_token", (1, 1, width), prefix),
-            Packed(positions, "embeddings.position_embeddings", (1, count, width), prefix),
-        ]
-        if registers:
-            added = {"embedding.registers": (registers, width)}
-            shape = (1, registers, width)
-            table.append(Packed(added, "embeddings.register_tokens", shape, prefix))
-        for kind in kinds:
-            table += [
-                Entry(f"{mine}.{kind}", (f"{theirs}.{kind}",), prefix=prefix)
-                for mine, theirs in OTHERS
-            ]
-            if f"readout.{kind}" in have:
-                table.append(Entry(f"readout.{kind}", (f"classifier.{kind}",)))
-        for index, layer in enumerate(config.stack.layers):
-            place, mine = f"encoder.layer.{index}", f"stack.layers.{index}"
-            table += [
-                Entry(f"{mine}.{name}", (f"{place}.{theirs}",), prefix=prefix)
-                for name, theirs in SCALES
-            ]
-            for kind in kinds:
-                for name, parts in LAYER:
-                    names = tuple(f"{place}.{part}.{kind}" for part in parts)
-                    rows = (width,) * len(parts)
-                    table.append(Entry(f"{mine}.{name}.{kind}", names, rows, prefix=prefix))
-                table += _feedforward_entries(layer, mine, place, kind, prefix)
-        return table
+        later = super().prefix_of(config) and config.patches.antialias
+        return f"{REGISTERS}." if later else super().prefix_of(config)
 
-    def canonical_name(self, name: str) -> str | None:
-        """Without the prefix, which bare models lack; modules of 5.x as files name them."""
-        bare = name.removeprefix("dinov2_with_registers.").removeprefix("dinov2.")
-        found = LAYER_TENSOR.fullmatch(bare)
-        if found is None:
-            return bare
-        _, index, part, kind = found.groups()
-        return f"encoder.layer.{index}.{RENAMED.get(part, part)}.{kind}"
-
-    def unused_tensors(self, config: ModelConfig) -> dict[str, str]:
-        """The mask token is for training only."""
-        return {MASK_TOKEN: _prefix(config) + MASK_TOKEN}
-
-    def module_name(self, stem: str) -> str:
-        """Files keep the names that modules had before transformers 5."""
-        for new, old in RENAMED.items():
-            if re.fullmatch(rf".*encoder\.layer\.\d+\.{re.escape(old)}", stem):
-                return stem.removesuffix(old) + new
-        return stem
+    def entry(
+        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
+    ) -> Entry | Either:
+        plain = super().entry(name, sources, layer)
+        if layer is None or layer.feedforward is None or ".feedforward." not in name:
+            return plain
+        if isinstance(layer.feedforward.inner, MLP):
+            return plain
+        source = sources[0]
+        if ".expand." not in name:
+            return Entry(name, (source.replace(".fc2.", ".weights_out."),))
+        # Files have both halves in one tensor, modules of `transformers` have them apart.
+        apart = tuple(source.replace(".fc1.", f".{part}_proj.") for part in ("gate", "up"))
+        return Either(Entry(name, (source.replace(".fc1.", ".weights_in."),)), Entry(name, apart))
 
 
 DINOV2 = Dinov2Family()
-
-
-def _feedforward_entries(
-    layer: LayerConfig, mine: str, place: str, kind: str, prefix: str
-) -> list[Entry | Either]:
-    assert layer.feedforward is not None
-    if isinstance(layer.feedforward.inner, MLP):
-        return [
-            Entry(f"{mine}.{name}.{kind}", (f"{place}.{theirs}.{kind}",), prefix=prefix)
-            for name, theirs in FEEDFORWARD
-        ]
-    # Files have both halves in one tensor, modules of 5.x have them apart.
-    name, rows = f"{mine}.feedforward.expand.{kind}", (layer.feedforward.inner.hidden,) * 2
-    apart = tuple(f"{place}.mlp.{part}_proj.{kind}" for part in ("gate", "up"))
-    joined = f"{place}.mlp.weights_in.{kind}"
-    out = f"{place}.mlp.weights_out.{kind}"
-    return [
-        Either(Entry(name, (joined,), prefix=prefix), Entry(name, apart, rows, prefix=prefix)),
-        Entry(f"{mine}.feedforward.contract.{kind}", (out,), prefix=prefix),
-    ]
-
-
-def _family(config: VisionConfig) -> str:
-    return REGISTERS if config.patches.antialias else PLAIN
-
-
-def _prefix(config: ModelConfig) -> str:
-    """Files of the bare model are written without the prefix that a classifier's have."""
-    assert isinstance(config, VisionConfig)
-    return "" if isinstance(config.readout, NoReadout) else f"{_family(config)}."
-
-
-def _feedforward(theirs: Mapping[str, Any]) -> MLP | SwiGLU:
-    width = theirs["hidden_size"]
-    hidden = int(width * theirs.get("mlp_ratio", 4))
-    if theirs.get("use_swiglu_ffn", False):
-        return SwiGLU(width=width, hidden=_gated_width(hidden), bias=True)
-    activation = activation_of(theirs, "hidden_act", ACTIVATIONS)
-    return MLP(width=width, hidden=hidden, activation=activation)
 
 
 def _gated_width(hidden: int) -> int:
@@ -248,31 +138,7 @@ def _gated_width(hidden: int) -> int:
 
 def _ratio(hidden: int, width: int, *, gated: bool) -> int | float:
     """The whole ratio if there is one: `transformers` refuses others."""
-    wanted = (lambda ratio: _gated_width(int(width * ratio))) if gated else (lambda r: width * r)
-    return next((ratio for ratio in range(1, 65) if wanted(ratio) == hidden), hidden / width)
-
-
-def _readout(theirs: Mapping[str, Any], mean_from: int) -> Readout:
-    stem = CLASSES[theirs["model_type"]]
-    name = (theirs.get("architectures") or [f"{stem}Model"])[0]
-    if name == f"{stem}Model":
-        return NoReadout()
-    if name != stem + CLASSIFIER:
-        raise ConfigError(
-            f"the head of {name} is not supported", f"use {stem}{CLASSIFIER} or {stem}Model"
-        )
-    return ClassHead(classes=class_count(theirs), pool="first_and_mean", mean_from=mean_from)
-
-
-def _refuse_foreign(theirs: Mapping[str, Any]) -> None:
-    if not theirs.get("qkv_bias", True):
-        raise ConfigError(
-            "qkv_bias=false, with a bias only on the output, is not supported",
-            "use weights with qkv_bias=true, or add biases of zero",
-        )
-    if theirs.get("drop_path_rate", 0.0):
-        raise ConfigError(
-            f"drop_path_rate={theirs['drop_path_rate']}, which skips sublayers in training, "
-            "is not supported",
-            "use drop_path_rate=0",
-        )
+    for ratio in range(1, 65):
+        if hidden == (_gated_width(width * ratio) if gated else width * ratio):
+            return ratio
+    return hidden / width

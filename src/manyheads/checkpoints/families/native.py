@@ -96,24 +96,24 @@ class NativeFamily(Family):
 
     name = "native"
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        config: ModelConfig = CONFIG_JSON.decode(ModelConfig, theirs.get("config"), "config")
+    def read_config(self, config_json: Mapping[str, Any]) -> ModelConfig:
+        config: ModelConfig = CONFIG_JSON.decode(ModelConfig, config_json.get("config"), "config")
         return config
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {"model_type": "manyheads", "config": CONFIG_JSON.encode(config)}
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:  # noqa: ARG002
-        return [Entry(name, (name,)) for name in ours]
+    def tensor_map(self, config: ModelConfig, names: Iterable[str]) -> list[Entry]:  # noqa: ARG002
+        return [Entry(name, (name,)) for name in names]
 
-    def rewritten(self, description: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    def rewritten(self, config_json: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
         """With today's keys."""
-        return {**description, **self.write_config(config)}
+        return {**config_json, **self.write_config(config)}
 
     def canonical_name(self, name: str) -> str | None:
         return new_tensor_name(name)
 
-    def opened_by(self, theirs: Mapping[str, Any]) -> str:  # noqa: ARG002
+    def opened_by(self, config_json: Mapping[str, Any]) -> str:  # noqa: ARG002
         return "manyheads"
 
 

@@ -160,9 +160,9 @@ def _linears(model: Model) -> list[tuple[str, nn.Linear, Entry]]:
     result = []
     for entry in family_of(model).tensor_map(cast(ModelConfig, model.config), names):
         plain = entry.usual if isinstance(entry, Either) else entry
-        if not isinstance(plain, Entry) or not plain.ours.endswith(".weight"):
+        if not isinstance(plain, Entry) or not plain.name.endswith(".weight"):
             continue
-        path = plain.ours.removesuffix(".weight")
+        path = plain.name.removesuffix(".weight")
         if path in linears:
             result.append((path, linears[path], plain))
     return result
@@ -411,22 +411,22 @@ def modules_from_peft(
 ) -> dict[str, Tensor]:
     """The tensors of modules_to_save under our names; `place` is for error messages."""
     family, weights = family_of(model), {}
-    owners = {entry.theirs[0]: entry for entry in _table(model).values()}
+    owners = {entry.sources[0]: entry for entry in _table(model).values()}
     shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     for name, tensor in tensors.items():
         entry = owners.get(family.canonical_name(name) or name)
-        if entry is None or entry.ours not in shapes:
+        if entry is None or entry.name not in shapes:
             raise InputError(
                 f"{place} has the module {name}, which this model does not have",
                 "use the model it was made for; with_classes(model, classes) adds a missing head",
             )
-        [expected] = entry.shapes(shapes[entry.ours]).values()
+        [expected] = entry.shapes(shapes[entry.name]).values()
         if tuple(tensor.shape) != expected:
             raise InputError(
                 f"{place} has {name} of shape {tuple(tensor.shape)}, expected {expected}",
                 "use an adapter of a model with this shape",
             )
-        weights[entry.ours] = entry.join([tensor])
+        weights[entry.name] = entry.join([tensor])
     return weights
 
 
@@ -435,5 +435,5 @@ def _table(model: Model) -> dict[str, Entry]:
     entries = family_of(model).tensor_map(cast(ModelConfig, model.config), model.state_dict())
     plain = [entry.usual if isinstance(entry, Either) else entry for entry in entries]
     return {
-        entry.ours: entry for entry in plain if isinstance(entry, Entry) and len(entry.theirs) == 1
+        entry.name: entry for entry in plain if isinstance(entry, Entry) and len(entry.sources) == 1
     }

@@ -1,148 +1,182 @@
-"""Mamba and Falcon-Mamba: decoders whose layers have a mixer and nothing else."""
+"""Mamba, Falcon-Mamba and Mamba-2: decoders whose layers have a mixer and nothing else."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from manyheads.checkpoints.families.family import CAUSAL_HEADS, Family, causal_readout, eps_of
-from manyheads.checkpoints.tensor_map import Entry, Packed
+from manyheads.checkpoints.families.config_keys import (
+    DEPTH,
+    EPS,
+    FLOAT,
+    TIED,
+    UNTIED,
+    VOCABULARY,
+    WIDTH,
+    Form,
+    Key,
+    Parts,
+)
+from manyheads.checkpoints.families.family import CAUSAL_HEADS, DecoderFamily, Sources
+from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry
 from manyheads.errors import ConfigError
+from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.recurrent.mamba import Mamba
-from manyheads.models.decoder import DecoderConfig
-from manyheads.models.embedding import Embedding
-from manyheads.models.initialization import Initialization
+from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import LanguageHead, NoReadout
-from manyheads.models.recipes import ModelConfig
-from manyheads.models.stack import StackConfig
+from manyheads.models.readout import LanguageHead, NoReadout, Readout
 from manyheads.parts.norms import PreNorm, RMSNorm
 
-# What `transformers` assumes where config.json does not say it.
-DEFAULTS: dict[str, Any] = {
-    "state_size": 16,
-    "expand": 2,
-    "conv_kernel": 4,
-    "time_step_rank": "auto",
-    "layer_norm_epsilon": 1e-5,
-    "mixer_rms_eps": 1e-6,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-    "initializer_range": 0.1,
-    "tie_word_embeddings": True,
+MAMBA_TYPE, FALCON = "mamba", "falcon_mamba"
+KEYS: dict[str, Key] = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": DEPTH,
+    "vocab_size": VOCABULARY,
+    "conv_kernel": Key("mixer.convolution", 4),
+    "layer_norm_epsilon": Key("norm.eps", 1e-5, EPS),
+    "use_bias": Key("mixer.bias", False),
+    "use_conv_bias": Key("mixer.convolution_bias", True),
+    "initializer_range": Key("init.std", 0.1, FLOAT),
 }
-FALCON = "falcon_mamba"
-NAMES = {
-    "project.weight": "in_proj.weight",
-    "project.bias": "in_proj.bias",
-    "convolution.bias": "conv1d.bias",
-    "x_proj.weight": "x_proj.weight",
-    "dt_weight": "dt_proj.weight",
-    "dt_bias": "dt_proj.bias",
-    "A_log": "A_log",
-    "D": "D",
-    "output.weight": "out_proj.weight",
-    "output.bias": "out_proj.bias",
-}
+NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
-class MambaFamily(Family):
+class MambaFamily(DecoderFamily):
     """Mamba, and Falcon-Mamba, which norms B, C and dt."""
 
     name = "mamba"
-    tied_copies = ("lm_head.weight",)
+    classes: Mapping[str, str] = {MAMBA_TYPE: "Mamba", FALCON: "FalconMamba"}
+    class_ends: Mapping[type[Readout], str] = {
+        kind: CAUSAL_HEADS[kind] for kind in (LanguageHead, NoReadout)
+    }
+    keys: Mapping[str, Key] = {
+        **KEYS,
+        "state_size": Key("mixer.state_size", 16),
+        "time_step_rank": Key("mixer.dt_rank"),
+        "tie_word_embeddings": TIED,
+    }
+    only: Mapping[str, Any] = {"hidden_act": "silu"}
+    constants = NO_TOKENS
+    mixer: type[Mamba] | type[Mamba2] = Mamba
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        theirs = {**DEFAULTS, **theirs}
-        width, rank = theirs["hidden_size"], theirs["time_step_rank"]
-        if theirs["hidden_act"] != "silu":
-            raise ConfigError(f"hidden_act={theirs['hidden_act']!r} is not supported", "use silu")
+    root = "backbone."
+    embedding: Mapping[str, Sources] = {
+        "embedding.tokens": "embeddings",
+        "stack.final_norm": "norm_f",
+    }
+    layers = "layers"
+    layer: Mapping[str, Sources] = {
+        "attention_residual.norm": "norm",
+        "mixer.project": "mixer.in_proj",
+        "mixer.convolution": "mixer.conv1d",
+        "mixer.x_proj": "mixer.x_proj",
+        "mixer.dt_weight": "mixer.dt_proj.weight",
+        "mixer.dt_bias": "mixer.dt_proj.bias",
+        "mixer.A_log": "mixer.A_log",
+        "mixer.D": "mixer.D",
+        "mixer.output": "mixer.out_proj",
+    }
+    heads: Mapping[type[Readout], Mapping[str, Sources]] = {LanguageHead: {"readout": "lm_head"}}
+    tied_copies = ("lm_head.weight",)
+    # The oldest files say embedding.
+    older: Mapping[str, str] = {"backbone.embedding.": "backbone.embeddings."}
+
+    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+        rank = config_json.get("time_step_rank", "auto")
         if rank != "auto" and not isinstance(rank, int):
             raise ConfigError(f'time_step_rank must be a number or "auto", got {rank!r:.100}')
-        mixer = Mamba(
-            width=width,
-            inner=int(theirs["expand"] * width),
-            state_size=theirs["state_size"],
-            dt_rank=-(-width // 16) if rank == "auto" else rank,
-            convolution=theirs["conv_kernel"],
-            bias=theirs["use_bias"],
-            convolution_bias=theirs["use_conv_bias"],
-            inner_eps=eps_of(theirs, "mixer_rms_eps")
-            if theirs.get("model_type") == FALCON
-            else "none",
-        )
-        norm = RMSNorm(eps=eps_of(theirs, "layer_norm_epsilon"))
+        rank = -(-config_json["hidden_size"] // 16) if rank == "auto" else rank
+        return super().complete({**config_json, "time_step_rank": rank})
+
+    def read_layers(
+        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any]
+    ) -> Iterable[LayerConfig]:
+        mixer = self.read_mixer(parts, config_json)
         layer = LayerConfig(attention=None, mixer=Branch(mixer, PreNorm(norm)), feedforward=None)
-        return DecoderConfig(
-            embedding=Embedding(vocabulary=theirs["vocab_size"], width=width),
-            stack=StackConfig(
-                width=width, layers=(layer,) * theirs["num_hidden_layers"], final_norm=norm
-            ),
-            readout=causal_readout(theirs, LanguageHead(tied=bool(theirs["tie_word_embeddings"]))),
-            init=Initialization(std=float(theirs["initializer_range"])),
-        )
+        return (layer,) * parts.depth
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, DecoderConfig) or not config.stack.layers:
-            return None
-        branch, head = config.stack.layers[0].mixer, config.readout
-        if branch is None or not isinstance(branch.inner, Mamba):
-            return None
-        mixer, norm = branch.inner, config.stack.final_norm
-        if mixer.inner % mixer.width or not isinstance(head, LanguageHead | NoReadout):
-            return None
-        falcon = mixer.inner_eps != "none"
-        return {
-            "model_type": FALCON if falcon else "mamba",
-            "architectures": [("FalconMamba" if falcon else "Mamba") + CAUSAL_HEADS[type(head)]],
-            "hidden_size": mixer.width,
-            "num_hidden_layers": len(config.stack.layers),
-            "vocab_size": config.embedding.vocabulary,
-            "state_size": mixer.state_size,
-            "expand": mixer.inner // mixer.width,
-            "conv_kernel": mixer.convolution,
-            "time_step_rank": mixer.dt_rank,
-            "layer_norm_epsilon": norm.eps if isinstance(norm, RMSNorm) else 1e-5,
-            "use_bias": mixer.bias,
-            "use_conv_bias": mixer.convolution_bias,
-            "hidden_act": "silu",
-            "initializer_range": config.init.std,
-            "tie_word_embeddings": getattr(head, "tied", False),
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
-            **({"mixer_rms_eps": mixer.inner_eps} if falcon else {}),
-        }
+    def read_mixer(self, parts: Parts, config_json: Mapping[str, Any]) -> MixerConfig:
+        inner = int(config_json.get("expand", 2) * parts.width)
+        if config_json["model_type"] == FALCON:
+            eps = EPS.read("mixer_rms_eps", config_json.get("mixer_rms_eps", 1e-6))
+            return Mamba(inner=inner, inner_eps=eps, **parts.mixer)
+        return Mamba(inner=inner, **parts.mixer)
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry | Packed]:
-        assert isinstance(config, DecoderConfig)
-        have = set(ours)
-        table = [
-            Entry("embedding.tokens.weight", ("backbone.embeddings.weight",)),
-            Entry("stack.final_norm.weight", ("backbone.norm_f.weight",)),
-            Entry("readout.weight", ("lm_head.weight",)),
-        ]
-        packed = []
-        for index, layer in enumerate(config.stack.layers):
-            assert layer.mixer is not None
-            assert isinstance(layer.mixer.inner, Mamba)
-            mine, theirs = f"stack.layers.{index}", f"backbone.layers.{index}"
-            norm = f"{mine}.attention_residual.norm.weight"
-            table.append(Entry(norm, (f"{theirs}.norm.weight",)))
-            table += [
-                Entry(f"{mine}.mixer.{own}", (f"{theirs}.mixer.{other}",))
-                for own, other in NAMES.items()
-            ]
-            # Their convolution has one more axis, of one channel.
-            channels, size = layer.mixer.inner.inner, layer.mixer.inner.convolution
-            own = {f"{mine}.mixer.convolution.weight": (channels, size)}
-            packed.append(Packed(own, f"{theirs}.mixer.conv1d.weight", (channels, 1, size)))
-        return [*(entry for entry in table if entry.ours in have), *packed]
+    def model_type(self, parts: Parts) -> str:
+        return MAMBA_TYPE if getattr(parts.mixer, "inner_eps", "none") == "none" else FALCON
 
-    def canonical_name(self, name: str) -> str | None:
-        """Files of the bare model lack the prefix; the oldest say embedding."""
-        if not name.startswith(("backbone.", "lm_head.")):
-            name = f"backbone.{name}"
-        return name.replace("backbone.embedding.", "backbone.embeddings.")
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+        mixer = parts.mixer
+        if not isinstance(mixer, self.mixer) or mixer.inner % mixer.width:
+            return None
+        described: dict[str, Any] = {"expand": mixer.inner // mixer.width}
+        if isinstance(mixer, Mamba) and mixer.inner_eps != "none":
+            described["mixer_rms_eps"] = mixer.inner_eps
+        if isinstance(config.readout, NoReadout):
+            # A tied bare model would get a head.
+            described["tie_word_embeddings"] = False
+        return described
+
+    def entry(
+        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
+    ) -> Entry | Either:
+        """The convolution of a file has one more axis, of one channel."""
+        convolution = name.endswith(".convolution.weight")
+        return Depthwise(name, sources) if convolution else super().entry(name, sources, layer)
 
 
 MAMBA = MambaFamily()
+
+
+def _read_limits(_: str, limits: Any) -> Any:
+    """The bounds of the time step; those from 0 to infinity bound nothing.
+
+    JSON has no infinity: `transformers` writes {"__float__": "Infinity"}.
+    """
+    if limits is None:
+        return "any"
+    plain = (limit["__float__"] if isinstance(limit, dict) else limit for limit in limits)
+    low, high = (float(limit) for limit in plain)
+    return "any" if low <= 0.0 and high == float("inf") else (low, high)
+
+
+LIMITS = Form(_read_limits, lambda limits: None if limits == "any" else list(limits))
+
+
+class Mamba2Family(MambaFamily):
+    """Mamba-2."""
+
+    name = "mamba2"
+    classes: Mapping[str, str] = {"mamba2": "Mamba2"}
+    keys: Mapping[str, Key] = {
+        **KEYS,
+        "num_heads": Key("mixer.heads", 128),
+        "head_dim": Key("mixer.head_size", 64),
+        "state_size": Key("mixer.state_size", 128),
+        "n_groups": Key("mixer.groups", 8),
+        "time_step_limit": Key("mixer.time_step", None, LIMITS, written="changed"),
+        "tie_word_embeddings": UNTIED,
+    }
+    mixer = Mamba2
+    layer: Mapping[str, Sources] = {
+        **MambaFamily.layer,
+        "mixer.dt_bias": "mixer.dt_bias",
+        "mixer.norm_weight": "mixer.norm.weight",
+    }
+
+    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+        inner = config_json.get("num_heads", 128) * config_json.get("head_dim", 64)
+        whole = int(config_json.get("expand", 2) * config_json["hidden_size"])
+        if inner != whole:
+            raise ConfigError(
+                f"num_heads * head_dim is {inner}, and expand * hidden_size is {whole}",
+                "make them equal",
+            )
+        return DecoderFamily.complete(self, config_json)
+
+    def read_mixer(self, parts: Parts, config_json: Mapping[str, Any]) -> MixerConfig:  # noqa: ARG002
+        return Mamba2(eps=parts.norm["eps"], **parts.mixer)
+
+    def model_type(self, parts: Parts) -> str:  # noqa: ARG002
+        return "mamba2"
+
+
+MAMBA2 = Mamba2Family()

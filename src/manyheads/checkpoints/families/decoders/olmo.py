@@ -1,13 +1,31 @@
-"""OLMo 2 and OLMo 3: norms after the sublayers, queries and keys of all heads normed together."""
+"""OLMo 2, OLMo 3 and OLMo hybrid: norms after the sublayers, all heads' queries normed together."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.decoders.llama import LlamaFamily
-from manyheads.checkpoints.families.decoders.rope import longest_of, read_rope, rope_of
-from manyheads.checkpoints.families.decoders.windows import (
+from manyheads.checkpoints.families.config_keys import BIAS, EPS, STD, Key, Parts
+from manyheads.checkpoints.families.decoders.llama import (
+    KEYS,
+    LLAMA,
+    NO_TOKENS,
+    UNEVEN_HEAD_SIZE,
+    LlamaFamily,
+    uneven_head_size,
+)
+from manyheads.checkpoints.families.decoders.qwen_hybrid import (
+    LINEAR,
+    delta_blocks,
+    describe_delta,
+    read_delta,
+)
+from manyheads.checkpoints.families.decoders.qwen_hybrid import (
+    layer_kinds as hybrid_kinds,
+)
+from manyheads.checkpoints.families.family import CAUSAL_HEADS, Sources
+from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
+from manyheads.checkpoints.families.windows import (
     FULL,
     SLIDING,
     attentions_of,
@@ -17,137 +35,214 @@ from manyheads.checkpoints.families.decoders.windows import (
     ropes_by_kind,
     window_of,
 )
-from manyheads.checkpoints.families.family import (
-    CAUSAL_HEADS,
-    causal_readout,
-    default_labels,
-    eps_of,
-)
+from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry
 from manyheads.errors import ConfigError
-from manyheads.models.decoder import DecoderConfig
-from manyheads.models.embedding import Embedding
-from manyheads.models.initialization import Initialization
-from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import LanguageHead
-from manyheads.models.recipes import ModelConfig
-from manyheads.models.stack import StackConfig
-from manyheads.parts.feedforward import SwiGLU
-from manyheads.parts.norms import OutputNorm, RMSNorm
-from manyheads.parts.positions.rotary import Rotary
+from manyheads.mixers.build import MixerConfig
+from manyheads.mixers.recurrent.gated_delta import GatedDelta
+from manyheads.models.layer import LayerConfig
+from manyheads.models.readout import LanguageHead, NoReadout, Readout
+from manyheads.parts.masks import Causal
+from manyheads.parts.norms import OutputNorm, Placement, PreNorm, RMSNorm
+from manyheads.parts.positions import NoPosition, Rotary
 
 OLMO2, OLMO3 = "olmo2", "olmo3"
-CLASSES = {OLMO2: "Olmo2", OLMO3: "Olmo3"}
 # What `transformers` assumes where config.json does not say it.
 THETAS = {OLMO2: 10_000.0, OLMO3: 500_000.0}
 WINDOW, LENGTH = 4096, 2048
-# Every so many layers of OLMo 3 one sees the whole text.
+HYBRID_LENGTH, HYBRID_THETA = 65536, 10_000.0
+# Every so many layers of OLMo 3 and OLMo hybrid one sees the whole text.
 EVERY = 4
+# The eps of the delta nets' own norm, whatever rms_norm_eps says.
+DELTA_EPS = 1e-5
 
 
 class OlmoFamily(LlamaFamily):
     """OLMo 2 and OLMo 3."""
 
     name = "olmo"
-    norms: Mapping[str, str] = {
+    classes: Mapping[str, str] = {OLMO2: "Olmo2", OLMO3: "Olmo3"}
+    keys: Mapping[str, Key] = {
+        **KEYS,
+        "head_dim": UNEVEN_HEAD_SIZE,
+        "rms_norm_eps": Key("norm.eps", 1e-5, EPS),
+        "attention_bias": BIAS,
+        "initializer_range": STD,
+    }
+    constants: Mapping[str, Any] = {**NO_TOKENS, "pad_token_id": None}
+    placement = OutputNorm
+    layer: Mapping[str, Sources] = {
+        **LLAMA.layer,
         "attention_residual.second_norm": "post_attention_layernorm",
         "feedforward_residual.second_norm": "post_feedforward_layernorm",
     }
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
-        family, norm = theirs["model_type"], RMSNorm(eps=eps_of(theirs, "rms_norm_eps", 1e-5))
-        if theirs.get("hidden_act", "silu") != "silu":
-            raise ConfigError(f"hidden_act={theirs['hidden_act']!r} is not supported", "use silu")
-        count = theirs["num_hidden_layers"]
-        kinds = layer_kinds(theirs, EVERY) if family == OLMO3 else [FULL] * count
-
-        def layer(kind: str) -> LayerConfig:
-            attention = AttentionConfig(
-                width=width,
-                heads=heads,
-                kv_heads=theirs.get("num_key_value_heads") or heads,
-                head_size=theirs.get("head_dim") or width // heads,
-                position=_rotary(theirs, kind),
-                mask=mask_of(kind, theirs.get("sliding_window", WINDOW)),
-                query_norm=norm,
-                key_norm=norm,
-                norm_span="heads",
-                bias="all" if theirs.get("attention_bias", False) else "none",
-                dropout=float(theirs.get("attention_dropout", 0.0)),
-            )
-            feedforward = SwiGLU(width=width, hidden=theirs["intermediate_size"])
-            return LayerConfig(
-                attention=Branch(attention, OutputNorm(norm)),
-                feedforward=Branch(feedforward, OutputNorm(norm)),
-            )
-
-        tied = bool(theirs.get("tie_word_embeddings", False))
-        return DecoderConfig(
-            embedding=Embedding(vocabulary=theirs["vocab_size"], width=width),
-            stack=StackConfig(
-                width=width, layers=tuple(layer(kind) for kind in kinds), final_norm=norm
-            ),
-            readout=causal_readout(theirs, LanguageHead(tied=tied)),
-            init=Initialization(std=float(theirs.get("initializer_range", 0.02))),
+    def read_inner(
+        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
+    ) -> AttentionConfig | MixerConfig:
+        later = config_json["model_type"] == OLMO3
+        kind = layer_kinds(config_json, EVERY)[index] if later else FULL
+        return AttentionConfig(
+            position=_rotary(config_json, kind),
+            mask=mask_of(kind, config_json.get("sliding_window", WINDOW)),
+            query_norm=norm,
+            key_norm=norm,
+            norm_span="heads",
+            **parts.attention,
         )
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, DecoderConfig) or not config.stack.layers:
-            return None
-        first, norm, head = config.stack.layers[0], config.stack.final_norm, config.readout
-        if first.attention is None or first.feedforward is None or not isinstance(norm, RMSNorm):
-            return None
-        attention, feedforward = first.attention.inner, first.feedforward.inner
+    def model_type(self, parts: Parts) -> str:
+        slides = any(
+            layer.attention is not None and kind_of(layer.attention.inner) == SLIDING
+            for layer in parts.stack.layers
+        )
+        return OLMO3 if slides else OLMO2
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         attentions = attentions_of(config)
         ropes = ropes_by_kind(attentions)
-        if ropes is None or attention.norm_span != "heads" or not isinstance(feedforward, SwiGLU):
+        if ropes is None:
             return None
-        kinds = [kind_of(each) for each in attentions]
-        family = OLMO3 if SLIDING in kinds else OLMO2
-        described: dict[str, Any] = {
-            "model_type": family,
-            "architectures": [CLASSES[family] + CAUSAL_HEADS[type(head)]],
-            "hidden_size": config.stack.width,
-            "num_hidden_layers": len(config.stack.layers),
-            "num_attention_heads": attention.heads,
-            "num_key_value_heads": attention.key_heads,
-            "intermediate_size": feedforward.hidden,
-            "vocab_size": config.embedding.vocabulary,
-            "rms_norm_eps": norm.eps,
+        described = {
             "rope_parameters": ropes[FULL],
-            "tie_word_embeddings": getattr(head, "tied", False),
-            "attention_bias": attention.bias == "all",
-            "attention_dropout": attention.dropout,
-            "max_position_embeddings": longest_of(attention.position),
-            "hidden_act": "silu",
-            "initializer_range": config.init.std,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
-            **default_labels(head),
+            "max_position_embeddings": longest_of(parts.attention.position),
+            **uneven_head_size(parts),
         }
-        if attention.size * attention.heads != config.stack.width:
-            described["head_dim"] = attention.size
-        if family == OLMO3:
-            described |= {
-                "rope_parameters": ropes,
-                "layer_types": kinds,
-                "sliding_window": window_of(attentions, WINDOW),
-            }
-        return described
+        if self.model_type(parts) == OLMO2:
+            return described
+        return described | {
+            "rope_parameters": ropes,
+            "layer_types": [kind_of(attention) for attention in attentions],
+            "sliding_window": window_of(attentions, WINDOW),
+        }
 
 
 OLMO = OlmoFamily()
 
 
-def _rotary(theirs: Mapping[str, Any], kind: str) -> Rotary:
+def _rotary(config_json: Mapping[str, Any], kind: str) -> Rotary:
     """In OLMo 3 layers with a window have their own rotation, which no scaling touches."""
-    family, rope = theirs["model_type"], rope_of(theirs)
-    theta = theirs.get("rope_theta", THETAS[family])
+    family, rope = config_json["model_type"], rope_of(config_json)
     if family == OLMO3:
-        given = theirs.get("rope_parameters") or {}
-        rope = dict(given.get(kind) or {})
+        rope = dict((config_json.get("rope_parameters") or {}).get(kind) or {})
         # Only the layers without a window take the older keys; the others keep the default.
-        rope |= (theirs.get("rope_scaling") or {}) if kind == FULL else {}
-    whole = read_rope(rope, theta=theta, longest=theirs.get("max_position_embeddings", LENGTH))
-    return replace(whole, fraction=1.0)
+        rope |= (config_json.get("rope_scaling") or {}) if kind == FULL else {}
+    theta = config_json.get("rope_theta", THETAS[family])
+    longest = config_json.get("max_position_embeddings", LENGTH)
+    return replace(read_rope(rope, theta=theta, longest=longest), fraction=1.0)
+
+
+class OlmoHybridFamily(LlamaFamily):
+    """OLMo hybrid: gated delta nets in most layers, the attention of OLMo 3 in the others."""
+
+    name = "olmo_hybrid"
+    classes: Mapping[str, str] = {"olmo_hybrid": "OlmoHybrid"}
+    class_ends: Mapping[type[Readout], str] = {
+        kind: CAUSAL_HEADS[kind] for kind in (LanguageHead, NoReadout)
+    }
+    keys: Mapping[str, Key] = {**OLMO.keys, "rms_norm_eps": Key("norm.eps", 1e-6, EPS)}
+    constants = OLMO.constants
+    per_layer_keys = ()
+    # Layers with attention norm what it writes, the others what they read.
+    layer: Mapping[str, Sources] = {
+        **LLAMA.layer,
+        "attention_residual.norm": "attention_layer_norm",
+        "feedforward_residual.norm": "feedforward_layer_norm",
+        "attention_residual.second_norm": "feedforward_layer_norm",
+        "feedforward_residual.second_norm": "post_feedforward_layernorm",
+        "mixer.project": tuple(f"linear_attn.{part}_proj" for part in "qkvg"),
+        "mixer.rates": ("linear_attn.b_proj", "linear_attn.a_proj"),
+        "mixer.convolution": tuple(f"linear_attn.{part}_conv1d" for part in "qkv"),
+        "mixer.dt_bias": "linear_attn.dt_bias",
+        "mixer.A_log": "linear_attn.A_log",
+        "mixer.norm_weight": "linear_attn.o_norm.weight",
+        "mixer.output": "linear_attn.o_proj",
+    }
+    # In memory `transformers` has other names for the norms than in files.
+    older: Mapping[str, str] = {
+        ".input_layernorm.": ".attention_layer_norm.",
+        ".post_attention_layernorm.": ".feedforward_layer_norm.",
+    }
+
+    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With all that `transformers` derives where config.json does not say it."""
+        own = {key: value for key, value in config_json.items() if value is not None}
+        heads, count = own["num_attention_heads"], own["num_hidden_layers"]
+        keys = own.get("linear_num_key_heads", heads)
+        key_size = own.get("linear_key_head_dim", int(0.75 * own["hidden_size"] / keys))
+        kinds = [FULL if index % EVERY == EVERY - 1 else LINEAR for index in range(count)]
+        kinds[-1:] = kinds[-1:] if FULL in kinds else [FULL]
+        defaults = {
+            "layer_types": kinds,
+            "full_attention_interval": EVERY,
+            "linear_num_key_heads": keys,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": key_size,
+            "linear_value_head_dim": 2 * key_size,
+            "linear_conv_kernel_dim": 4,
+        }
+        complete = super().complete({**defaults, **own})
+        kinds = hybrid_kinds(complete)
+        if len(set(kinds)) < 2:
+            raise ConfigError(
+                f"all layers are {kinds[0]}", f"use both {FULL} and {LINEAR} in layer_types"
+            )
+        return complete
+
+    def placement_of(self, inner: AttentionConfig | MixerConfig) -> Callable[[RMSNorm], Placement]:
+        return OutputNorm if isinstance(inner, AttentionConfig) else PreNorm
+
+    def read_inner(
+        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
+    ) -> AttentionConfig | MixerConfig:
+        if hybrid_kinds(config_json)[index] == LINEAR:
+            turned = bool(config_json.get("linear_allow_neg_eigval", True))
+            return read_delta(config_json, eps=DELTA_EPS, negative_eigenvalues=turned)
+        return AttentionConfig(
+            position=_hybrid_position(config_json),
+            mask=Causal(),
+            query_norm=norm,
+            key_norm=norm,
+            norm_span="heads",
+            **parts.attention,
+        )
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+        position = parts.attention.position
+        rope = describe_rope(position)
+        if isinstance(position, NoPosition):
+            rope = {"rope_type": "default", "rope_theta": None}
+        if rope is None or not isinstance(parts.mixer, GatedDelta):
+            return None
+        return {
+            "rope_parameters": rope,
+            "max_position_embeddings": longest_of(position, HYBRID_LENGTH),
+            "linear_allow_neg_eigval": parts.mixer.negative_eigenvalues,
+            **describe_delta(config.stack, parts.mixer),
+            **uneven_head_size(parts),
+        }
+
+    def entry(
+        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
+    ) -> Entry | Either:
+        mixer = layer.mixer.inner if layer is not None and layer.mixer is not None else None
+        if not isinstance(mixer, GatedDelta) or ".mixer." not in name:
+            return super().entry(name, sources, layer)
+        if not name.endswith(".convolution.weight"):
+            return Entry(name, sources, delta_blocks(name, mixer))
+        sizes = tuple(mixer.rows().values())[:3]
+        # `transformers` reads any sizes, and writes three that are as equal as can be.
+        third = -(-sum(sizes) // 3)
+        thirds = third, third, sum(sizes) - 2 * third
+        return Either(Depthwise(name, sources, sizes), Depthwise(name, sources, thirds))
+
+
+OLMO_HYBRID = OlmoHybridFamily()
+
+
+def _hybrid_position(config_json: Mapping[str, Any]) -> Rotary | NoPosition:
+    """Released models say that they have no rotation by a theta that is null."""
+    rope = rope_of(config_json)
+    if "rope_theta" in rope and rope["rope_theta"] is None:
+        return NoPosition()
+    longest = config_json.get("max_position_embeddings", HYBRID_LENGTH)
+    return read_rope(rope, theta=config_json.get("rope_theta", HYBRID_THETA), longest=longest)

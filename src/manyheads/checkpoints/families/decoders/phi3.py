@@ -1,27 +1,27 @@
 """Phi-3: as Llama, with joined matrices, a part of each head rotated, and LongRoPE."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from manyheads.checkpoints.families.decoders.llama import LLAMA, LlamaFamily
-from manyheads.checkpoints.families.decoders.rope import read_rope, rope_of
-from manyheads.checkpoints.families.decoders.windows import (
-    FULL,
-    SLIDING,
-    attentions_of,
-    mask_of,
-    window_of,
+from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.config_keys import EPS, FLOAT, Key, Parts
+from manyheads.checkpoints.families.decoders.llama import (
+    KEYS,
+    LLAMA,
+    NO_TOKENS,
+    UNEVEN_HEAD_SIZE,
+    LlamaFamily,
+    uneven_head_size,
 )
-from manyheads.checkpoints.families.family import CAUSAL_HEADS
+from manyheads.checkpoints.families.family import Sources
+from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
+from manyheads.checkpoints.families.windows import FULL, SLIDING, attentions_of, mask_of, window_of
 from manyheads.errors import ConfigError
-from manyheads.models.decoder import DecoderConfig
-from manyheads.models.layer import LayerConfig
-from manyheads.models.recipes import ModelConfig
+from manyheads.parts.norms import RMSNorm
 from manyheads.parts.positions.rotary import LongRopeScaling, NoScaling, Rotary
 
 # What `transformers` assumes where config.json does not say it.
-LENGTH, EPS = 4096, 1e-5
+LENGTH = 4096
 # Older names of LongRoPE.
 LONGROPE = ("longrope", "su", "yarn")
 
@@ -30,76 +30,64 @@ class Phi3Family(LlamaFamily):
     """Phi-3."""
 
     name = "phi3"
-    joined = True
+    classes: Mapping[str, str] = {"phi3": "Phi3"}
+    keys: Mapping[str, Key] = {
+        **KEYS,
+        "head_dim": UNEVEN_HEAD_SIZE,
+        "rms_norm_eps": Key("norm.eps", 1e-5, EPS),
+        "resid_pdrop": Key("residual.dropout", 0.0, FLOAT),
+        "embd_pdrop": Key("embedding.dropout", 0.0, FLOAT),
+    }
+    constants: Mapping[str, Any] = {**NO_TOKENS, "pad_token_id": None, "attention_bias": False}
+    layer: Mapping[str, Sources] = {
+        **LLAMA.layer,
+        "attention.project": "self_attn.qkv_proj",
+        "feedforward.expand": "mlp.gate_up_proj",
+    }
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        rotary, window = _rotary(theirs), theirs.get("sliding_window")
-        plain = {key: each for key, each in theirs.items() if not key.startswith("rope_")}
-        plain |= {"model_type": "llama", "mlp_bias": False, "attention_bias": False}
-        config = LLAMA.read_config({"rms_norm_eps": EPS, **plain, "partial_rotary_factor": 1.0})
-        assert isinstance(config, DecoderConfig)
-        dropout = float(theirs.get("resid_pdrop", 0.0))
+    def read_inner(
+        self,
+        parts: Parts,
+        norm: RMSNorm,  # noqa: ARG002
+        config_json: Mapping[str, Any],
+        index: int,  # noqa: ARG002
+    ) -> AttentionConfig:
+        window = config_json.get("sliding_window")
+        mask = mask_of(FULL if window is None else SLIDING, window)
+        return AttentionConfig(position=_rotary(config_json), mask=mask, **parts.attention)
 
-        def changed(layer: LayerConfig) -> LayerConfig:
-            assert layer.attention is not None
-            assert layer.feedforward is not None
-            mask = mask_of(FULL if window is None else SLIDING, window)
-            inner = replace(layer.attention.inner, position=rotary, mask=mask)
-            return replace(
-                layer,
-                attention=replace(layer.attention, inner=inner, dropout=dropout),
-                feedforward=replace(layer.feedforward, dropout=dropout),
-            )
-
-        layers = tuple(changed(layer) for layer in config.stack.layers)
-        embedding = replace(config.embedding, dropout=float(theirs.get("embd_pdrop", 0.0)))
-        return replace(config, embedding=embedding, stack=replace(config.stack, layers=layers))
-
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, DecoderConfig):
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+        position = parts.attention.position
+        rope = describe_rope(position)
+        if rope is None or not isinstance(position.scaling, NoScaling | LongRopeScaling):
             return None
-        described = LLAMA.write_config(config)
-        if described is None or described["model_type"] not in ("llama", "mistral"):
-            return None
-        attentions = attentions_of(config)
-        first = config.stack.layers[0].attention
-        if first is None or not isinstance(first.inner.position, Rotary):
-            return None
-        scaling = first.inner.position.scaling
-        if not isinstance(scaling, NoScaling | LongRopeScaling):
-            return None
-        kept = {key: each for key, each in described.items() if key not in ("mlp_bias", "head_dim")}
-        if first.inner.size * first.inner.heads != config.stack.width:
-            kept["head_dim"] = first.inner.size
-        if isinstance(scaling, LongRopeScaling):
-            kept["original_max_position_embeddings"] = scaling.original_length
-        return kept | {
-            "model_type": "phi3",
-            "architectures": ["Phi3" + CAUSAL_HEADS[type(config.readout)]],
-            "rope_parameters": {"partial_rotary_factor": 1.0, **described["rope_parameters"]},
-            "sliding_window": window_of(attentions, None),
-            "resid_pdrop": first.dropout,
-            "embd_pdrop": config.embedding.dropout,
-            "pad_token_id": None,
+        described = {
+            "rope_parameters": {"partial_rotary_factor": 1.0, **rope},
+            "max_position_embeddings": longest_of(position),
+            "sliding_window": window_of(attentions_of(config), None),
+            **uneven_head_size(parts),
         }
+        if isinstance(position.scaling, LongRopeScaling):
+            described["original_max_position_embeddings"] = position.scaling.original_length
+        return described
 
 
 PHI3 = Phi3Family()
 
 
-def _rotary(theirs: Mapping[str, Any]) -> Rotary:
-    rope = rope_of(theirs)
+def _rotary(config_json: Mapping[str, Any]) -> Rotary:
+    rope = rope_of(config_json)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in LONGROPE:
         rope["rope_type"] = "longrope"
         # Outside the table it has precedence.
-        length = theirs.get("original_max_position_embeddings", LENGTH)
+        length = config_json.get("original_max_position_embeddings", LENGTH)
         rope["original_max_position_embeddings"] = length
     elif kind != "default":
         raise ConfigError(f"rope_type={kind!r} is not supported for Phi-3", "use longrope")
     return read_rope(
         rope,
-        theta=theirs.get("rope_theta", 10_000.0),
-        fraction=theirs.get("partial_rotary_factor", 1.0),
-        longest=theirs.get("max_position_embeddings", LENGTH),
+        theta=config_json.get("rope_theta", 10_000.0),
+        fraction=config_json.get("partial_rotary_factor", 1.0),
+        longest=config_json.get("max_position_embeddings", LENGTH),
     )

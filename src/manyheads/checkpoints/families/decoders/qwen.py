@@ -1,21 +1,23 @@
 """Qwen3, plain or gated (arXiv 2505.06708), and the experts that several families share."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.decoders.llama import LLAMA
-from manyheads.checkpoints.families.family import Family
-from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved, Stacked
+from manyheads.checkpoints.families.config_keys import Parts
+from manyheads.checkpoints.families.decoders.llama import LLAMA, LlamaFamily
+from manyheads.checkpoints.families.family import Sources
+from manyheads.checkpoints.tensor_map import Either, Entry, Stacked
 from manyheads.errors import ConfigError
+from manyheads.mixers.build import MixerConfig
 from manyheads.models.decoder import DecoderConfig
-from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
+from manyheads.models.layer import FeedForwardConfig, LayerConfig
 from manyheads.models.recipes import ModelConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.gates import Gate
-from manyheads.parts.norms import NoNorm, PreNorm, RMSNorm
+from manyheads.parts.norms import NoNorm, RMSNorm
 
 OUTPUT_GATES: dict[str, Literal["head", "channel"]] = {
     "headwise_attn_output_gate": "head",
@@ -26,32 +28,32 @@ NEWER = ("rope_parameters", "layer_types", "mlp_bias", "attention_bias")
 # The default, whatever the width.
 HEAD_SIZE = 128
 # What a model without dense layers says of their hidden width.
-HIDDEN = 5632
+DENSE_HIDDEN = 5632
 
 
-class QwenGatedFamily(Family):
+class QwenGatedFamily(LlamaFamily):
     """Qwen3, plain or with output gates."""
 
     name = "qwen_gated"
-    tied_copies = LLAMA.tied_copies
-    per_layer_keys = LLAMA.per_layer_keys
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        gates = [key for key in OUTPUT_GATES if theirs.get(key)]
+    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+        gates = [key for key in OUTPUT_GATES if config_json.get(key)]
         if len(gates) > 1:
             raise ConfigError(
                 f"{' and '.join(gates)} are both set", "set one: a layer has one gate"
             )
         # The study's qkv_bias includes the output projection; its code reads no other key.
-        bias = theirs.get("qkv_bias", theirs.get("attention_bias", False))
-        plain = LLAMA.read_config({"head_dim": HEAD_SIZE, **theirs, "attention_bias": bias})
-        changes: dict[str, Any] = {
-            "gates": tuple(Gate(at="output", per=OUTPUT_GATES[key]) for key in gates),
-        }
-        if not theirs.get("use_qk_norm", True):
+        bias = config_json.get("qkv_bias", config_json.get("attention_bias", False))
+        return super().complete({"head_dim": HEAD_SIZE, **config_json, "attention_bias": bias})
+
+    def read_inner(
+        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
+    ) -> AttentionConfig | MixerConfig:
+        gates = [per for key, per in OUTPUT_GATES.items() if config_json.get(key)]
+        changes: dict[str, Any] = {"gates": tuple(Gate(at="output", per=per) for per in gates)}
+        if not config_json.get("use_qk_norm", True):
             changes |= {"query_norm": NoNorm(), "key_norm": NoNorm()}
-        assert isinstance(plain, DecoderConfig)
-        return with_attention(plain, **changes)
+        return replace(super().read_inner(parts, norm, config_json, index), **changes)
 
     def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
         if not isinstance(config, DecoderConfig) or not config.stack.layers:
@@ -62,14 +64,14 @@ class QwenGatedFamily(Family):
         described = LLAMA.write_config(
             with_attention(config, gates=(), query_norm=norm, key_norm=norm)
         )
-        if described is None or "sliding_attention" in described["layer_types"]:
+        if described is None or "sliding_attention" in described.get("layer_types", ()):
             return None
         rope = described["rope_parameters"]
-        scaling = {key: each for key, each in rope.items() if key != "rope_theta"}
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         # The code of the study rotates whole heads.
         if "partial_rotary_factor" in scaling:
             return None
-        return {key: each for key, each in described.items() if key not in NEWER} | {
+        return {key: value for key, value in described.items() if key not in NEWER} | {
             **{key: first.inner.gates[0].per == per for key, per in OUTPUT_GATES.items()},
             "qkv_bias": first.inner.bias == "all",
             "use_qk_norm": isinstance(first.inner.query_norm, RMSNorm),
@@ -77,19 +79,92 @@ class QwenGatedFamily(Family):
             "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
         }
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
-        return interleaved(LLAMA.tensor_map(config, ours), config, per="key head")
-
-    def canonical_name(self, name: str) -> str | None:
-        return LLAMA.canonical_name(name)
-
-    def opened_by(self, theirs: Mapping[str, Any]) -> str:
+    def opened_by(self, config_json: Mapping[str, Any]) -> str:
         """`transformers` would open a gated model too, but read its gates as queries."""
-        gated = any(theirs.get(key) for key in OUTPUT_GATES)
+        gated = any(config_json.get(key) for key in OUTPUT_GATES)
         return "the gated-attention study's own code" if gated else "transformers"
 
 
 QWEN_GATED = QwenGatedFamily()
+
+
+class ExpertsFamily(LlamaFamily):
+    """What families with experts in place of some feed-forwards share."""
+
+    per_layer_keys = ()
+    # Where the experts of a layer are, and the names of their matrices.
+    experts: str = "mlp"
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+    def read_feedforward(
+        self,
+        parts: Parts,  # noqa: ARG002
+        config_json: Mapping[str, Any],
+        index: int,
+    ) -> FeedForwardConfig:
+        """The experts of a layer, or its dense feed-forward."""
+        width = config_json["hidden_size"]
+        step, dense = config_json["decoder_sparse_step"], config_json.get("mlp_only_layers") or ()
+        mixed = config_json["num_experts"] > 0 and (index + 1) % step == 0
+        if not mixed or index in dense:
+            return SwiGLU(width=width, hidden=config_json["intermediate_size"])
+        shared = config_json.get("shared_expert_intermediate_size", 0)
+        return Experts(
+            width=width,
+            hidden=config_json["moe_intermediate_size"],
+            count=config_json["num_experts"],
+            top_k=config_json["num_experts_per_tok"],
+            shared=shared,
+            shared_gate="sigmoid" if shared else "none",
+            renormalize=bool(config_json["norm_topk_prob"]),
+        )
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+        described = super().describe(config, parts)
+        inside = [layer.feedforward.inner for layer in config.stack.layers if layer.feedforward]
+        if described is None:
+            return None
+        del described["mlp_bias"]
+        hidden = [inner.hidden for inner in inside if isinstance(inner, SwiGLU)]
+        described["intermediate_size"] = hidden[0] if hidden else DENSE_HIDDEN
+        return described | describe_experts(inside)
+
+    def layer_table(self, layer: LayerConfig) -> Mapping[str, Sources]:
+        if not has_experts(layer):
+            return self.layer
+        return {name: at for name, at in self.layer.items() if not name.startswith("feedforward.")}
+
+    def layer_entries(self, layer: LayerConfig, name: str, source: str) -> Iterator[Entry | Either]:
+        """Files have one tensor per expert; `transformers` may also save all as one tensor."""
+        if layer.feedforward is None or not isinstance(layer.feedforward.inner, Experts):
+            return
+        experts, name, source = (
+            layer.feedforward.inner,
+            f"{name}.feedforward",
+            f"{source}.{self.experts}",
+        )
+        gate, up, down = self.matrices
+        places = [f"{source}.experts.{index}" for index in range(experts.count)]
+        inside = [f"{place}.{part}.weight" for place in places for part in (gate, up)]
+        outside = [f"{place}.{down}.weight" for place in places]
+        for own, names, rows, joined in (
+            ("expand", inside, experts.hidden, "gate_up_proj"),
+            ("contract", outside, experts.width, "down_proj"),
+        ):
+            yield Either(
+                Stacked(f"{name}.{own}", tuple(names), (rows,) * len(names), count=experts.count),
+                Entry(f"{name}.{own}", (f"{source}.experts.{joined}",), transposed=True),
+            )
+        shared = f"{source}.shared_expert"
+        pair = (f"{shared}.gate_proj.weight", f"{shared}.up_proj.weight")
+        yield Entry(f"{name}.router.weight", (f"{source}.gate.weight",))
+        yield Entry(f"{name}.shared.expand.weight", pair)
+        yield Entry(f"{name}.shared.contract.weight", (f"{shared}.down_proj.weight",))
+        yield Entry(f"{name}.shared_gate.weight", (f"{source}.shared_expert_gate.weight",))
+
+
+def has_experts(layer: LayerConfig) -> bool:
+    return layer.feedforward is not None and isinstance(layer.feedforward.inner, Experts)
 
 
 def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
@@ -103,67 +178,6 @@ def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
 
     layers = tuple(changed(layer) for layer in config.stack.layers)
     return replace(config, stack=replace(config.stack, layers=layers))
-
-
-def interleaved(
-    table: Iterable[Entry], config: ModelConfig, per: Literal["head", "key head"]
-) -> list[Entry]:
-    """The entries with the rows of gates in q_proj, after the queries of each head or group."""
-    assert isinstance(config, DecoderConfig)
-    gated = {
-        f"stack.layers.{index}.attention.project": layer.attention.inner
-        for index, layer in enumerate(config.stack.layers)
-        if layer.attention is not None and layer.attention.inner.gates
-    }
-
-    def interleave(entry: Entry, attention: AttentionConfig) -> Entry:
-        rows = attention.rows()
-        blocks = rows.pop("query"), rows.pop("gate_output")
-        groups = attention.heads if per == "head" else attention.key_heads
-        theirs = (sum(blocks), *rows.values())
-        return Interleaved(entry.ours, entry.theirs, theirs, blocks=blocks, groups=groups)
-
-    names = ((entry, entry.ours.rpartition(".")[0]) for entry in table)
-    return [interleave(entry, gated[name]) if name in gated else entry for entry, name in names]
-
-
-def feedforward_of(theirs: Mapping[str, Any], index: int) -> FeedForwardConfig:
-    """The experts of a layer, or its dense feed-forward."""
-    width = theirs["hidden_size"]
-    mixed = theirs["num_experts"] > 0 and (index + 1) % theirs["decoder_sparse_step"] == 0
-    if not mixed or index in (theirs.get("mlp_only_layers") or ()):
-        return SwiGLU(width=width, hidden=theirs["intermediate_size"])
-    shared = theirs.get("shared_expert_intermediate_size", 0)
-    return Experts(
-        width=width,
-        hidden=theirs["moe_intermediate_size"],
-        count=theirs["num_experts"],
-        top_k=theirs["num_experts_per_tok"],
-        shared=shared,
-        shared_gate="sigmoid" if shared else "none",
-        renormalize=bool(theirs["norm_topk_prob"]),
-    )
-
-
-def feedforwards_of(config: ModelConfig) -> list[FeedForwardConfig] | None:
-    """The feed-forwards of a decoder whose layers all have one and attention."""
-    if not isinstance(config, DecoderConfig) or not config.stack.layers:
-        return None
-    whole = [
-        each for each in config.stack.layers if each.feedforward and (each.attention or each.mixer)
-    ]
-    inside = [each.feedforward.inner for each in whole if each.feedforward is not None]
-    return inside if len(inside) == len(config.stack.layers) else None
-
-
-def as_dense(
-    config: DecoderConfig, norm: RMSNorm, inside: Sequence[FeedForwardConfig]
-) -> DecoderConfig:
-    """The model with dense layers in place of experts, for a family without them to describe."""
-    hidden = [inner.hidden for inner in inside if isinstance(inner, SwiGLU)]
-    hidden.append(HIDDEN)
-    dense = SwiGLU(width=config.stack.width, hidden=hidden[0])
-    return with_norm_and_feedforward(config, norm, [dense] * len(inside))
 
 
 def describe_experts(inside: Sequence[FeedForwardConfig]) -> dict[str, Any]:
@@ -180,51 +194,3 @@ def describe_experts(inside: Sequence[FeedForwardConfig]) -> dict[str, Any]:
         "norm_topk_prob": first.renormalize,
         **({"shared_expert_intermediate_size": first.shared} if first.shared else {}),
     }
-
-
-def with_norm_and_feedforward(
-    config: DecoderConfig, norm: RMSNorm, feedforwards: Iterable[FeedForwardConfig]
-) -> DecoderConfig:
-    def changed(layer: LayerConfig, inner: FeedForwardConfig) -> LayerConfig:
-        assert layer.feedforward is not None
-        first = {
-            name: replace(branch, norm=PreNorm(norm))
-            for name in ("attention", "mixer")
-            if (branch := getattr(layer, name)) is not None
-        }
-        return replace(
-            layer,
-            **first,
-            feedforward=Branch(inner, PreNorm(norm), layer.feedforward.dropout),
-        )
-
-    layers = map(changed, config.stack.layers, feedforwards)
-    stack = replace(config.stack, layers=tuple(layers), final_norm=norm)
-    return replace(config, stack=stack)
-
-
-def expert_entries(
-    experts: Experts,
-    ours: str,
-    theirs: str,
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-) -> Iterator[Entry | Either]:
-    """Files have one tensor per expert; `transformers` may also save all of them as one tensor."""
-    each = [f"{theirs}.experts.{index}" for index in range(experts.count)]
-    inside = [f"{one}.{part}.weight" for one in each for part in parts[:2]]
-    outside = [f"{one}.{parts[2]}.weight" for one in each]
-    for mine, names, rows, joined in (
-        ("expand", inside, experts.hidden, "gate_up_proj"),
-        ("contract", outside, experts.width, "down_proj"),
-    ):
-        name = f"{ours}.{mine}"
-        yield Either(
-            Stacked(name, tuple(names), (rows,) * len(names), count=experts.count),
-            Entry(name, (f"{theirs}.experts.{joined}",), transposed=True),
-        )
-    shared = f"{theirs}.shared_expert"
-    pair = (f"{shared}.gate_proj.weight", f"{shared}.up_proj.weight")
-    yield Entry(f"{ours}.router.weight", (f"{theirs}.gate.weight",))
-    yield Entry(f"{ours}.shared.expand.weight", pair, (experts.shared,) * 2)
-    yield Entry(f"{ours}.shared.contract.weight", (f"{shared}.down_proj.weight",))
-    yield Entry(f"{ours}.shared_gate.weight", (f"{theirs}.shared_expert_gate.weight",))

@@ -1,27 +1,34 @@
 """Reformer (arXiv 2001.04451): local and LSH attention on two residual streams."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import lcm
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.config_keys import (
+    EPS,
+    FLOAT,
+    HIDDEN,
+    STD,
+    VOCABULARY,
+    WIDTH,
+    Key,
+    Parts,
+    one_of,
+)
 from manyheads.checkpoints.families.family import (
     HIDDEN_ACTIVATIONS,
-    Family,
-    activation_name,
-    activation_of,
-    eps_of,
+    DecoderFamily,
+    Sources,
+    layer_of,
 )
-from manyheads.checkpoints.tensor_map import Entry, Packed
+from manyheads.checkpoints.tensor_map import Packed
 from manyheads.errors import ConfigError
 from manyheads.mixers.lsh_attention import LshAttention
 from manyheads.models.decoder import DecoderConfig
-from manyheads.models.embedding import Embedding
-from manyheads.models.initialization import Initialization
-from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import LanguageHead
-from manyheads.models.recipes import ModelConfig
-from manyheads.models.stack import StackConfig
+from manyheads.models.layer import LayerConfig
+from manyheads.models.readout import LanguageHead, Readout
 from manyheads.parts.feedforward import MLP
 from manyheads.parts.masks import And, Blocks, Causal
 from manyheads.parts.norms import LayerNorm, PreNorm
@@ -59,110 +66,107 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class ReformerFamily(Family):
+ATTENTION = "attention.self_attention"
+
+
+class ReformerFamily(DecoderFamily):
     """The Reformer with a language head."""
 
     name = "reformer"
+    classes: Mapping[str, str] = {"reformer": "Reformer"}
+    class_ends: Mapping[type[Readout], str] = {LanguageHead: "ModelWithLMHead"}
+    keys: Mapping[str, Key] = {
+        "hidden_size": WIDTH,
+        "vocab_size": VOCABULARY,
+        "feed_forward_size": HIDDEN,
+        "hidden_act": Key("feedforward.activation", form=one_of(HIDDEN_ACTIVATIONS)),
+        "hidden_dropout_prob": Key("embedding.dropout", form=FLOAT),
+        "layer_norm_eps": Key("norm.eps", form=EPS),
+        "initializer_range": STD,
+    }
+    constants: Mapping[str, Any] = {
+        "is_decoder": True,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        theirs = {**DEFAULTS, **theirs}
-        _check(theirs)
-        width, dropout = theirs["hidden_size"], float(theirs["hidden_dropout_prob"])
-        norm = LayerNorm(eps=eps_of(theirs, "layer_norm_eps"))
-        feedforward = MLP(
-            width=width,
-            hidden=theirs["feed_forward_size"],
-            activation=activation_of(theirs, "hidden_act", HIDDEN_ACTIVATIONS),
-            dropout=dropout,
-        )
-        layers = []
-        for kind in theirs["attn_layers"]:
-            local = _local(theirs) if kind == "local" else None
-            layers.append(
-                LayerConfig(
-                    attention=Branch(local, PreNorm(norm), dropout) if local else None,
-                    mixer=None if local else Branch(_lsh(theirs), PreNorm(norm), dropout),
-                    feedforward=Branch(feedforward, PreNorm(norm), dropout),
-                    residual="reversible",
-                )
-            )
-        return DecoderConfig(
-            embedding=Embedding(
-                vocabulary=theirs["vocab_size"],
-                width=width,
-                position=_position(theirs),
-                dropout=dropout,
-            ),
-            stack=StackConfig(width=width, layers=tuple(layers), final_norm=norm),
-            readout=LanguageHead(tied=False),
-            init=Initialization(std=float(theirs["initializer_range"])),
-        )
+    root = "reformer."
+    embedding: Mapping[str, Sources] = {
+        "embedding.tokens": "embeddings.word_embeddings",
+        "embedding.positions": "embeddings.position_embeddings.embedding",
+        "stack.final_norm": "encoder.layer_norm",
+    }
+    layers = "encoder.layers"
+    layer: Mapping[str, Sources] = {
+        "attention.project": tuple(f"{ATTENTION}.{part}" for part in ("query", "key", "value")),
+        "attention.output": "attention.output.dense",
+        "mixer.project": (f"{ATTENTION}.query_key", f"{ATTENTION}.value"),
+        "mixer.output": "attention.output.dense",
+        "attention_residual.norm": "attention.layer_norm",
+        "feedforward_residual.norm": "feed_forward.layer_norm",
+        "feedforward.expand": "feed_forward.dense.dense",
+        "feedforward.contract": "feed_forward.output.dense",
+    }
+    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+        LanguageHead: {"readout": "lm_head.decoder"}
+    }
+    # `transformers` stores a bias of the language head and does not add it.
+    unused_heads = ("lm_head.bias",)
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, DecoderConfig) or not config.stack.reversible:
-            return None
-        position, norm, kinds = config.embedding.position, config.stack.final_norm, []
-        heads: list[LshAttention | AttentionConfig] = []
-        said: dict[str, Any] = {}
+    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+        complete = {**DEFAULTS, **config_json}
+        _check(complete)
+        return complete
+
+    def read_norm(self, parts: Parts) -> LayerNorm:
+        return LayerNorm(**parts.norm)
+
+    def read_config(self, config_json: Mapping[str, Any]) -> DecoderConfig:
+        plain, position = super().read_config(config_json), _position({**DEFAULTS, **config_json})
+        return replace(plain, embedding=replace(plain.embedding, position=position))
+
+    def read_layers(
+        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+    ) -> Iterator[LayerConfig]:
+        dropout = parts.embedding["dropout"]
+        feedforward = MLP(dropout=dropout, **parts.feedforward)
+        for kind in config_json["attn_layers"]:
+            inner = _local(config_json) if kind == "local" else _lsh(config_json)
+            yield layer_of(inner, feedforward, PreNorm(norm), dropout, residual="reversible")
+
+    def read_readout(self, parts: Parts, config_json: Mapping[str, Any]) -> Readout:  # noqa: ARG002
+        return LanguageHead(tied=False)
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+        kinds: list[str] = []
+        described: dict[str, Any] = {}
         for layer in config.stack.layers:
-            branch = layer.mixer or layer.attention
-            if branch is None or not isinstance(branch.inner, LshAttention | AttentionConfig):
+            inner = getattr(layer.mixer or layer.attention, "inner", None)
+            if not isinstance(inner, LshAttention | AttentionConfig):
                 return None
-            lsh = isinstance(branch.inner, LshAttention)
-            kinds.append("lsh" if lsh else "local")
-            heads.append(branch.inner)
-            said |= _described(branch.inner) or {}
-        feedforward = config.stack.layers[0].feedforward
-        if feedforward is None or not isinstance(feedforward.inner, MLP):
-            return None
-        return {
-            "model_type": "reformer",
-            "architectures": ["ReformerModelWithLMHead"],
-            "is_decoder": True,
-            "hidden_size": config.stack.width,
-            "vocab_size": config.embedding.vocabulary,
-            "num_attention_heads": heads[0].heads,
-            "attention_head_size": heads[0].size,
+            kinds.append("lsh" if isinstance(inner, LshAttention) else "local")
+            described |= _describe_attention(inner)
+        first = parts.mixer or parts.attention
+        longest = getattr(parts.position, "longest", DEFAULTS["max_position_embeddings"])
+        return described | {
+            "num_attention_heads": first.heads,
+            "attention_head_size": first.size,
             "attn_layers": kinds,
-            "feed_forward_size": feedforward.inner.hidden,
-            "hidden_act": activation_name(feedforward.inner.activation),
-            "hidden_dropout_prob": config.embedding.dropout,
-            "layer_norm_eps": norm.eps if isinstance(norm, LayerNorm) else 1e-12,
-            "initializer_range": config.init.std,
-            "max_position_embeddings": position.longest
-            if isinstance(position, Learned | Axial)
-            else DEFAULTS["max_position_embeddings"],
-            **_described_position(position),
-            **said,
-            "tie_word_embeddings": False,
-            "bos_token_id": None,
-            "eos_token_id": None,
+            "max_position_embeddings": longest,
+            **_describe_position(parts.position),
         }
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry | Packed]:
-        assert isinstance(config, DecoderConfig)
-        names = [
-            ("embedding.tokens.weight", "reformer.embeddings.word_embeddings.weight"),
-            (
-                "embedding.positions.weight",
-                "reformer.embeddings.position_embeddings.embedding.weight",
-            ),
-            ("readout.weight", "lm_head.decoder.weight"),
-            ("stack.final_norm.weight", "reformer.encoder.layer_norm.weight"),
-            ("stack.final_norm.bias", "reformer.encoder.layer_norm.bias"),
-        ]
-        have = set(ours)
-        table: list[Entry | Packed] = [Entry(own, (other,)) for own, other in names if own in have]
+    def model_entries(self, config: Any) -> Iterator[Packed]:
+        """The tables of a file have an axis of one for the other direction."""
         position = config.embedding.position
         if isinstance(position, Axial):
-            table += _axial_tables(position)
-        for index, layer in enumerate(config.stack.layers):
-            table += _layer_map(layer, f"stack.layers.{index}", f"reformer.encoder.layers.{index}")
-        return table
-
-    def unused_tensors(self, config: ModelConfig) -> dict[str, str]:  # noqa: ARG002
-        """`transformers` stores a bias of the language head and does not add it."""
-        return {"lm_head.bias": "lm_head.bias"}
+            rows = (position.rows, position.row_size)
+            columns = (position.columns, position.column_size)
+            source = "reformer.embeddings.position_embeddings.weights"
+            name = "embedding.axial"
+            yield Packed({f"{name}.rows.weight": rows}, f"{source}.0", (rows[0], 1, rows[1]))
+            yield Packed({f"{name}.columns.weight": columns}, f"{source}.1", (1, *columns))
 
     def canonical_name(self, name: str) -> str | None:
         """Old files hold the numbers that stand for minus infinity."""
@@ -172,84 +176,86 @@ class ReformerFamily(Family):
 REFORMER = ReformerFamily()
 
 
-def _check(theirs: Mapping[str, Any]) -> None:
-    kinds = set(theirs["attn_layers"])
+def _check(config_json: Mapping[str, Any]) -> None:
+    kinds = set(config_json["attn_layers"])
     if not kinds or kinds - {"local", "lsh"}:
         raise ConfigError(
-            f"attn_layers must be of local and lsh, got {theirs['attn_layers']!r:.200}"
+            f"attn_layers must be of local and lsh, got {config_json['attn_layers']!r:.200}"
         )
-    if not theirs["is_decoder"]:
+    if not config_json["is_decoder"]:
         raise ConfigError(
             "is_decoder=False: a Reformer that reads both ways is not supported",
             "use is_decoder=True",
         )
     for kind in sorted(kinds):
-        if theirs[f"{kind}_num_chunks_after"]:
+        if config_json[f"{kind}_num_chunks_after"]:
             raise ConfigError(
                 f"{kind}_num_chunks_after must be 0 in a decoder, got "
-                f"{theirs[f'{kind}_num_chunks_after']!r:.20}",
+                f"{config_json[f'{kind}_num_chunks_after']!r:.20}",
                 "use 0",
             )
-    if theirs["tie_word_embeddings"]:
+    if config_json["tie_word_embeddings"]:
         raise ConfigError(
             "tie_word_embeddings=True: the head reads two streams of the width of the embedding",
             "use false",
         )
 
 
-def _local(theirs: Mapping[str, Any]) -> AttentionConfig:
+def _local(config_json: Mapping[str, Any]) -> AttentionConfig:
     return AttentionConfig(
-        width=theirs["hidden_size"],
-        heads=theirs["num_attention_heads"],
-        head_size=theirs["attention_head_size"],
-        mask=Blocks(theirs["local_attn_chunk_length"], theirs["local_num_chunks_before"], 0)
+        width=config_json["hidden_size"],
+        heads=config_json["num_attention_heads"],
+        head_size=config_json["attention_head_size"],
+        mask=Blocks(
+            config_json["local_attn_chunk_length"], config_json["local_num_chunks_before"], 0
+        )
         & Causal(),
-        dropout=float(theirs["local_attention_probs_dropout_prob"]),
+        dropout=float(config_json["local_attention_probs_dropout_prob"]),
     )
 
 
-def _lsh(theirs: Mapping[str, Any]) -> LshAttention:
+def _lsh(config_json: Mapping[str, Any]) -> LshAttention:
     chunk, seed, buckets = (
-        theirs["lsh_attn_chunk_length"],
-        theirs["hash_seed"],
-        theirs["num_buckets"],
+        config_json["lsh_attn_chunk_length"],
+        config_json["hash_seed"],
+        config_json["num_buckets"],
     )
-    if buckets is None and theirs["max_position_embeddings"] // chunk > (chunk + 1) ** 2:
+    if buckets is None and config_json["max_position_embeddings"] // chunk > (chunk + 1) ** 2:
         raise ConfigError(
-            f"num_buckets is not set for texts of {theirs['max_position_embeddings']} tokens in "
-            f"chunks of {chunk}",
+            f"num_buckets is not set for texts of {config_json['max_position_embeddings']} tokens "
+            f"in chunks of {chunk}",
             "set num_buckets",
         )
     # `transformers` pads texts so that all layers can cut them evenly.
-    local = "local" in theirs["attn_layers"]
-    whole = lcm(chunk, theirs["local_attn_chunk_length"]) if local else chunk
+    local = "local" in config_json["attn_layers"]
+    whole = lcm(chunk, config_json["local_attn_chunk_length"]) if local else chunk
     many: tuple[int, ...] | Literal["auto"] = "auto"
     if buckets is not None:
         many = tuple(buckets) if isinstance(buckets, list | tuple) else (buckets,)
     return LshAttention(
-        width=theirs["hidden_size"],
-        heads=theirs["num_attention_heads"],
-        head_size=theirs["attention_head_size"],
+        width=config_json["hidden_size"],
+        heads=config_json["num_attention_heads"],
+        head_size=config_json["attention_head_size"],
         chunk=chunk,
-        before=theirs["lsh_num_chunks_before"],
-        rounds=theirs["num_hashes"],
+        before=config_json["lsh_num_chunks_before"],
+        rounds=config_json["num_hashes"],
         buckets=many,
         seed="random" if seed is None else seed,
-        dropout=float(theirs["lsh_attention_probs_dropout_prob"] or 0.0),
+        dropout=float(config_json["lsh_attention_probs_dropout_prob"] or 0.0),
         round_to="chunk" if whole == chunk else whole,
     )
 
 
-def _position(theirs: Mapping[str, Any]) -> Axial | Learned:
-    if not theirs["axial_pos_embds"]:
-        return Learned(count=theirs["max_position_embeddings"])
-    shape, sizes = theirs["axial_pos_shape"], theirs["axial_pos_embds_dim"]
+def _position(config_json: Mapping[str, Any]) -> Axial | Learned:
+    if not config_json["axial_pos_embds"]:
+        return Learned(count=config_json["max_position_embeddings"])
+    shape, sizes = config_json["axial_pos_shape"], config_json["axial_pos_embds_dim"]
     if len(shape) != 2 or len(sizes) != 2:
         raise ConfigError(f"axial_pos_shape must have two numbers, got {shape!r:.100}")
     return Axial(rows=shape[0], columns=shape[1], row_size=sizes[0], column_size=sizes[1])
 
 
-def _described(inner: LshAttention | AttentionConfig) -> dict[str, Any] | None:
+def _describe_attention(inner: LshAttention | AttentionConfig) -> dict[str, Any]:
     """What config.json says about one kind of attention."""
     if isinstance(inner, LshAttention):
         many = None if inner.buckets == "auto" else list(inner.buckets)
@@ -265,7 +271,7 @@ def _described(inner: LshAttention | AttentionConfig) -> dict[str, Any] | None:
     parts = (inner.mask.first, inner.mask.second) if isinstance(inner.mask, And) else ()
     blocks = next((part for part in parts if isinstance(part, Blocks)), None)
     if blocks is None:
-        return None
+        return {}
     return {
         "local_attn_chunk_length": blocks.size,
         "local_num_chunks_before": blocks.before,
@@ -274,7 +280,7 @@ def _described(inner: LshAttention | AttentionConfig) -> dict[str, Any] | None:
     }
 
 
-def _described_position(position: object) -> dict[str, Any]:
+def _describe_position(position: object) -> dict[str, Any]:
     if not isinstance(position, Axial):
         return {"axial_pos_embds": False}
     return {
@@ -282,37 +288,3 @@ def _described_position(position: object) -> dict[str, Any]:
         "axial_pos_shape": [position.rows, position.columns],
         "axial_pos_embds_dim": [position.row_size, position.column_size],
     }
-
-
-def _axial_tables(at: Axial) -> list[Packed]:
-    """Theirs have an axis of one for the other direction."""
-    rows, columns = (at.rows, at.row_size), (at.columns, at.column_size)
-    theirs = "reformer.embeddings.position_embeddings.weights"
-    return [
-        Packed({"embedding.axial.rows.weight": rows}, f"{theirs}.0", (rows[0], 1, rows[1])),
-        Packed({"embedding.axial.columns.weight": columns}, f"{theirs}.1", (1, *columns)),
-    ]
-
-
-def _layer_map(layer: LayerConfig, ours: str, theirs: str) -> Iterator[Entry]:
-    attends = f"{theirs}.attention.self_attention"
-    branch = layer.mixer or layer.attention
-    assert branch is not None
-    inner = branch.inner
-    assert isinstance(inner, LshAttention | AttentionConfig)
-    lsh = isinstance(inner, LshAttention)
-    kind = "mixer" if lsh else "attention"
-    parts = ("query_key", "value") if lsh else ("query", "key", "value")
-    rows = (inner.heads * inner.size,) * len(parts)
-    projected = tuple(f"{attends}.{part}.weight" for part in parts)
-    yield Entry(f"{ours}.{kind}.project.weight", projected, rows)
-    yield Entry(f"{ours}.{kind}.output.weight", (f"{theirs}.attention.output.dense.weight",))
-    names = {
-        "attention_residual.norm": "attention.layer_norm",
-        "feedforward_residual.norm": "feed_forward.layer_norm",
-        "feedforward.expand": "feed_forward.dense.dense",
-        "feedforward.contract": "feed_forward.output.dense",
-    }
-    for own, other in names.items():
-        for part in ("weight", "bias"):
-            yield Entry(f"{ours}.{own}.{part}", (f"{theirs}.{other}.{part}",))

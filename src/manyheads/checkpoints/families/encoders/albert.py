@@ -1,198 +1,108 @@
 """ALBERT (arXiv 1909.11942): BERT with shared layers and token vectors narrower than the model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.config_keys import FLOAT, Key, Parts
 from manyheads.checkpoints.families.encoders.bert import (
-    ACTIVATIONS,
+    ACTIVATION,
     EMBEDDING,
-    HEADS,
-    POOLER,
-    language_entries,
-    readout_of,
+    KEYS,
+    masked_heads,
 )
-from manyheads.checkpoints.families.family import Family, activation_of, default_labels, eps_of
-from manyheads.checkpoints.tensor_map import Entry
+from manyheads.checkpoints.families.family import EncoderFamily, Sources, embedding_of, layer_of
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
-from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialization import Initialization
-from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import (
-    ClassHead,
-    LanguageHead,
-    NoReadout,
-    Readout,
-    ReadoutTransform,
-    SpanHead,
-    TokenHead,
-)
-from manyheads.models.recipes import ModelConfig
+from manyheads.models.layer import LayerConfig
+from manyheads.models.readout import LanguageHead, Readout, ReadoutTransform
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP
 from manyheads.parts.norms import LayerNorm, PostNorm
-from manyheads.parts.positions import Learned
 
-# Ours below a layer and theirs below encoder.albert_layer_groups.N.albert_layers.M.
-LAYER = (
-    ("attention.project", tuple(f"attention.{part}" for part in ("query", "key", "value"))),
-    ("attention.output", ("attention.dense",)),
-    ("attention_residual.norm", ("attention.LayerNorm",)),
-    ("feedforward.expand", ("ffn",)),
-    ("feedforward.contract", ("ffn_output",)),
-    ("feedforward_residual.norm", ("full_layer_layer_norm",)),
-)
-# Ours below readout and theirs.
-READOUT: dict[type[Readout], tuple[tuple[str, str], ...]] = {
-    LanguageHead: (
-        (".transform.dense", "predictions.dense"),
-        (".transform.norm", "predictions.LayerNorm"),
-    ),
-    ClassHead: (("", "classifier"),),
-    TokenHead: (("", "classifier"),),
-    SpanHead: (("", "qa_outputs"),),
-}
-SENTENCE_ORDER = ("sop_classifier.classifier.weight", "sop_classifier.classifier.bias")
-# The defaults where config.json leaves them out.
-DEFAULTS: dict[str, Any] = {
-    "embedding_size": 128,
-    "num_hidden_groups": 1,
-    "inner_group_num": 1,
-    "hidden_act": "gelu_new",
-    "type_vocab_size": 2,
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.02,
-}
+SHARING = ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
 
 
-class AlbertFamily(Family):
+class AlbertFamily(EncoderFamily):
     """ALBERT."""
 
     name = "albert"
+    classes: Mapping[str, str] = {"albert": "Albert"}
+    keys: Mapping[str, Key] = {
+        **KEYS,
+        "embedding_size": Key("embedding.table_width", 128, computed="embedding.size"),
+        "hidden_act": replace(ACTIVATION, default="gelu_new"),
+        "max_position_embeddings": Key("position.count", 512),
+        "hidden_dropout_prob": Key("embedding.dropout", 0.0, FLOAT),
+        "attention_probs_dropout_prob": Key("attention.dropout", 0.0, FLOAT),
+    }
+
+    prefix = "albert."
+    embedding: Mapping[str, Sources] = {
+        **EMBEDDING,
+        "embedding.project": "encoder.embedding_hidden_mapping_in",
+    }
+    layer: Mapping[str, Sources] = {
+        "attention.project": tuple(f"attention.{part}" for part in ("query", "key", "value")),
+        "attention.output": "attention.dense",
+        "attention_residual.norm": "attention.LayerNorm",
+        "feedforward.expand": "ffn",
+        "feedforward.contract": "ffn_output",
+        "feedforward_residual.norm": "full_layer_layer_norm",
+    }
+    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+        **masked_heads("albert.", "pooler"),
+        LanguageHead: {
+            "readout.transform.dense": "predictions.dense",
+            "readout.transform.norm": "predictions.LayerNorm",
+        },
+    }
+    words = "predictions"
     tied_copies = ("predictions.decoder.weight", "predictions.decoder.bias")
+    unused = ("pooler.weight", "pooler.bias")
+    # The order of sentences.
+    unused_heads = ("sop_classifier.classifier.weight", "sop_classifier.classifier.bias")
+    buffers = ("position_ids", "token_type_ids")
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        theirs = {**DEFAULTS, **theirs}
-        width, dropout = theirs["hidden_size"], float(theirs["hidden_dropout_prob"])
-        norm = LayerNorm(eps=eps_of(theirs, "layer_norm_eps"))
-        activation = activation_of(theirs, "hidden_act", ACTIVATIONS)
-        attention = AttentionConfig(
-            width=width,
-            heads=theirs["num_attention_heads"],
-            bias="all",
-            dropout=float(theirs["attention_probs_dropout_prob"]),
-        )
-        feedforward = MLP(width=width, hidden=theirs["intermediate_size"], activation=activation)
-        layer = LayerConfig(
-            attention=Branch(attention, PostNorm(norm), dropout),
-            feedforward=Branch(feedforward, PostNorm(norm)),
-        )
-        owners = _owners(*(theirs[key] for key in SHARING))
-        size = theirs["embedding_size"]
-        words = ReadoutTransform(activation=activation, norm=norm, width=size)
-        return EncoderConfig(
-            embedding=Embedding(
-                vocabulary=theirs["vocab_size"],
-                width=width,
-                position=Learned(count=theirs["max_position_embeddings"]),
-                types=theirs["type_vocab_size"],
-                norm=norm,
-                projected=True,
-                table_width=size,
-                dropout=dropout,
-            ),
-            stack=StackConfig(width=width, layers=(layer,) * len(owners), weights_of=owners),
-            readout=readout_of(theirs, "Albert", words, POOLER),
-            init=Initialization(std=float(theirs["initializer_range"])),
-        )
+    def read_embedding(self, parts: Parts, norm: LayerNorm) -> Embedding:
+        return embedding_of(parts, norm=norm, projected=True)
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, EncoderConfig) or not config.stack.layers:
-            return None
-        embedding, first = config.embedding, config.stack.layers[0]
-        if not isinstance(embedding.position, Learned) or not isinstance(embedding.norm, LayerNorm):
-            return None
-        if first.attention is None or first.feedforward is None or not embedding.projected:
-            return None
-        attention, feedforward = first.attention.inner, first.feedforward.inner
-        activation, sharing = getattr(feedforward, "activation", None), _sharing(config.stack)
-        if activation not in ACTIVATIONS.values() or sharing is None:
-            return None
-        return {
-            "model_type": "albert",
-            "architectures": ["Albert" + HEADS[type(config.readout)]],
-            "hidden_size": config.stack.width,
-            "embedding_size": embedding.size,
-            **dict(zip(SHARING, sharing, strict=True)),
-            "num_attention_heads": attention.heads,
-            "intermediate_size": feedforward.hidden,
-            "hidden_act": next(name for name, ours in ACTIVATIONS.items() if ours == activation),
-            "vocab_size": embedding.vocabulary,
-            "max_position_embeddings": embedding.position.count,
-            "type_vocab_size": embedding.types,
-            "layer_norm_eps": embedding.norm.eps,
-            "hidden_dropout_prob": embedding.dropout,
-            "attention_probs_dropout_prob": attention.dropout,
-            "tie_word_embeddings": getattr(config.readout, "tied", True),
-            **default_labels(config.readout),
-        }
+    def read_stack(
+        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+    ) -> StackConfig:
+        owners = _owners(*(config_json.get(key, 1) for key in SHARING))
+        layer = layer_of(
+            AttentionConfig(bias="all", **parts.attention),
+            MLP(**parts.feedforward),
+            PostNorm(norm),
+            attention_dropout=parts.embedding["dropout"],
+        )
+        return StackConfig(width=parts.width, layers=(layer,) * len(owners), weights_of=owners)
 
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
-        assert isinstance(config, EncoderConfig)
-        have, prefix = set(ours), _prefix(config)
+    def transforms(
+        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+    ) -> Mapping[type[Readout], ReadoutTransform]:
+        transforms, size = (
+            super().transforms(parts, norm, config_json),
+            parts.embedding["table_width"],
+        )
+        return {**transforms, LanguageHead: replace(transforms[LanguageHead], width=size)}
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002
+        sharing = _sharing(config.stack)
+        return None if sharing is None else dict(zip(SHARING, sharing, strict=True))
+
+    def layer_places(self, config: Any) -> Iterator[tuple[str, str, LayerConfig]]:
         sharing = _sharing(config.stack)
         assert sharing is not None
-        body: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
-            *((mine, (theirs,), ()) for mine, theirs in EMBEDDING),
-            ("embedding.project", ("encoder.embedding_hidden_mapping_in",), ()),
-        ]
-        if isinstance(config.readout, ClassHead):
-            body.append(("readout.transform.dense", ("pooler",), ()))
-        inner, made = sharing[2], sorted(set(config.stack.owners))
-        for number, index in enumerate(made):
-            attention = config.stack.attention(index)
-            assert attention is not None
-            group = f"encoder.albert_layer_groups.{number // inner}"
-            below = f"{group}.albert_layers.{number % inner}"
-            rows = tuple(attention.rows().values())
-            for mine, parts in LAYER:
-                names = tuple(f"{below}.{part}" for part in parts)
-                body.append((f"stack.layers.{index}.{mine}", names, rows))
-        table: list[Entry] = []
-        for kind in ("weight", "bias"):
-            for mine, parts, rows in body:
-                names = tuple(f"{part}.{kind}" for part in parts)
-                table.append(Entry(f"{mine}.{kind}", names, rows, prefix=prefix))
-            table += [
-                Entry(f"readout{mine}.{kind}", (f"{theirs}.{kind}",))
-                for mine, theirs in READOUT.get(type(config.readout), ())
-            ]
-        if isinstance(config.readout, LanguageHead):
-            table += language_entries(config.readout, "predictions")
-        return [entry for entry in table if entry.ours in have]
-
-    def canonical_name(self, name: str) -> str | None:
-        """Without the prefix, which bare models lack."""
-        if name.endswith(("position_ids", "token_type_ids")):
-            return None
-        return name.removeprefix("albert.")
-
-    def unused_tensors(self, config: ModelConfig) -> dict[str, str]:
-        """Only a classifier of sequences uses the pooler, nothing the order of sentences."""
-        assert isinstance(config, EncoderConfig)
-        pooler = () if isinstance(config.readout, ClassHead) else ("pooler.weight", "pooler.bias")
-        return {name: _prefix(config) + name for name in pooler} | {
-            name: name for name in SENTENCE_ORDER
-        }
+        for number, index in enumerate(sorted(set(config.stack.owners))):
+            group, place = divmod(number, sharing[2])
+            source = f"encoder.albert_layer_groups.{group}.albert_layers.{place}"
+            yield f"stack.layers.{index}", source, config.stack.layers[index]
 
 
 ALBERT = AlbertFamily()
-
-SHARING = ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
 
 
 def _owners(layers: int, groups: int, inner: int) -> tuple[int, ...]:
@@ -210,16 +120,11 @@ def _owners(layers: int, groups: int, inner: int) -> tuple[int, ...]:
 
 
 def _sharing(stack: StackConfig) -> tuple[int, int, int] | None:
-    """Their numbers of layers, groups and layers in a group, if they can say it."""
-    depth, made = len(stack.layers), len(set(stack.owners))
-    for inner in range(1, made + 1):
-        if depth % inner == 0 and made % inner == 0:
-            found = depth // inner, made // inner, inner
-            if _owners(*found) == stack.owners:
-                return found
+    """The numbers of layers, groups and layers in a group, if such numbers can say it."""
+    depth, owners = len(stack.layers), len(set(stack.owners))
+    for inner in range(1, owners + 1):
+        if depth % inner == 0 and owners % inner == 0:
+            sharing = depth // inner, owners // inner, inner
+            if _owners(*sharing) == stack.owners:
+                return sharing
     return None
-
-
-def _prefix(config: EncoderConfig) -> str:
-    """Files of the bare model are written without the prefix that the others have."""
-    return "" if isinstance(config.readout, NoReadout) else "albert."

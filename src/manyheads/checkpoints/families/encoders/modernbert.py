@@ -1,23 +1,31 @@
 """ModernBERT: a rotary encoder with global and local attention layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.family import (
-    Family,
-    activation_of,
-    class_count,
-    default_labels,
-    eps_of,
-    span_head,
+from manyheads.checkpoints.families.config_keys import (
+    BIAS,
+    BOOL,
+    DEPTH,
+    EPS,
+    FLOAT,
+    HEADS,
+    HIDDEN,
+    TIED,
+    UNWRITTEN_STD,
+    VOCABULARY,
+    WIDTH,
+    Key,
+    Parts,
+    one_of,
 )
-from manyheads.checkpoints.tensor_map import Entry
+from manyheads.checkpoints.families.family import EncoderFamily, Sources
 from manyheads.errors import ConfigError
-from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
 from manyheads.models.initialization import Initialization
-from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
     LanguageHead,
@@ -27,7 +35,6 @@ from manyheads.models.readout import (
     SpanHead,
     TokenHead,
 )
-from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
 from manyheads.parts.masks import Full, Window
@@ -44,166 +51,135 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": "tanh",
 }
 POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
-HEADS: dict[type[Readout], str] = {
-    NoReadout: "ModernBertModel",
-    LanguageHead: "ModernBertForMaskedLM",
-    ClassHead: "ModernBertForSequenceClassification",
-    TokenHead: "ModernBertForTokenClassification",
-    SpanHead: "ModernBertForQuestionAnswering",
-}
 FULL, SLIDING = "full_attention", "sliding_attention"
 # The defaults if config.json leaves them out.
 THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
 LOCAL = 128
 LAST_SPECIAL = 50283
+ACTIVATION = one_of(ACTIVATIONS)
+TRANSFORM: dict[str, Sources] = {
+    "readout.transform.dense": "head.dense",
+    "readout.transform.norm": "head.norm",
+}
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-# Ours below a layer and theirs below layers.N.
-LAYER = (
-    ("attention_residual.norm", "attn_norm"),
-    ("attention.project", "attn.Wqkv"),
-    ("attention.output", "attn.Wo"),
-    ("feedforward_residual.norm", "mlp_norm"),
-    ("feedforward.expand", "mlp.Wi"),
-    ("feedforward.contract", "mlp.Wo"),
-)
-BODY = (
-    ("embedding.tokens", "embeddings.tok_embeddings"),
-    ("embedding.norm", "embeddings.norm"),
-    ("stack.final_norm", "final_norm"),
-)
 
 
-class ModernBertFamily(Family):
+class ModernBertFamily(EncoderFamily):
     """ModernBERT."""
 
     name = "modernbert"
+    classes: Mapping[str, str] = {"modernbert": "ModernBert"}
+    keys: Mapping[str, Key] = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": HEADS,
+        "intermediate_size": HIDDEN,
+        "hidden_activation": Key("feedforward.activation", "gelu", ACTIVATION),
+        "vocab_size": VOCABULARY,
+        "norm_eps": Key("norm.eps", 1e-5, EPS),
+        "norm_bias": Key("norm.bias", False, BOOL),
+        "attention_bias": BIAS,
+        "mlp_bias": Key("feedforward.bias", False, BOOL),
+        "attention_dropout": Key("attention.dropout", 0.0, FLOAT),
+        "mlp_dropout": Key("feedforward.dropout", 0.0, FLOAT),
+        "embedding_dropout": Key("embedding.dropout", 0.0, FLOAT),
+        "tie_word_embeddings": replace(TIED, written="never"),
+        "initializer_range": UNWRITTEN_STD,
+    }
+    init = Initialization(draw="truncated", scaled_outputs=True)
+
+    prefix = "model."
+    embedding: Mapping[str, Sources] = {
+        "embedding.tokens": "embeddings.tok_embeddings",
+        "embedding.norm": "embeddings.norm",
+        "stack.final_norm": "final_norm",
+    }
+    layers = "layers"
+    layer: Mapping[str, Sources] = {
+        "attention_residual.norm": "attn_norm",
+        "attention.project": "attn.Wqkv",
+        "attention.output": "attn.Wo",
+        "feedforward_residual.norm": "mlp_norm",
+        "feedforward.expand": "mlp.Wi",
+        "feedforward.contract": "mlp.Wo",
+    }
+    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+        LanguageHead: {**TRANSFORM, "readout": "decoder"},
+        ClassHead: {**TRANSFORM, "readout": "classifier"},
+        TokenHead: {**TRANSFORM, "readout": "classifier"},
+        SpanHead: {**TRANSFORM, "readout": "classifier"},
+    }
     tied_copies = ("decoder.weight",)
+    # Rotary frequencies.
+    buffers = ("inv_freq",)
 
-    def read_config(self, theirs: Mapping[str, Any]) -> ModelConfig:
-        width = theirs["hidden_size"]
-        norm = _norm(theirs)
-        kinds = _kinds(theirs)
-        rotary = {kind: _rotary(theirs, kind) for kind in (FULL, SLIDING)}
+    def read_stack(
+        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+    ) -> StackConfig:
         # The two keys mean the same; `transformers` follows this one.
-        side = theirs.get("sliding_window", theirs.get("local_attention", LOCAL) // 2)
-        dropout = float(theirs.get("attention_dropout", 0.0))
-
-        def layer(index: int) -> LayerConfig:
+        side = config_json.get("sliding_window", config_json.get("local_attention", LOCAL) // 2)
+        feedforward: Branch[FeedForwardConfig] = Branch(
+            _feedforward(parts.feedforward), PreNorm(norm)
+        )
+        layers: list[LayerConfig] = []
+        for kind in _kinds(config_json):
             attention = AttentionConfig(
-                width=width,
-                heads=theirs["num_attention_heads"],
-                position=rotary[kinds[index]],
-                mask=Full() if kinds[index] == FULL else Window(side, side),
-                bias="all" if theirs.get("attention_bias", False) else "none",
-                dropout=dropout,
+                position=_rotary(config_json, kind),
+                mask=Full() if kind == FULL else Window(side, side),
+                **parts.attention,
             )
             # The embedding is already normalized, so the first attention has no norm.
-            before = PreNorm(NoNorm()) if index == 0 else PreNorm(norm)
-            return LayerConfig(
-                attention=Branch(attention, before, dropout),
-                feedforward=Branch(_feedforward(theirs), PreNorm(norm)),
-            )
+            before = PreNorm(norm if layers else NoNorm())
+            branch = Branch(attention, before, attention.dropout)
+            layers.append(LayerConfig(attention=branch, feedforward=feedforward))
+        return StackConfig(width=parts.width, layers=tuple(layers), final_norm=norm)
 
-        return EncoderConfig(
-            embedding=Embedding(
-                vocabulary=theirs["vocab_size"],
-                width=width,
-                norm=norm,
-                dropout=float(theirs.get("embedding_dropout", 0.0)),
-            ),
-            stack=StackConfig(
-                width=width,
-                layers=tuple(layer(index) for index in range(len(kinds))),
-                final_norm=norm,
-            ),
-            readout=_readout(theirs),
-            init=Initialization(
-                draw="truncated",
-                std=float(theirs.get("initializer_range", 0.02)),
-                scaled_outputs=True,
-            ),
+    def transforms(
+        self,
+        parts: Parts,  # noqa: ARG002
+        norm: LayerNorm,
+        config_json: Mapping[str, Any],
+    ) -> Mapping[type[Readout], ReadoutTransform]:
+        name = config_json.get("classifier_activation", "gelu")
+        transform = ReadoutTransform(
+            activation=ACTIVATION.read("classifier_activation", name),
+            norm=norm,
+            bias=bool(config_json.get("classifier_bias", False)),
         )
+        return dict.fromkeys(self.heads, transform)
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, EncoderConfig) or not config.stack.layers:
-            return None
-        first, width, norm = config.stack.layers[0], config.stack.width, config.embedding.norm
-        if first.attention is None or first.feedforward is None or not isinstance(norm, LayerNorm):
-            return None
-        attention, feedforward = first.attention.inner, first.feedforward.inner
-        if not isinstance(feedforward, GeGLU | SwiGLU) or attention.size * attention.heads != width:
-            return None
+    def read_readout(
+        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+    ) -> Readout:
+        head = super().read_readout(parts, norm, config_json)
+        if isinstance(head, LanguageHead):
+            return replace(head, bias=bool(config_json.get("decoder_bias", True)))
+        if isinstance(head, ClassHead):
+            pool = config_json.get("classifier_pooling", "cls")
+            if pool not in POOLS:
+                raise ConfigError(
+                    f"classifier_pooling={pool!r} is not supported", "use cls or mean"
+                )
+            return replace(head, pool=POOLS[pool])
+        return head
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         layers, head = _describe_layers(config), _describe_head(config.readout)
         if layers is None or head is None:
             return None
         # The default ids of special tokens must be in the vocabulary.
-        small = config.embedding.vocabulary <= LAST_SPECIAL
-        return {
-            "model_type": "modernbert",
-            "architectures": [HEADS[type(config.readout)]],
-            "hidden_size": width,
-            "num_hidden_layers": len(config.stack.layers),
-            "num_attention_heads": attention.heads,
-            "intermediate_size": feedforward.hidden,
-            "hidden_activation": _their_name(feedforward.activation),
-            "vocab_size": config.embedding.vocabulary,
-            "norm_eps": norm.eps,
-            "norm_bias": norm.bias,
-            "attention_bias": attention.bias == "all",
-            "mlp_bias": feedforward.bias,
-            "attention_dropout": attention.dropout,
-            "mlp_dropout": feedforward.dropout,
-            "embedding_dropout": config.embedding.dropout,
-            **layers,
-            **head,
-            **(dict.fromkeys(SPECIAL) if small else {}),
-            **default_labels(config.readout),
-        }
-
-    def tensor_map(self, config: ModelConfig, ours: Iterable[str]) -> list[Entry]:
-        assert isinstance(config, EncoderConfig)
-        have = set(ours)
-        prefix = "" if isinstance(config.readout, NoReadout) else "model."
-        body = [*BODY]
-        for index in range(len(config.stack.layers)):
-            body += [
-                (f"stack.layers.{index}.{mine}", f"layers.{index}.{theirs}")
-                for mine, theirs in LAYER
-            ]
-        answer = "decoder" if isinstance(config.readout, LanguageHead) else "classifier"
-        head = (
-            ("readout.transform.dense", "head.dense"),
-            ("readout.transform.norm", "head.norm"),
-            ("readout", answer),
-        )
-        table: list[Entry] = []
-        for kind in ("weight", "bias"):
-            table += [
-                Entry(f"{mine}.{kind}", (f"{theirs}.{kind}",), prefix=prefix)
-                for mine, theirs in body
-            ]
-            table += [Entry(f"{mine}.{kind}", (f"{theirs}.{kind}",)) for mine, theirs in head]
-        return [entry for entry in table if entry.ours in have]
-
-    def canonical_name(self, name: str) -> str | None:
-        """Without the prefix, which bare models lack; rotary frequencies are not weights."""
-        return None if name.endswith("inv_freq") else name.removeprefix("model.")
+        small = parts.embedding.vocabulary <= LAST_SPECIAL
+        return {**layers, **head, **(dict.fromkeys(SPECIAL) if small else {})}
 
 
 MODERNBERT = ModernBertFamily()
 
 
-def _norm(theirs: Mapping[str, Any]) -> LayerNorm:
-    return LayerNorm(
-        eps=eps_of(theirs, "norm_eps", 1e-5), bias=bool(theirs.get("norm_bias", False))
-    )
-
-
-def _kinds(theirs: Mapping[str, Any]) -> list[str]:
-    count = theirs["num_hidden_layers"]
-    kinds = theirs.get("layer_types")
+def _kinds(config_json: Mapping[str, Any]) -> list[str]:
+    count = config_json["num_hidden_layers"]
+    kinds = config_json.get("layer_types")
     if kinds is None:
-        every = theirs.get("global_attn_every_n_layers", 3)
+        every = config_json.get("global_attn_every_n_layers", 3)
         return [SLIDING if index % every else FULL for index in range(count)]
     unknown = sorted(set(kinds) - {FULL, SLIDING})
     if unknown:
@@ -219,71 +195,31 @@ def _kinds(theirs: Mapping[str, Any]) -> list[str]:
     return list(kinds)
 
 
-def _rotary(theirs: Mapping[str, Any], kind: str) -> Rotary:
-    rope = (theirs.get("rope_parameters") or {}).get(kind) or {}
-    rope = {**rope, **(theirs.get("rope_scaling") or {})}
+def _rotary(config_json: Mapping[str, Any], kind: str) -> Rotary:
+    rope = (config_json.get("rope_parameters") or {}).get(kind) or {}
+    rope = {**rope, **(config_json.get("rope_scaling") or {})}
     scaling = rope.get("rope_type", rope.get("type", "default"))
     # A partial_rotary_factor has no effect in this family.
     if scaling != "default":
         raise ConfigError(
             f"rope_type={scaling!r:.200} of {kind} is not supported", "use rope_type='default'"
         )
-    full = theirs.get("global_rope_theta", THETAS[FULL])
-    old = full if kind == FULL else theirs.get("local_rope_theta", THETAS[SLIDING])
+    full = config_json.get("global_rope_theta", THETAS[FULL])
+    old = full if kind == FULL else config_json.get("local_rope_theta", THETAS[SLIDING])
     # In the first release a local theta of null means the global one.
     return Rotary(theta=float(rope.get("rope_theta", full if old is None else old)))
 
 
-def _feedforward(theirs: Mapping[str, Any]) -> GeGLU | SwiGLU:
-    width, hidden = theirs["hidden_size"], theirs["intermediate_size"]
-    bias, dropout = bool(theirs.get("mlp_bias", False)), float(theirs.get("mlp_dropout", 0.0))
-    match activation_of(theirs, "hidden_activation", ACTIVATIONS):
-        case "gelu" | "gelu_tanh" as activation:
-            return GeGLU(
-                width=width, hidden=hidden, activation=activation, bias=bias, dropout=dropout
-            )
-        case "silu":
-            return SwiGLU(width=width, hidden=hidden, bias=bias, dropout=dropout)
-    raise ConfigError(
-        f"hidden_activation={theirs['hidden_activation']!r} is not supported in a gated layer",
-        "use gelu, gelu_pytorch_tanh or silu",
-    )
-
-
-def _their_name(activation: Activation) -> str:
-    return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
-
-
-def _readout(theirs: Mapping[str, Any]) -> Readout:
-    transform = ReadoutTransform(
-        activation=activation_of(theirs, "classifier_activation", ACTIVATIONS),
-        norm=_norm(theirs),
-        bias=bool(theirs.get("classifier_bias", False)),
-    )
-    name = (theirs.get("architectures") or ["ModernBertModel"])[0]
-    match name.removeprefix("ModernBert"):
-        case "Model":
-            return NoReadout()
-        case "ForMaskedLM":
-            return LanguageHead(
-                tied=bool(theirs.get("tie_word_embeddings", True)),
-                transform=transform,
-                bias=bool(theirs.get("decoder_bias", True)),
-            )
-        case "ForSequenceClassification":
-            pool = theirs.get("classifier_pooling", "cls")
-            if pool not in POOLS:
-                raise ConfigError(
-                    f"classifier_pooling={pool!r} is not supported", "use cls or mean"
-                )
-            return ClassHead(classes=class_count(theirs), pool=POOLS[pool], transform=transform)
-        case "ForTokenClassification":
-            return TokenHead(classes=class_count(theirs), transform=transform)
-        case "ForQuestionAnswering":
-            return span_head(theirs, transform)
-    raise ConfigError(
-        f"the head of {name} is not supported", f"use one of {', '.join(HEADS.values())}"
-    )
+def _feedforward(arguments: Mapping[str, Any]) -> GeGLU | SwiGLU:
+    activation = arguments["activation"]
+    if activation in ("gelu", "gelu_tanh"):
+        return GeGLU(**arguments)
+    if activation != "silu":
+        raise ConfigError(
+            f"hidden_activation={activation!r} is not supported in a gated layer",
+            "use gelu, gelu_pytorch_tanh or silu",
+        )
+    return SwiGLU(**{name: value for name, value in arguments.items() if name != "activation"})
 
 
 def _describe_layers(config: EncoderConfig) -> dict[str, Any] | None:
@@ -310,12 +246,12 @@ def _describe_head(readout: Readout) -> dict[str, Any] | None:
     if transform is None:
         return None
     head: dict[str, Any] = {
-        "classifier_activation": _their_name(transform.activation),
+        "classifier_activation": ACTIVATION.write(transform.activation),
         "classifier_bias": transform.bias,
     }
     if isinstance(readout, LanguageHead):
         return head | {"tie_word_embeddings": readout.tied, "decoder_bias": readout.bias}
     if isinstance(readout, ClassHead):
-        pool = next((name for name, ours in POOLS.items() if ours == readout.pool), None)
+        pool = next((name for name in POOLS if POOLS[name] == readout.pool), None)
         return None if pool is None else head | {"classifier_pooling": pool}
     return head

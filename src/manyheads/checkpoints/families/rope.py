@@ -22,9 +22,9 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 LONGEST = 32768
 
 
-def rope_of(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """What a config.json says of rotary positions."""
-    rope = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
+    rope = config_json.get("rope_scaling") or config_json.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise ConfigError(f"rope_parameters must be a table, got {rope!r:.200}")
     return dict(rope)

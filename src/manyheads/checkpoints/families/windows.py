@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.decoders.rope import describe_rope
+from manyheads.checkpoints.families.rope import describe_rope
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import DecoderConfig
 from manyheads.parts.masks import Causal, Mask, Window
@@ -12,12 +12,12 @@ from manyheads.parts.masks import Causal, Mask, Window
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def layer_kinds(theirs: Mapping[str, Any], every: int | None = None) -> list[str]:
+def layer_kinds(config_json: Mapping[str, Any], every: int | None = None) -> list[str]:
     """Whether each layer sees the whole text or a window.
 
     Without `layer_types`, one of `every` so many layers sees the whole text.
     """
-    count, kinds = theirs["num_hidden_layers"], theirs.get("layer_types")
+    count, kinds = config_json["num_hidden_layers"], config_json.get("layer_types")
     if kinds is None and every is not None:
         return [FULL if (index + 1) % every == 0 else SLIDING for index in range(count)]
     if kinds is None or len(kinds) != count or not set(kinds) <= {FULL, SLIDING}:
@@ -45,7 +45,7 @@ def kind_of(attention: AttentionConfig | None) -> str:
 
 def window_of(attentions: Sequence[AttentionConfig | None], default: int | None) -> int | None:
     """The window of the first layer that has one."""
-    masks = [each.mask for each in attentions if each is not None]
+    masks = [attention.mask for attention in attentions if attention is not None]
     widths = [int(mask.before) + 1 for mask in masks if isinstance(mask, Window)]
     return widths[0] if widths else default
 

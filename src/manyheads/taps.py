@@ -9,8 +9,14 @@ from typing import Protocol, TypeVar, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import ConfigError, InputError, short_repr
 from manyheads.ragged import Ragged
+
+# "L5H1", "L5" for a layer, or with the stack and the sublayer as printed: "decoder L2H0 cross".
+# Longer numbers are no layers, and int() has its own error for thousands of digits.
+HEAD_NAME = re.compile(
+    r"(?:(\S+)\s+)?L(\d{1,9})(?:H(\d{1,9}))?(?:\s+(attention|cross))?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,10 +35,10 @@ class Head:
 
     @classmethod
     def parse(cls, text: str) -> "Head":
-        match = re.fullmatch(r"L(\d+)H(\d+)", text.strip(), flags=re.IGNORECASE)
-        if match is None:
-            raise InputError(f"{text!r} is not the address of a head", "write it as L5H1")
-        return cls(int(match[1]), int(match[2]))
+        match = HEAD_NAME.fullmatch(text.strip())
+        if match is None or match[1] or match[3] is None or match[4]:
+            raise InputError(f"{short_repr(text)} is not the address of a head", "write it as L5H1")
+        return cls(int(match[2]), int(match[3]))
 
 
 class Sublayer(Enum):

@@ -274,7 +274,7 @@ def test_a_long_text_is_answered_by_windows(client: TestClient) -> None:
         ("tokens", {"image": {"width": 8, "height": 8, "data": "AAAA"}}, "192 in total"),
         ("attention_from", {"heads": ["L9H9"], "position": 0}, "there is no head L9H9"),
         ("attention_from", {"heads": ["L0H0"], "position": 10_000}, "got 10000"),
-        ("attention_from", {"heads": "L0H0", "position": 0}, "must be a list of heads"),
+        ("attention_from", {"heads": 5, "position": 0}, "must be a list of heads"),
         (
             "attention_from",
             {"heads": [f"L0H{head}" for head in range(13)], "position": 0},

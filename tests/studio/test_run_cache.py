@@ -16,7 +16,7 @@ from manyheads.models.layer import Branch
 from manyheads.parts.masks import Causal, Window
 from manyheads.parts.positions import Alibi
 from manyheads.studio.models import LoadedModel, ModelStore
-from manyheads.studio.requests import DisconnectedError
+from manyheads.studio.requests import DisconnectedError, RequestBody
 from manyheads.studio.run_cache import RunCache, trace_run
 from manyheads.taps import Head
 from tests.mixers.mixer_configs import BOTH_WAYS, CAUSAL, small_model
@@ -82,7 +82,7 @@ def test_windows_of_mixers_are_shares_of_their_weights(name: str) -> None:
     assert torch.allclose(window, whole[2:6, 1:5], atol=1e-5)
     assert run.bytes > 0
     with pytest.raises(InputError, match="no head L1H0"):
-        run.check((Head(1, 0),))
+        RequestBody({"heads": ["L1H0"]}).heads(model)
     with pytest.raises(InputError, match="no heads: its layers mix tokens by Fourier"):
         ModelStore([("fnet", small_model(BOTH_WAYS["fourier"]))])
 

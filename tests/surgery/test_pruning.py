@@ -28,7 +28,7 @@ from manyheads.parts.masks import Causal
 from manyheads.parts.norms import LayerNorm, PostNorm, RMSNorm, SandwichNorm, ScaledPreNorm
 from manyheads.parts.positions import Alibi, Disentangled, Rotary, T5Buckets
 from manyheads.ragged import Ragged
-from manyheads.surgery.addresses import find_addresses
+from manyheads.surgery.addresses import find_separable_heads
 from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 from manyheads.train.optim.optimizers import AdamW
@@ -401,7 +401,7 @@ def test_the_lens_goes_through(name: str) -> None:
     pruned = prune(model, heads)
     texts = [[1, 2, 3, 1, 2, 5], [7, 8, 9, 7]]
     count = len(every(pruned))
-    silent = Silenced(find_addresses(model, heads))
+    silent = Silenced(find_separable_heads(model, heads))
     seen = Record([Site(1, Tap.PATTERN)])
     whole = Ragged.from_list([torch.tensor(each) for each in texts])
     with torch.no_grad():
@@ -469,12 +469,12 @@ def test_layers_go_for_good() -> None:
 @pytest.mark.parametrize(
     ("name", "heads", "match"),
     [
-        ("decoder gpt2", ["L0H4"], "no head L0H4: use L0H0 to L0H3 in that layer"),
-        ("decoder gpt2", ["L2H0"], "no head L2H0: use layers 0 to 1"),
-        ("decoder gpt2", ["five"], "write it as L5H1"),
-        ("decoder gpt2", ["L0H0 cross"], "layer 0 has no cross heads"),
-        ("decoder gpt2", ["encoder L0H0"], "no stack 'encoder'"),
-        ("seq2seq t5", ["decoder L0H7 cross"], "use L0H0 to L0H3"),
+        ("decoder gpt2", ["L0H4"], "no head L0H4: use L0H0 to L0H3"),
+        ("decoder gpt2", ["L2H0"], "no head L2H0: use L0H0 to L1H3"),
+        ("decoder gpt2", ["five"], "write L5H1"),
+        ("decoder gpt2", ["L0H0 cross"], "no head L0H0 cross: use L0H0 to L1H3"),
+        ("decoder gpt2", ["encoder L0H0"], "no head encoder L0H0: use L0H0 to L1H3"),
+        ("seq2seq t5", ["decoder L0H7 cross"], "use decoder L0H0 cross to decoder L0H3 cross"),
     ],
 )
 def test_heads_that_do_not_exist(name: str, heads: list[str], match: str) -> None:
@@ -508,5 +508,5 @@ def test_one_head_needs_no_list() -> None:
     model = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
     for head in ("L0H1", Head(0, 1)):
         assert prune(model, head).config == prune(model, ["L0H1"]).config
-    with pytest.raises(InputError, match="3 is not the address of a head: write it as L5H1"):
+    with pytest.raises(InputError, match="3 is not the address of a head: write L5H1"):
         prune(model, iter([3]))  # type: ignore[arg-type]

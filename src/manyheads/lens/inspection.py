@@ -19,12 +19,12 @@ from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW, DeadHeads, dead_by_statistics
 from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
-from manyheads.lens.results.addresses import Address, blocks_of
+from manyheads.lens.results.addresses import Address, HeadName, blocks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, FloatsByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
-from manyheads.taps import Head, Sublayer
+from manyheads.taps import Sublayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +193,10 @@ class Inspection(Tabular):
     def clusters(self) -> tuple[tuple[Address, ...], ...]:
         return tuple(group for each in self.redundancy for group in each.clusters)
 
-    def labels(self, head: Head | Address) -> tuple[Label, ...]:
+    def labels(self, head: HeadName) -> tuple[Label, ...]:
         return () if self.kinds is None else self.kinds.of(head)
 
-    def best_kind(self, head: Head | Address) -> str:
+    def best_kind(self, head: HeadName) -> str:
         """The most specific kind of a head, "mixed" where it has none."""
         return UNKNOWN if self.kinds is None else self.kinds.best(head)
 

@@ -55,7 +55,9 @@ class Handlers:
         """The tokens of a text."""
         body.check_fields(*INPUT)
         loaded, text = self._open(body)
-        return views.tokens(loaded, text, self._run(loaded, text, body.edits(), cancelled))
+        return views.tokens(
+            loaded, text, self._run(loaded, text, body.edits(loaded.model), cancelled)
+        )
 
     def token_count(self, body: RequestBody, _: IsCancelled) -> dict[str, Any]:
         """The number of tokens of a text, without running the model."""
@@ -121,8 +123,8 @@ class Handlers:
         loaded, text = self._open(body)
         rows = body.span("rows", len(text), LIMITS.rows)
         top_k = body.integer("top_k", 1, LIMITS.top_k, 12)
-        run = self._run(loaded, text, body.edits(), cancelled)
-        return views.attention_rows(run, body.heads(), rows, top_k, cancelled)
+        run = self._run(loaded, text, body.edits(loaded.model), cancelled)
+        return views.attention_rows(run, body.heads(loaded.model), rows, top_k, cancelled)
 
     def attention_map(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """A window of the patterns, reduced to at most `cells` per side."""
@@ -131,8 +133,8 @@ class Handlers:
         rows = body.span("rows", len(text), LIMITS.tokens)
         keys = body.span("keys", len(text), LIMITS.tokens)
         cells = body.integer("cells", 1, LIMITS.cells, 256)
-        run = self._run(loaded, text, body.edits(), cancelled)
-        heads = run.check(body.heads())
+        run = self._run(loaded, text, body.edits(loaded.model), cancelled)
+        heads = body.heads(loaded.model)
         maps = [views.attention_map(run, head, rows, keys, cells, cancelled) for head in heads]
         return {"maps": maps}
 
@@ -142,7 +144,7 @@ class Handlers:
         loaded, text = self._open(body)
         position = body.integer("position", 0, len(text) - 1, len(text) - 1)
         top_k = body.integer("top_k", 1, LIMITS.predictions, 8)
-        edits = body.edits()
+        edits = body.edits(loaded.model)
         run = self._run(loaded, text, edits, cancelled)
         before = None if edits.empty else self._run(loaded, text, HeadEdits(), cancelled)
         return views.predictions(loaded, run, position, top_k, before)
@@ -191,7 +193,10 @@ class Handlers:
         loaded, text = self._open(body)
         if not loaded.generates:
             raise InputError(f"{loaded.name} cannot generate text", "use a decoder")
-        edits, temperature = body.edits(), body.number("temperature", 0.0, LIMITS.temperature, 0.0)
+        edits, temperature = (
+            body.edits(loaded.model),
+            body.number("temperature", 0.0, LIMITS.temperature, 0.0),
+        )
         if edits.patched:
             raise InputError(
                 "patched heads have outputs for the tokens of the prompt only",
@@ -207,7 +212,7 @@ class Handlers:
             loaded,
             text,
             config,
-            heads=clean.check(body.heads()),
+            heads=body.heads(loaded.model),
             edits=_edit_functions(edits, clean, None),
         )
 
@@ -218,8 +223,9 @@ class Handlers:
         loaded, text = self._open(body)
         position = body.integer("position", 0, len(text) - 1)
         top_k = body.integer("top_k", 1, LIMITS.top_k, 24)
-        run = self._run(loaded, text, body.edits(), cancelled)
-        return views.attention_at(run, body.heads(), position, top_k, cancelled, incoming=incoming)
+        run = self._run(loaded, text, body.edits(loaded.model), cancelled)
+        heads = body.heads(loaded.model)
+        return views.attention_at(run, heads, position, top_k, cancelled, incoming=incoming)
 
     def _open(self, body: RequestBody) -> tuple[LoadedModel, StudioInput]:
         loaded, image = self.store[body.name("model")], body.image()
@@ -262,7 +268,6 @@ def _edit_functions(
     "mean" is a head's mean over the tokens of this text, as `lens.ablate` takes it over all texts.
     `run_source` runs the text that patched heads come from; it must have as many tokens.
     """
-    clean.check((*edits.ablated, *edits.patched))
     source = run_source() if edits.patched and run_source is not None else None
     if source is not None:
         _check_lengths(clean.length, source.length)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from manyheads.errors import InputError
+from manyheads.lens.results.addresses import find_heads, head_names
+from manyheads.models.build import Model
 from manyheads.taps import Head
 
 # The status that servers log for a client that has disconnected.
@@ -183,19 +185,25 @@ class RequestBody:
             )
         return range(value[0], value[1])
 
-    def heads(self, field: str = "heads", max_heads: int = LIMITS.heads) -> tuple[Head, ...]:
+    def heads(
+        self, model: Model, field: str = "heads", max_heads: int = LIMITS.heads
+    ) -> tuple[Head, ...]:
+        """The heads of a model that the request names."""
         value = self._fields.get(field, [])
-        if not isinstance(value, list) or not all(isinstance(head, str) for head in value):
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise InputError(
                 f'{field} must be a list of heads, as in ["L5H1"], got {_show(value)}', "change it"
             )
-        if len(value) > max_heads:
-            raise InputError(f"{field} has {len(value)} heads", f"use at most {max_heads}")
-        # int() refuses numbers of thousands of digits with an error of its own.
-        names = (name if len(name) < 16 else f"{name[:16]}…" for name in value)
-        return tuple(dict.fromkeys(map(Head.parse, names)))
+        names = head_names(value)
+        heads = find_heads(model, names) if len(names) <= max_heads else ()
+        count = max(len(names), len(heads))
+        if count > max_heads:
+            raise InputError(f"{field} has {count} heads", f"use at most {max_heads}")
+        return tuple(address.head for address in heads)
 
-    def edits(self) -> HeadEdits:
+    def edits(self, model: Model) -> HeadEdits:
         value = self._fields.get("edits", {})
         if not isinstance(value, dict):
             raise InputError(f"edits must be an object, got {_show(value)}", "send {}")
@@ -205,9 +213,9 @@ class RequestBody:
             raise InputError(
                 f'replace_with must be "zero" or "mean", got {_show(replace_with)}', "change it"
             )
-        patched = inner.heads("patched", LIMITS.edited_heads)
+        patched = inner.heads(model, "patched", LIMITS.edited_heads)
         source = inner.text("source") if patched else None
-        ablated = inner.heads("ablated", LIMITS.edited_heads)
+        ablated = inner.heads(model, "ablated", LIMITS.edited_heads)
         # Sorted, so that the same edits have the same key in the cache.
         return HeadEdits(
             ablated=tuple(sorted(ablated)),

@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
-from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
@@ -59,16 +57,6 @@ class TracedRun:
         tensors = [self.hidden.values, *self.outputs.values(), *self._sums.values()]
         scores = sum(layer.nbytes for layer in self.layers.values())
         return scores + sum(tensor.nbytes for tensor in tensors)
-
-    def check(self, heads: tuple[Head, ...]) -> tuple[Head, ...]:
-        """Return the heads, or raise an InputError for one that the model does not have."""
-        blocks = {block.layer: block.heads for block in blocks_of(self.model)}
-        for head in heads:
-            if head.head >= blocks.get(head.layer, 0):
-                last = max(blocks)
-                names = f"{Head(min(blocks), 0)} to {Head(last, blocks[last] - 1)}"
-                raise InputError(f"there is no head {head}", f"use {names}")
-        return heads
 
     def weights(
         self, head: Head, rows: range, keys: range, cancelled: IsCancelled = never_cancelled

@@ -53,7 +53,7 @@ def attention_at(
     window = (tokens, token) if incoming else (token, tokens)
     by_head = {
         str(head): _top_weights(run.weights(head, *window, cancelled).flatten(), top_k)
-        for head in run.check(heads)
+        for head in heads
     }
     return {"position": position, "heads": by_head}
 
@@ -63,7 +63,7 @@ def attention_rows(
 ) -> dict[str, Any]:
     """For each head and each query of a range the keys with the largest weights."""
     by_head = {}
-    for head in run.check(heads):
+    for head in heads:
         views = []
         for block in run.blocks(rows):
             if cancelled():
@@ -81,7 +81,6 @@ def attention_map(
 
     A window of more than `cells` per side is reduced; each cell is the largest weight in it.
     """
-    run.check((head,))
     height, width = min(len(rows), cells), min(len(keys), cells)
     edges = torch.linspace(0, len(rows), height + 1).round().long().tolist()
     lines = [range(rows.start + first, rows.start + last) for first, last in pairwise(edges)]

@@ -13,10 +13,10 @@ from manyheads.lens.causal.ablation import replacement_values
 from manyheads.lens.causal.evaluate import default_batch_tokens
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import read_inputs
-from manyheads.lens.results.addresses import Address, blocks_of, heads_in
+from manyheads.lens.results.addresses import Address, Heads, blocks_of, heads_in
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
-from manyheads.surgery.addresses import AnyHead, find_addresses, find_stack, parse_address
+from manyheads.surgery.addresses import find_separable_heads, find_stack
 from manyheads.surgery.rebuild import LayerPlan, Means, full_plan, rebuild
 from manyheads.taps import Head, Sublayer
 
@@ -42,7 +42,7 @@ def origins(model: Model) -> dict[Address, Address]:
             f"{FILE} lists {len(recorded_heads)} heads and the model has {len(here)}",
             "delete the file: it belongs to another model",
         )
-    return {address: _address(recorded_heads[str(address)]) for address in here}
+    return {address: Address.parse(recorded_heads[str(address)]) for address in here}
 
 
 def origins_in(before: Model, after: Model) -> dict[Address, Address] | None:
@@ -93,24 +93,19 @@ def _mixer_heads(stack: Stack, layer: int, sublayer: Sublayer) -> range:
     return range(0 if config.mixer is None else heads_in(config, sublayer))
 
 
-def _address(text: str) -> Address:
-    stack, head, sublayer = parse_address(text)
-    return Address(head, stack or "main", sublayer)
-
-
 ReplaceWith = Literal["zero", "mean"]
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 def prune(
     model: AnyModel,
-    heads: AnyHead | Iterable[AnyHead],
+    heads: Heads,
     replace_with: ReplaceWith = "zero",
     texts: Any = None,
 ) -> AnyModel:
     """A new model without these heads, which computes the same as this one with them ablated.
 
-    A head is a `Head`, an `Address` or its text, "L5H1" or "decoder L2H0 cross". With
+    `heads` are named as in `lens.ablate`: "L5H1", "decoder L2H0 cross", "L3" for a layer. With
     replace_with="mean" their mean output over `texts` stays, in the bias of the output projection.
     The new model numbers its heads anew; `origins` has their old addresses.
 
@@ -120,7 +115,7 @@ def prune(
     >>> [layer.attention.inner.heads for layer in pruned.config.stack.layers]
     [3, 2]
     """
-    chosen = find_addresses(model, heads)
+    chosen = find_separable_heads(model, heads)
     if replace_with not in ("zero", "mean"):
         raise InputError(
             f'replace_with must be "zero" or "mean", got {replace_with!r}', 'use "zero" or "mean"'

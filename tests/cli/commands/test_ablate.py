@@ -64,7 +64,7 @@ def test_an_encoder_is_measured_by_masked_words(
     ("more", "match"),
     [
         (["decoder", "--heads", "L7H0"], "use L0H0 to L1H3"),
-        (["decoder", "--heads", "5"], "write it as L5H1"),
+        (["decoder", "--heads", "5"], "write L5H1"),
         (["decoder", "--greedy", "9"], "--greedy must be in 0 to 8, got 9"),
         (["decoder", "--of", "cross"], "no cross heads"),
         (["decoder", "--text", "T"], "no text has a second token"),

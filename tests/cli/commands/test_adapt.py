@@ -231,7 +231,7 @@ def test_all_but_chosen_heads_are_trained(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        ('all_except = ["L9H0"]', "the model has no head L9H0: use layers 0 to 1."),
+        ('all_except = ["L9H0"]', "there is no head L9H0: use L0H0 to L1H1."),
         (
             "",
             "learn.toml: freeze: [freeze] needs heads or all_except, got heads=[] and "
@@ -260,7 +260,7 @@ def test_wrong_heads_to_train_are_refused(
     [
         ("adapter.rang=4", "run.toml: adapter.rang is not a known key: use adapter.rank."),
         ("adapter.rank=0", "run.toml: adapter: rank must be at least 1, got 0: use 1 or more."),
-        ("adapter.heads=L7H0", "the model has no head L7H0: use layers 0 to 1."),
+        ("adapter.heads=L7H0", "there is no head L7H0: use L0H0 to L1H1."),
         (
             "freeze.all_except=L0H1",
             "run.toml: [adapter] and [freeze] are both set: leave one of them out.",

@@ -99,7 +99,7 @@ def test_the_model_answers_on_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -
 
 def test_refusals() -> None:
     model = small(DECODERS["gpt2"])
-    with refuses(InputError, "there is no head L7H0: use one of L0H0 to L1H3."):
+    with refuses(InputError, "there is no head L7H0: use L0H0 to L1H3."):
         patterns(model, [[1, 2]], [Head(7, 0)])
     with refuses(
         InputError,

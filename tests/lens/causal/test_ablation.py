@@ -447,12 +447,7 @@ def test_heads_of_a_result_are_taken_as_they_are() -> None:
     by_name = ablate_together(model, inputs, list(map(str, ranked)), progress=False)
     assert ablate_together(model, inputs, ranked, progress=False) == by_name
     assert len(ablate_in_order(model, inputs, ranked, progress=False).steps) == 2
-    with refuses(
-        InputError,
-        "encoder L0H0",
-        "main stack",
-        "stack='encoder', sublayer=Sublayer.ATTENTION",
-    ):
+    with refuses(InputError, "there is no head encoder L0H0", "use L0H0 to L1H3"):
         ablate(model, inputs, [Address(Head(0, 0), "encoder")], progress=False)
 
 

@@ -168,15 +168,12 @@ def test_a_save_that_fails_leaves_what_was_there(
 def test_refusals() -> None:
     with refuses(InputError, "'entrpy' was not measured: use entropy, sink."):
         result()["entrpy"]
-    with refuses(InputError, "there is no head L1H0", "use a head"):
+    with refuses(InputError, "there is no head L1H0", "use L0H0 to"):
         result().of(Head(1, 0))
     decoder = result(blocks=(Block(0, 6, "decoder"),))
-    with refuses(
-        InputError,
-        "there is no head L0H0: "
-        "use a head of the stacks decoder, as in Address(Head(0, 0), stack=...).",
-    ):
-        decoder.of(Head(0, 0))
+    with refuses(InputError, "there is no head L0H0: use decoder L0H0 to decoder L0H5."):
+        decoder.of(Address(Head(0, 0), "main"))
+    assert decoder.of(Head(0, 0)) == decoder.of("decoder L0H0")
     with refuses(ShapeError, "sink has shape (2,)", "6 heads"):
         result(means={"sink": np.zeros(2)}, errors={})
 

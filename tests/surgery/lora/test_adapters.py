@@ -226,10 +226,10 @@ def test_bad_input_is_refused_before_anything_is_added() -> None:
         with pytest.raises(ConfigError, match=words):
             adapt(model, LoraConfig(**config))
     for head, words in (
-        ("L0H4", "the model has no head L0H4: use L0H0 to L0H3 in that layer"),
-        ("L2H0", "the model has no head L2H0: use layers 0 to 1"),
+        ("L0H4", "there is no head L0H4: use L0H0 to L0H3"),
+        ("L2H0", "there is no head L2H0: use L0H0 to L1H3"),
         ("H3", "'H3' is not the address of a head"),
-        (Head(0, -1), "the model has no head L0H-1: use L0H0 to L0H3"),
+        (Head(0, -1), "there is no head L0H-1: use L0H0 to L0H3"),
     ):
         with pytest.raises(InputError, match=words):
             adapt(model, LoraConfig(heads=(head,)))

@@ -14,6 +14,7 @@ from manyheads.formatting import pluralise, without_nan
 if TYPE_CHECKING:
     from manyheads.lens.causal.ablation import Ablation, CumulativeAblation
     from manyheads.lens.causal.gradient_importance import Importance
+    from manyheads.lens.inputs.cached_run import HeadScope
 
 REPLACEMENTS = {"zero": "zero", "mean": "their mean", "resample": "their output in another text"}
 
@@ -56,12 +57,15 @@ class Ablate:
         from manyheads.surgery.evaluation_inputs import prepare_inputs
 
         arguments.check_json(self.json)
-        heads: Any = [name for name in self.heads.split(",") if name.strip()] or "all"
         model = self.compute.open(self.model)
-        self._check(model, heads)
+        heads, scope = self.heads or "all", self._scope(model)
         texts, targets = self._inputs(model)
         prepared = prepare_inputs(model, texts, targets=targets, seed=self.seed)
-        shared: dict[str, Any] = {"targets": prepared.targets, **arguments.attention_site(self.of)}
+        shared: dict[str, Any] = {
+            "targets": prepared.targets,
+            "stack": scope.stack_name,
+            "sublayer": scope.sublayer,
+        }
         options: dict[str, Any] = {
             "metric": prepared.metric,
             "replace_with": self.replace_with,
@@ -92,13 +96,18 @@ class Ablate:
             )
         return inputs.split_labeled(model, self.input.file, self.input.tokens)[0]
 
-    def _check(self, model: Any, heads: Any) -> None:
-        """Refuse wrong heads before anything is measured."""
-        from manyheads.lens.inputs.cached_run import find_heads, head_scope
+    def _scope(self, model: Any) -> "HeadScope":
+        """The heads that --heads or --of mean; wrong ones are refused before any measurement."""
+        from manyheads.lens.inputs.cached_run import head_scope
+        from manyheads.lens.results.addresses import head_names
 
-        count = len(find_heads(head_scope(model, **arguments.attention_site(self.of)), heads))
+        names = head_names(self.heads or "all")
+        site = {} if self.of == "attention" else arguments.attention_site(self.of)
+        scope = head_scope(model, heads=names, **site)
+        count = len(scope.find(names))
         if not 0 <= self.greedy <= count:
             raise InputError(f"--greedy must be in 0 to {count}, got {self.greedy}")
+        return scope
 
 
 def _merge(

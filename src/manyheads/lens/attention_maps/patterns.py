@@ -12,13 +12,22 @@ from manyheads.errors import InputError
 from manyheads.lens.attention_maps.typology import PatternType, typology
 from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, TiledScores
-from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at
+from manyheads.lens.results.addresses import (
+    Address,
+    Block,
+    HeadName,
+    Heads,
+    find_heads,
+    head_names,
+    heads_at,
+    pick_head,
+)
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.taps import Head, Patterns, Site, Sublayer
+from manyheads.taps import Patterns, Site, Sublayer
 
 # Receives an attention, the number of a text in the batch, rows of queries, their weights "h t s"
 # and the keys that each may see.
@@ -142,11 +151,11 @@ class PatternSet(Tabular):
 
     each: tuple[Pattern, ...]
 
-    def of(self, head: Head | Address, text: int = 0) -> Pattern:
-        address = _as_address(head)
-        for each in self.each:
-            if each.address == address and each.text == text:
-                return each
+    def of(self, head: HeadName, text: int = 0) -> Pattern:
+        address = pick_head([pattern.address for pattern in self.each], head)
+        for pattern in self.each:
+            if pattern.address == address and pattern.text == text:
+                return pattern
         raise InputError(
             f"there is no pattern of {address} on text {text}", "request it in patterns(...)"
         )
@@ -182,7 +191,7 @@ class PatternSet(Tabular):
 def patterns(
     model: Model,
     texts: Any,
-    heads: Sequence[Head | Address] | None = None,
+    heads: Heads | None = None,
     *,
     rows: range | None = None,
 ) -> PatternSet:
@@ -193,7 +202,7 @@ def patterns(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, seed=0)
-    >>> patterns(model, [[5, 6, 7]], [Head(1, 0)]).of(Head(1, 0)).weights.shape
+    >>> patterns(model, [[5, 6, 7]], "L1H0").of("L1H0").weights.shape
     torch.Size([3, 3])
     """
     watcher = _RequestWatcher(model, heads, rows, top_k=None)
@@ -204,7 +213,7 @@ def patterns(
 def top_keys(
     model: Model,
     texts: Any,
-    heads: Sequence[Head | Address] | None = None,
+    heads: Heads | None = None,
     *,
     top_k: int = 8,
     rows: range | None = None,
@@ -229,13 +238,19 @@ class _RequestWatcher:
     def __init__(
         self,
         model: Model,
-        heads: Sequence[Head | Address] | None,
+        heads: Heads | None,
         rows: range | None,
         top_k: int | None,
     ) -> None:
         self.results: list[Pattern | TopKeys] = []
         self._stacks: Mapping[str, Stack] = model.stacks()
-        self._heads = _group_heads(blocks_of(model), heads)
+        names = ("all",) if heads is None else head_names(heads)
+        if not names:
+            raise InputError("the list of heads is empty", "name some, or pass None for all")
+        self._heads: dict[tuple[str, Sublayer, int], list[Address]] = {}
+        for address in find_heads(model, names):
+            block = (address.stack, address.sublayer, address.head.layer)
+            self._heads.setdefault(block, []).append(address)
         if rows is not None and (rows.step != 1 or rows.start < 0 or not rows):
             raise InputError(
                 f"rows={rows} must be a non-empty range with step 1", "use range(start, stop)"
@@ -287,22 +302,3 @@ def _head_rows(
     group, member = divmod(head, tiled.group_size)
     weights, visible = pattern_rows(tiled, text, rows, range(group, group + 1))
     return weights[member], visible
-
-
-def _group_heads(
-    blocks: tuple[Block, ...], heads: Sequence[Head | Address] | None
-) -> dict[tuple[str, Sublayer, int], list[Address]]:
-    known = [address for block in blocks for address in block.addresses]
-    if heads is not None and not len(heads):
-        raise InputError("the list of heads is empty", "name some, or pass None for all")
-    requested = known if heads is None else [_as_address(head) for head in heads]
-    groups: dict[tuple[str, Sublayer, int], list[Address]] = {}
-    for address in requested:
-        if address not in known:
-            raise InputError(f"there is no head {address}", f"use one of {known[0]} to {known[-1]}")
-        groups.setdefault((address.stack, address.sublayer, address.head.layer), []).append(address)
-    return groups
-
-
-def _as_address(head: Head | Address) -> Address:
-    return Address(head) if isinstance(head, Head) else head

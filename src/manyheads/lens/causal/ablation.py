@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table, standard_error
-from manyheads.lens.causal.evaluate import BatchValues, Effects, Evaluation, Heads, is_harmful
+from manyheads.lens.causal.evaluate import BatchValues, Effects, Evaluation, HeadSet, is_harmful
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
     CachedRun,
@@ -20,13 +20,12 @@ from manyheads.lens.inputs.cached_run import (
     HeadScope,
     StackName,
     entry_sites,
-    find_heads,
     head_scope,
     join_streams,
 )
 from manyheads.lens.inputs.metrics import Metric, better_direction, metric_name
 from manyheads.lens.inputs.texts import Targets, batch_ranges
-from manyheads.lens.results.addresses import Address
+from manyheads.lens.results.addresses import Address, Heads, head_names
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead, Tabular, format_change
 from manyheads.models.build import Model, eval_mode
@@ -150,7 +149,7 @@ class AblationOptions(TypedDict, total=False):
     metric: Metric
     targets: Targets | None
     stack: StackName | None
-    sublayer: Sublayer
+    sublayer: Sublayer | None
     mixers: bool
     seed: int
     batch_tokens: int | None
@@ -163,16 +162,22 @@ class HeadAblation:
 
     evaluation: Evaluation
     scope: HeadScope
+    heads: HeadSet
     replacement: ReplacementValues
 
     @classmethod
-    def of(cls, model: Model, texts: Any, **options: Unpack[AblationOptions]) -> "HeadAblation":
+    def of(
+        cls, model: Model, texts: Any, heads: Heads = "all", **options: Unpack[AblationOptions]
+    ) -> "HeadAblation":
+        names = head_names(heads)
         scope = head_scope(
             model,
             options.get("stack"),
-            options.get("sublayer", Sublayer.ATTENTION),
+            options.get("sublayer"),
+            heads=names,
             mixers=options.get("mixers", True),
         )
+        chosen = scope.find(names)
         evaluation = Evaluation.of(
             model,
             texts,
@@ -189,9 +194,9 @@ class HeadAblation:
                 seed=options.get("seed", 0),
                 batch_tokens=evaluation.batch_tokens,
             )
-        return cls(evaluation=evaluation, scope=scope, replacement=replacement)
+        return cls(evaluation=evaluation, scope=scope, heads=chosen, replacement=replacement)
 
-    def measure(self, sets: Sequence[Heads], fixed: Heads = ()) -> Effects:
+    def measure(self, sets: Sequence[HeadSet], fixed: HeadSet = ()) -> Effects:
         """The metric without each set of heads, the `fixed` heads being ablated throughout.
 
         Ctrl-C keeps the results so far.
@@ -211,13 +216,13 @@ class HeadAblation:
         runs = (each for texts in self.evaluation.batches for each in self._run_order(texts, order))
         return self._collect("ablating in order", sets, runs)
 
-    def changes(self, heads: Heads) -> dict[Site, EditFunction]:
+    def changes(self, heads: HeadSet) -> dict[Site, EditFunction]:
         """The edits that ablate these heads in any batch; "resample" has none, as it differs."""
         assert not self.replacement.donors, "resampled values belong to one batch"
         layers = sorted({head.layer for head in heads})
         return self._changes([heads], layers, self.replacement.of(range(0), layers))
 
-    def _collect(self, label: str, sets: Sequence[Heads], runs: Iterable[BatchValues]) -> Effects:
+    def _collect(self, label: str, sets: Sequence[HeadSet], runs: Iterable[BatchValues]) -> Effects:
         evaluation = self.evaluation
         tokens = sum(evaluation.sizes) * max(1, len(sets))
         with (
@@ -234,7 +239,9 @@ class HeadAblation:
         vectors = model.readout.vectors(model.table)
         return [vectors] if isinstance(vectors, nn.Parameter) else []
 
-    def _run_sets(self, texts: range, sets: Sequence[Heads], fixed: Heads) -> Iterator[BatchValues]:
+    def _run_sets(
+        self, texts: range, sets: Sequence[HeadSet], fixed: HeadSet
+    ) -> Iterator[BatchValues]:
         """Yield the baseline without the fixed heads, then one group of sets after another."""
         evaluation = self.evaluation
         layers = sorted({head.layer for each in (*sets, fixed) for head in each})
@@ -279,7 +286,7 @@ class HeadAblation:
             yield BatchValues(texts, [index], bound_metric(hidden).double().cpu(), weights)
 
     def _changes(
-        self, removed: Sequence[Heads], layers: Sequence[int], replacements: Mapping[int, Tensor]
+        self, removed: Sequence[HeadSet], layers: Sequence[int], replacements: Mapping[int, Tensor]
     ) -> dict[Site, EditFunction]:
         """The edits that ablate heads of these layers, one set in each copy of the batch."""
         changes: dict[Site, EditFunction] = {}
@@ -306,7 +313,7 @@ def _replace_heads(
     return change
 
 
-def _by_first_layer(sets: Sequence[Heads], copies: int) -> Iterator[tuple[int, list[int]]]:
+def _by_first_layer(sets: Sequence[HeadSet], copies: int) -> Iterator[tuple[int, list[int]]]:
     """Indices of sets that resume at the same layer, at most `copies` together."""
 
     def first(index: int) -> int:
@@ -317,9 +324,6 @@ def _by_first_layer(sets: Sequence[Heads], copies: int) -> Iterator[tuple[int, l
         group = list(indices)
         for start in range(0, len(group), copies):
             yield layer, group[start : start + copies]
-
-
-HeadNames = Literal["all"] | Iterable[Head | Address | str]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -426,13 +430,13 @@ class CumulativeAblation(Tabular):
 def ablate(
     model: Model,
     texts: Any,
-    heads: HeadNames = "all",
+    heads: Heads = "all",
     replace_with: Replacement = "zero",
     metric: Metric = "loss",
     *,
     targets: Targets | None = None,
     stack: StackName | None = None,
-    sublayer: Sublayer = Sublayer.ATTENTION,
+    sublayer: Sublayer | None = None,
     seed: int = 0,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -442,6 +446,7 @@ def ablate(
     `texts` are strings, token ids or a Ragged; pairs for a `Seq2Seq`, images for a `Vision`.
     `targets` are the correct answers where the texts do not contain them: {position: id} per text
     for masked words, one class per text. `batch_tokens` is how many tokens run side by side.
+    `stack` and `sublayer` are by default those of the `heads`, else self-attention.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -452,6 +457,7 @@ def ablate(
     ablation = HeadAblation.of(
         model,
         texts,
+        heads,
         replace_with=replace_with,
         metric=metric,
         targets=targets,
@@ -461,34 +467,31 @@ def ablate(
         batch_tokens=batch_tokens,
         progress=progress,
     )
-    chosen = find_heads(ablation.scope, heads)
-    effects = ablation.measure([(head,) for head in chosen])
-    return _by_head(ablation.scope, chosen, effects, replace_with, metric)
+    effects = ablation.measure([(head,) for head in ablation.heads])
+    return _by_head(ablation.scope, ablation.heads, effects, replace_with, metric)
 
 
 def ablate_together(
     model: Model,
     texts: Any,
-    heads: HeadNames,
+    heads: Heads,
     **options: Unpack[AblationOptions],
 ) -> JointAblation:
     """Ablate a set of heads together."""
-    ablation = HeadAblation.of(model, texts, **options)
-    chosen = find_heads(ablation.scope, heads)
-    return _joint(ablation.measure([chosen]), 0)
+    ablation = HeadAblation.of(model, texts, heads, **options)
+    return _joint(ablation.measure([ablation.heads]), 0)
 
 
 def ablate_in_order(
     model: Model,
     texts: Any,
-    order: Sequence[Head | Address | str],
+    order: Heads,
     **options: Unpack[AblationOptions],
 ) -> CumulativeAblation:
     """Ablate the first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
-    ablation = HeadAblation.of(model, texts, **options)
-    chosen = find_heads(ablation.scope, order)
-    effects = ablation.measure_in_order(chosen)
-    steps = tuple(_joint(effects, index) for index in range(len(chosen)))
+    ablation = HeadAblation.of(model, texts, order, **options)
+    effects = ablation.measure_in_order(ablation.heads)
+    steps = tuple(_joint(effects, index) for index in range(len(ablation.heads)))
     return CumulativeAblation(steps, effects.baseline_mean[0], effects.complete)
 
 
@@ -496,20 +499,20 @@ def ablate_greedily(
     model: Model,
     texts: Any,
     steps: int,
-    heads: HeadNames = "all",
+    heads: Heads = "all",
     **options: Unpack[AblationOptions],
 ) -> CumulativeAblation:
     """Remove one head per step: the one whose removal hurts least, given those already removed.
 
     Each step measures every remaining head, so it costs about as much as one `ablate`.
     """
-    ablation = HeadAblation.of(model, texts, **options)
-    left = list(find_heads(ablation.scope, heads))
+    ablation = HeadAblation.of(model, texts, heads, **options)
+    left = list(ablation.heads)
     if not 1 <= steps <= len(left):
         raise InputError(
             f"steps must be between 1 and {len(left)} heads, got {steps}", f"use 1 to {len(left)}"
         )
-    removed: Heads = ()
+    removed: HeadSet = ()
     steps_done: list[JointAblation] = []
     first: Effects | None = None
     complete = True

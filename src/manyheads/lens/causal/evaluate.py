@@ -22,7 +22,7 @@ from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Tap
 
-Heads = tuple[Head, ...]
+HeadSet = tuple[Head, ...]
 # For every token and unit at a site, value . gradient.
 Product = Callable[[ActivationEditor, Site, Tensor], Float[Tensor, "n k"]]
 
@@ -59,7 +59,7 @@ class Effects:
     values: Float[Tensor, "b versions"]
     weights: Float[Tensor, " b"]
     complete: bool
-    sets: tuple[Heads, ...] = ()
+    sets: tuple[HeadSet, ...] = ()
 
     @property
     def baseline_mean(self) -> tuple[float, float]:

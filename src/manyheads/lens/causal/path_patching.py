@@ -10,19 +10,17 @@ from torch import Tensor
 
 from manyheads.attention import AttentionConfig
 from manyheads.errors import InputError
-from manyheads.lens.causal.ablation import HeadNames
 from manyheads.lens.causal.patching import RunPair
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
     EditFunction,
     HeadScope,
     StackName,
-    find_heads,
     head_scope,
 )
 from manyheads.lens.inputs.metrics import Metric
 from manyheads.lens.inputs.texts import Targets, read_inputs
-from manyheads.lens.results.addresses import Address, heads_in
+from manyheads.lens.results.addresses import Heads, head_names, heads_in
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
@@ -40,9 +38,9 @@ def patch_paths(
     corrupted: Any,
     metric: Metric = "loss",
     *,
-    receivers: Sequence[Head | Address | str] | Literal["logits"],
+    receivers: Heads,
     through: Through = "query",
-    senders: HeadNames = "all",
+    senders: Heads = "all",
     base: Base = "clean",
     feedforward: Literal["free", "frozen"] = "free",
     targets: Targets | None = None,
@@ -56,11 +54,13 @@ def patch_paths(
     the receivers' inputs (their queries, keys or values; or the logits) are recorded. A second base
     run gets these inputs. "effect" is how far the metric moves from the base run to the other one.
     Feed-forwards pass changes on unless frozen. Heads that share keys or values are patched
-    together.
+    together. `receivers` are heads or "logits"; they and the senders are of one stack and sublayer.
     """
-    scope = head_scope(model, stack)
-    sending = find_heads(scope, senders)
-    receiving = None if receivers == "logits" else find_heads(scope, receivers)
+    senders = head_names(senders)
+    ends = () if receivers == "logits" else head_names(receivers)
+    scope = head_scope(model, stack, heads=(*ends, *senders))
+    sending = scope.find(senders)
+    receiving = None if receivers == "logits" else scope.find(ends)
     if through not in TAPS:
         raise InputError(f"through must be query, key or value, got {through!r}", "use one of them")
     with eval_mode(model), torch.no_grad():

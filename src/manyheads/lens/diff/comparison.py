@@ -34,12 +34,11 @@ from manyheads.lens.redundant.dead_heads import (
     dead_by_statistics,
     predicts_next_token,
 )
-from manyheads.lens.results.addresses import Address, Block, blocks_of
+from manyheads.lens.results.addresses import Address, Block, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import ByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs
-from manyheads.taps import Head
 
 KIND = "comparison"
 # Measures listed per head, those with the largest z-scores.
@@ -152,8 +151,9 @@ class Comparison(Tabular):
         known = [(head, value) for head, value in pairs if not np.isnan(value)]
         return sorted(known, key=lambda pair: -abs(pair[1]))
 
-    def of(self, head: Head | Address) -> dict[str, Difference]:
+    def of(self, head: HeadName) -> dict[str, Difference]:
         """All measures of one head."""
+        head = pick_head(self.addresses, head)
         one, two, moved = (each.of(head) for each in (self.before, self.after, self.change))
         return {
             name: Difference(
@@ -161,7 +161,7 @@ class Comparison(Tabular):
                 two[name],
                 moved[name],
                 self.change[name].error_of(head),
-                float(self.z(name)[self._index(head)]),
+                float(self.z(name)[self.addresses.index(head)]),
             )
             for name in self.names
         }
@@ -229,10 +229,6 @@ class Comparison(Tabular):
             yield f"  removed: {', '.join(map(str, self.removed))}"
         if not self.metadata.get("complete", True):
             yield "  interrupted before all texts were read"
-
-    def _index(self, head: Head | Address) -> int:
-        address = Address(head) if isinstance(head, Head) else head
-        return self.addresses.index(address)
 
     def _largest_changes(self, address: Address) -> str:
         """The measures of a head with the largest z-scores, or changes if texts are too few."""

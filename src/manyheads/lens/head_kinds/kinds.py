@@ -40,12 +40,11 @@ from manyheads.lens.inputs.conllu import read_conllu, syntax_texts
 from manyheads.lens.inputs.synthetic import plain_words
 from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.measure.statistics import Statistics
-from manyheads.lens.results.addresses import Address, blocks_of
+from manyheads.lens.results.addresses import Address, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision
-from manyheads.taps import Head
 
 KIND = "kinds"
 # The name of a head without a kind.
@@ -80,15 +79,11 @@ class Kinds(Tabular):
         """Kinds that were not measured, and why."""
         return dict(self.metadata.get("missing", {}))
 
-    def of(self, head: Head | Address) -> tuple[Label, ...]:
+    def of(self, head: HeadName) -> tuple[Label, ...]:
         """All labels of one head, the most specific first; none for a mixed one."""
-        address = Address(head) if isinstance(head, Head) else head
-        if address not in self.labels:
-            known = list(self.labels)
-            raise InputError(f"there is no head {address}", f"use {known[0]} to {known[-1]}")
-        return self.labels[address]
+        return self.labels[pick_head(self.labels, head)]
 
-    def best(self, head: Head | Address) -> str:
+    def best(self, head: HeadName) -> str:
         """The name of the first label, or "mixed"."""
         labels = self.of(head)
         return labels[0].name if labels else MIXED
@@ -157,19 +152,19 @@ class Kinds(Tabular):
 
     __repr__ = __str__
 
-    def describe(self, head: Head | Address, max_labels: int = MAX_LABELS) -> str:
+    def describe(self, head: HeadName, max_labels: int = MAX_LABELS) -> str:
         """The labels of a head in one line, or "mixed" with the nearest kind and its score."""
         labels = self.of(head)
         if not labels:
-            address = Address(head) if isinstance(head, Head) else head
-            near = self.nearest.get(address)
+            near = self.nearest.get(pick_head(self.labels, head))
             return MIXED if near is None else f"{MIXED}, nearest {near.name} {near.score:.2f}"
         text = ", ".join(str(label) for label in labels[:max_labels])
         more = len(labels) - max_labels
         return text if more <= 0 else f"{text} and {more} more"
 
-    def why_mixed(self, head: Address) -> str:
+    def why_mixed(self, head: HeadName) -> str:
         """Why a head has no kind: what it comes nearest to, and what is lacking."""
+        head = pick_head(self.labels, head)
         if str(head) in self.metadata.get("silent", ()):
             return "writes almost nothing to the residual stream"
         near = self.nearest.get(head)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,18 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.watched_run import ResidualEntry
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.errors import InputError
-from manyheads.lens.results.addresses import Address, Block, attention_at, heads_at, heads_in
+from manyheads.lens.results.addresses import (
+    Address,
+    Block,
+    HeadName,
+    Heads,
+    attention_at,
+    find_heads,
+    heads_at,
+    heads_in,
+    pick_head,
+    pick_heads,
+)
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
@@ -89,24 +100,57 @@ class HeadScope:
         )
 
     @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(address for block in self.blocks for address in block.addresses)
+
+    @property
     def heads(self) -> tuple[Head, ...]:
-        return tuple(address.head for block in self.blocks for address in block.addresses)
+        return tuple(address.head for address in self.addresses)
+
+    def head(self, name: HeadName) -> Head:
+        """The head of this name."""
+        if isinstance(name, Head):
+            in_range = 0 <= name.layer < len(self.stack.config.layers)
+            if in_range and 0 <= name.head < self.heads_of(name.layer):
+                return name
+        return pick_head(self.addresses, name).head
+
+    def find(self, heads: Heads) -> tuple[Head, ...]:
+        """The named heads; each must be in scope."""
+        matches = pick_heads(self.addresses, heads, self.stack_name, self.sublayer)
+        return tuple(address.head for address in matches)
 
 
 def head_scope(
     model: Model,
     stack: StackName | None = None,
-    sublayer: Sublayer = Sublayer.ATTENTION,
+    sublayer: Sublayer | None = None,
     *,
+    heads: Sequence[HeadName] = (),
     mixers: bool = True,
     headless: bool = False,
 ) -> HeadScope:
-    """The heads of a stack and sublayer; the default stack of a `Seq2Seq` is its decoder.
+    """The heads of a stack and sublayer, by default those that `heads` belong to.
 
-    Without `mixers` only those of attention, for what needs its queries, keys and softmax. With
-    `headless` a stack without any heads will do.
+    Without them, it is the self-attention of the stack that is read out: of a `Seq2Seq`, its
+    decoder. Without `mixers` only the heads of attention, for what needs its queries, keys and
+    softmax. With `headless` a stack without any heads will do.
     """
     check_finite(model)
+    if chosen := [head for head in heads if head != "all"]:
+        attentions = {
+            (address.stack, address.sublayer): address
+            for address in find_heads(model, chosen, stack, sublayer)
+        }
+        if len(attentions) > 1:
+            one, other, *_ = attentions.values()
+            raise InputError(
+                f"{one} and {other} are not heads of the same kind of attention",
+                "name those of one stack and sublayer at a time",
+            )
+        ((own_stack, own_sublayer),) = attentions
+        stack, sublayer = stack or own_stack, sublayer or own_sublayer
+    sublayer = sublayer or Sublayer.ATTENTION
     name: StackName = stack or model.readout_stack
     if name not in (known := model.stacks()):
         names = " or ".join(f'"{each}"' for each in known)
@@ -117,9 +161,10 @@ def head_scope(
         )
     scope = HeadScope(model, name, sublayer, mixers)
     if not scope.heads and not headless:
-        found = {layer.mixer.inner for layer in scope.stack.config.layers if layer.mixer}
-        names = ", ".join(sorted({type(each).__name__ for each in found}))
-        if found and sublayer is Sublayer.ATTENTION:
+        layers = scope.stack.config.layers
+        mixer_names = {type(layer.mixer.inner).__name__ for layer in layers if layer.mixer}
+        names = ", ".join(sorted(mixer_names))
+        if mixer_names and sublayer is Sublayer.ATTENTION:
             raise InputError(
                 f"the {name} stack has no attention heads: it mixes tokens by {names}",
                 "use lens.influence, or a model with attention"
@@ -130,35 +175,6 @@ def head_scope(
             f"the {name} stack has no {sublayer.value} heads", "choose another stack or sublayer"
         )
     return scope
-
-
-def find_heads(
-    scope: HeadScope, heads: Literal["all"] | Iterable[Head | Address | str]
-) -> tuple[Head, ...]:
-    """The named heads; each must be in scope."""
-    if heads == "all":
-        return scope.heads
-    known = set(scope.heads)
-    chosen = tuple(_head_in(scope, head) for head in heads)
-    for head in chosen:
-        if head not in known:
-            raise InputError(f"the model has no head {head}", f"use L0H0 to {scope.heads[-1]}")
-    return chosen
-
-
-def _head_in(scope: HeadScope, head: Head | Address | str) -> Head:
-    if isinstance(head, str):
-        return Head.parse(head)
-    if isinstance(head, Head):
-        return head
-    if not isinstance(head, Address):
-        raise InputError(f"{head!r:.200} is not the address of a head", 'use Head(5, 1) or "L5H1"')
-    if (head.stack, head.sublayer) != (scope.stack_name, scope.sublayer):
-        raise InputError(
-            f"{head} is not a {scope.sublayer.value} head of the {scope.stack_name} stack",
-            f"pass stack={head.stack!r}, sublayer={head.sublayer}",
-        )
-    return head.head
 
 
 def layer_input_site(stack: Stack, layer: int) -> Site:

@@ -17,12 +17,12 @@ from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs.cached_run import layer_input_site
 from manyheads.lens.inputs.texts import for_each_batch
-from manyheads.lens.results.addresses import Address, heads_in
+from manyheads.lens.results.addresses import Address, find_heads, heads_in
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.taps import Head, Record, Site, Sublayer, Tap
+from manyheads.taps import HEAD_NAME, Head, Record, Site, Sublayer, Tap
 
 Format = Literal["safetensors", "parquet"]
 DtypeOfFile = Literal["float32", "float16", "bfloat16"]
@@ -73,8 +73,9 @@ def activations(
 
     A site is the residual stream ("L3.before", "L3.after", "embeddings", "final"), what a sublayer
     adds to it ("L3.attention", "L3.feedforward"), the outputs of all heads of an attention before
-    its output projection, side by side ("L3.z"), or those of one head: "L3H5" or a `Head`. Several
-    stacks: "decoder.L3.after", "decoder.cross.L3H5"; all sites of one call are of one stack.
+    its output projection, side by side ("L3.z"), or those of single heads, named as in `ablate`:
+    "L3H5", "L3" for each head of a layer, a `Head`. Several stacks: "decoder.L3.after",
+    "decoder.cross.L3H5" or "decoder L3H5 cross"; all sites of one call are of one stack.
 
     Each file has one row per token: a tensor or column per site, and the `text`, the `position` and
     the `token` of the row. Texts of a similar length come together, so rows are not in the order of
@@ -85,10 +86,10 @@ def activations(
         check_int("shard_tokens", shard_tokens, minimum=1)
     target = Path(folder)
     _check_target(target, format, dtype)
-    asked = [sites] if isinstance(sites, str | Head | Address | Site) else list(sites)
-    if not asked:
+    names = [sites] if isinstance(sites, str | Head | Address | Site) else list(sites)
+    if not names:
         raise InputError("there are no sites", FORM)
-    columns = [_Column.of(model, each) for each in asked]
+    columns = [column for name in names for column in _columns(model, name)]
     if len({column.stack for column in columns}) > 1:
         raise InputError(
             "the sites belong to different stacks, whose tokens differ",
@@ -160,31 +161,35 @@ class _Column:
     writes: tuple[WrappedStack, int, Sublayer] | None = None
 
     @classmethod
-    def of(cls, model: Model, asked: str | Head | Address | Site) -> "_Column":
-        if isinstance(asked, Site):
-            return cls(str(asked), asked.stack, (asked,))
-        if isinstance(asked, Head):
-            asked = str(asked)
-        if isinstance(asked, Address):
-            prefix = "" if asked.stack == "main" else f"{asked.stack}."
-            prefix += "cross." if asked.sublayer is Sublayer.CROSS else ""
-            asked = f"{prefix}{asked.head}"
-        stack_name, cross, rest = _split(model, asked)
+    def named(cls, model: Model, name: str) -> "_Column":
+        stack_name, cross, rest = _split(model, name)
         stack = model.stacks()[stack_name]
         if rest in ("embeddings", "final"):
-            return cls(asked, stack_name, (Site(-1, Tap(rest), stack=stack_name),))
-        match = re.fullmatch(r"L(\d+)(?:H(\d+)|\.(\w+))", rest)
-        if match is None or (match[3] is not None and match[3] not in PARTS):
-            raise InputError(f"{asked!r} is not a site", FORM)
+            return cls(name, stack_name, (Site(-1, Tap(rest), stack=stack_name),))
+        match = re.fullmatch(r"L(\d+)\.(\w+)", rest)
+        if match is None or match[2] not in PARTS:
+            raise InputError(f"{name!r} is not a site", FORM)
         layer = int(match[1])
         if layer >= len(stack.layers):
             raise InputError(
-                f"{asked!r}: {stack_name} has no layer {layer}", f"use 0 to {len(stack.layers) - 1}"
+                f"{name!r}: {stack_name} has no layer {layer}", f"use 0 to {len(stack.layers) - 1}"
             )
-        head, part = match[2], str(match[3])
-        if head is not None or part == "z":
-            return _heads(asked, stack, layer, cross, None if head is None else int(head))
-        return _of_stream(asked, stack, layer, part)
+        if match[2] != "z":
+            return _of_stream(name, stack, layer, match[2])
+        sublayer = _sublayer(cross)
+        if not heads_in(stack.config.layers[layer], sublayer):
+            raise InputError(
+                f"{name!r}: layer {layer} has no {sublayer.value}", "choose another layer"
+            )
+        return cls(name, stack_name, (Site(layer, Tap.HEAD_OUTPUT, sublayer, stack_name),))
+
+    @classmethod
+    def of_head(cls, address: Address, name: str = "") -> "_Column":
+        prefix = "" if address.stack == "main" else f"{address.stack}."
+        prefix += "cross." if address.sublayer is Sublayer.CROSS else ""
+        site = Site(address.head.layer, Tap.HEAD_OUTPUT, address.sublayer, address.stack)
+        name = name or f"{prefix}{address.head}"
+        return cls(name, address.stack, (site,), address.head.head)
 
     def read(self, seen: Record) -> Float[Tensor, "n c"]:
         values = [cast(Ragged, seen[site]).values for site in self.sites]
@@ -221,18 +226,29 @@ def _split(model: Model, name: str) -> tuple[str, bool, str]:
     return stack, cross, rest
 
 
+def _columns(model: Model, name: str | Head | Address | Site) -> list[_Column]:
+    """The columns of a site, or of the heads that a name stands for."""
+    if isinstance(name, Site):
+        return [_Column(str(name), name.stack, (name,))]
+    if isinstance(name, Head | Address):
+        own_name = str(name) if isinstance(name, Head) else ""
+        return [_Column.of_head(address, own_name) for address in find_heads(model, name)]
+    columns = []
+    for text in name.split(","):
+        text = text.strip()
+        stack, cross, rest = _split(model, text)
+        if HEAD_NAME.fullmatch(rest) is None:
+            columns.append(_Column.named(model, text))
+            continue
+        addresses = find_heads(model, rest, stack, _sublayer(cross))
+        # A name of one head without spaces is the name of its column.
+        own_name = text if len(addresses) == 1 and text == "".join(text.split()) else ""
+        columns += [_Column.of_head(address, own_name) for address in addresses]
+    return columns
+
+
 def _sublayer(cross: bool) -> Sublayer:
     return Sublayer.CROSS if cross else Sublayer.ATTENTION
-
-
-def _heads(name: str, stack: Stack, layer: int, cross: bool, head: int | None) -> _Column:
-    sublayer = _sublayer(cross)
-    heads = heads_in(stack.config.layers[layer], sublayer)
-    if not heads:
-        raise InputError(f"{name!r}: layer {layer} has no {sublayer.value}", "choose another layer")
-    if head is not None and head >= heads:
-        raise InputError(f"{name!r}: the layer has no head {head}", f"use 0 to {heads - 1}")
-    return _Column(name, stack.name, (Site(layer, Tap.HEAD_OUTPUT, sublayer, stack.name),), head)
 
 
 def _of_stream(name: str, stack: Stack, layer: int, part: str) -> _Column:

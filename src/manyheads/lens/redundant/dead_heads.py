@@ -12,10 +12,10 @@ from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import Targets, read_inputs
 from manyheads.lens.measure.statistics import statistics
-from manyheads.lens.results.addresses import Address, Block
+from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
-from manyheads.taps import Head, Sublayer
+from manyheads.taps import Sublayer
 
 KIND = "dead heads"
 # A head is dead if the loss (in nats per token) changes by less than this without it.
@@ -53,11 +53,9 @@ class DeadHeads(ByHead):
         """The dead heads, in order."""
         return tuple(self.reasons)
 
-    def why(self, head: Head | Address) -> tuple[Reason, ...]:
+    def why(self, head: HeadName) -> tuple[Reason, ...]:
         """The reasons of one head; none if it is alive."""
-        self.of(head)
-        address = Address(head) if isinstance(head, Head) else head
-        return self.reasons.get(address, ())
+        return self.reasons.get(pick_head(self.addresses, head), ())
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per head, with its reasons."""

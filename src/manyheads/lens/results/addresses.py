@@ -1,6 +1,6 @@
-"""The addresses of heads, and the attentions and mixers of a model in order."""
+"""The addresses and names of heads, and the attentions and mixers of a model in order."""
 
-import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.attention import Attention
-from manyheads.errors import InputError
+from manyheads.errors import InputError, short_repr
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.model_interface import ModelInterface
 from manyheads.models.stack import Stack
 from manyheads.parts.masks import Causal, Full, Mask
 from manyheads.parts.norms import ChannelScale
-from manyheads.taps import Head, Sublayer
+from manyheads.taps import HEAD_NAME, Head, Sublayer
+
+HEAD_FORM = "write L5H1, L5 for all heads of a layer, or decoder L2H0 cross"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        match = re.fullmatch(r"(?:(\S+) )?(L\d+H\d+)(?: (attention|cross))?", text.strip())
-        if match is None:
-            raise InputError(
-                f"{text!r} is not the address of a head", "write L5H1 or decoder L2H0 cross"
-            )
-        stack, head, sublayer = match.groups()
-        return cls(Head.parse(head), stack or "main", Sublayer(sublayer or "attention"))
+        stack, layer, head, sublayer = parse_head_name(text)
+        if head is None:
+            raise _not_an_address(text)
+        return cls(Head(layer, head), stack or "main", sublayer or Sublayer.ATTENTION)
 
     def record(self) -> dict[str, Any]:
         """The columns that identify a head in a table."""
@@ -70,6 +69,147 @@ class Block:
     def addresses(self) -> tuple[Address, ...]:
         heads = (Head(self.layer, head) for head in range(self.heads))
         return tuple(Address(head, self.stack, self.sublayer) for head in heads)
+
+
+HeadName = Head | Address | str
+# What every function takes that takes heads; see `find_heads`.
+Heads = HeadName | Iterable[HeadName]
+
+
+def parse_head_name(text: str) -> tuple[str | None, int, int | None, Sublayer | None]:
+    """The stack, layer, head and sublayer of a name; None for what it leaves out.
+
+    >>> parse_head_name("decoder L2H0 cross")
+    ('decoder', 2, 0, <Sublayer.CROSS: 'cross'>)
+    >>> parse_head_name("L3")
+    (None, 3, None, None)
+    """
+    match = HEAD_NAME.fullmatch(text.strip())
+    if match is None:
+        raise _not_an_address(text)
+    stack, layer, head, sublayer = match.groups()
+    return (
+        stack,
+        int(layer),
+        None if head is None else int(head),
+        None if sublayer is None else Sublayer(sublayer.lower()),
+    )
+
+
+def head_names(heads: Heads) -> tuple[HeadName, ...]:
+    """The names of heads one by one.
+
+    >>> head_names("L0H1, decoder L2H0 cross")
+    ('L0H1', 'decoder L2H0 cross')
+    """
+    if not isinstance(heads, Iterable):
+        heads = (heads,)
+    elif isinstance(heads, str):
+        return tuple(text for part in heads.split(",") if (text := part.strip())) or (heads,)
+    names: list[HeadName] = []
+    for name in heads:
+        if not isinstance(name, Head | Address | str):
+            raise _not_an_address(name)
+        names += head_names(name) if isinstance(name, str) else [name]
+    return tuple(names)
+
+
+def find_heads(
+    model: ModelInterface, heads: Heads, stack: str | None = None, sublayer: Sublayer | None = None
+) -> tuple[Address, ...]:
+    """The addresses of the named heads of a model, each once.
+
+    A head is a `Head`, an `Address`, or its name as it is printed: "L5H1", "decoder L2H0 cross".
+    "L5" means all heads of a layer, "all" those of the model; a text may have several names with
+    commas between them. Where a name leaves out the stack and sublayer, they are those passed, by
+    default the self-attention of the stack that is read out: the decoder of an encoder-decoder.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50)
+    >>> [str(address) for address in find_heads(model, ["L1", Head(0, 1)])]
+    ['L1H0', 'L1H1', 'L0H1']
+    """
+    addresses = [address for block in blocks_of(model) for address in block.addresses]
+    return pick_heads(addresses, heads, stack or model.readout_stack, sublayer)
+
+
+def pick_heads(
+    addresses: Collection[Address],
+    heads: Heads,
+    stack: str | None = None,
+    sublayer: Sublayer | None = None,
+) -> tuple[Address, ...]:
+    """The named heads among these addresses; see `find_heads`.
+
+    Without `stack` and `sublayer` the defaults are the decoder, or the first stack of all, and its
+    self-attention, or its first sublayer of all.
+    """
+    blocks: dict[tuple[str, Sublayer, int], list[Address]] = {}
+    for address in addresses:
+        block = (address.stack, address.sublayer, address.head.layer)
+        blocks.setdefault(block, []).append(address)
+    stacks = list(dict.fromkeys(name for name, _, _ in blocks)) or ["main"]
+    stack = stack or ("decoder" if "decoder" in stacks else stacks[0])
+    if sublayer is None:
+        sublayers = [part for name, part, _ in blocks if name == stack]
+        attention = Sublayer.ATTENTION in sublayers or not sublayers
+        sublayer = Sublayer.ATTENTION if attention else sublayers[0]
+    matches: dict[Address, None] = {}
+    for name in head_names(heads):
+        if name == "all":
+            matches |= dict.fromkeys(addresses)
+            continue
+        in_stack, layer, head, part = _parts(name)
+        if in_stack is None:
+            in_stack, part = stack, part or sublayer
+        in_stack = next((known for known in stacks if known.lower() == in_stack.lower()), in_stack)
+        block = (in_stack, part or Sublayer.ATTENTION, layer)
+        chosen = [own for own in blocks.get(block, ()) if head in (None, own.head.head)]
+        if not chosen:
+            raise _no_such_head(addresses, block, head)
+        matches |= dict.fromkeys(chosen)
+    return tuple(matches)
+
+
+def pick_head(addresses: Collection[Address], head: HeadName) -> Address:
+    """The one head of this name among these addresses."""
+    if isinstance(head, Address) and head in addresses:
+        return head
+    matches = pick_heads(addresses, head)
+    if len(matches) > 1:
+        raise InputError(
+            f"{short_repr(head)} names {len(matches)} heads", f"choose one, such as {matches[0]}"
+        )
+    return matches[0]
+
+
+def _parts(name: HeadName) -> tuple[str | None, int, int | None, Sublayer | None]:
+    if isinstance(name, str):
+        return parse_head_name(name)
+    if isinstance(name, Head):
+        return None, name.layer, name.head, None
+    return name.stack, name.head.layer, name.head.head, name.sublayer
+
+
+def _not_an_address(value: object) -> InputError:
+    return InputError(f"{short_repr(value)} is not the address of a head", HEAD_FORM)
+
+
+def _no_such_head(
+    addresses: Collection[Address], block: tuple[str, Sublayer, int], head: int | None
+) -> InputError:
+    """Offers the heads of the layer, else of the stack and sublayer, else all."""
+    stack, sublayer, layer = block
+    name = str(Address(Head(layer, 0 if head is None else head), stack, sublayer))
+    name = name.replace(f"L{layer}H0", f"L{layer}") if head is None else name
+    same = [address for address in addresses if (address.stack, address.sublayer) == block[:2]]
+    near = [address for address in same if address.head.layer == layer] or same or addresses
+    groups: dict[tuple[str, Sublayer], list[Address]] = {}
+    for address in near:
+        groups.setdefault((address.stack, address.sublayer), []).append(address)
+    ranges = [f"{group[0]} to {group[-1]}" for group in groups.values()]
+    remedy = f"use {' or '.join(ranges)}" if ranges else "choose a model with heads"
+    return InputError(f"there is no head {name}", remedy)
 
 
 def blocks_of(model: ModelInterface) -> tuple[Block, ...]:

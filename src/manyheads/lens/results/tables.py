@@ -10,9 +10,9 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingPackageError, ShapeError
 from manyheads.lens.measure.measures import describe_measure, format_value
-from manyheads.lens.results.addresses import Address, Block
+from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
 from manyheads.lens.results.files import Metadata, Result
-from manyheads.taps import Head, Sublayer
+from manyheads.taps import Sublayer
 
 FloatsByHead = Float[np.ndarray, " h"]
 
@@ -47,11 +47,11 @@ class Column:
     def addresses(self) -> tuple[Address, ...]:
         return tuple(address for block in self.blocks for address in block.addresses)
 
-    def of(self, head: Head | Address) -> float:
-        """The mean of one head; a plain `Head` is in the self-attention of the only stack."""
+    def of(self, head: HeadName) -> float:
+        """The mean of one head."""
         return float(self.means[_index_of(self.blocks, head)])
 
-    def error_of(self, head: Head | Address) -> float:
+    def error_of(self, head: HeadName) -> float:
         return float(self.errors[_index_of(self.blocks, head)])
 
     def layers(
@@ -83,7 +83,7 @@ class ByHead(Tabular):
 
     >>> result = ByHead(kind="example", blocks=(Block(0, 2), Block(1, 1)),
     ...                 means={"entropy": np.array([1.0, 2.0, 0.5])})
-    >>> result["entropy"].of(Head(0, 1)), [str(a) for a, _ in result["entropy"].ranked()]
+    >>> result["entropy"].of("L0H1"), [str(a) for a, _ in result["entropy"].ranked()]
     (2.0, ['L0H1', 'L0H0', 'L1H0'])
     """
 
@@ -118,7 +118,7 @@ class ByHead(Tabular):
         unknown = np.full_like(self.means[name], np.nan)
         return Column(name, self.blocks, self.means[name], self.errors.get(name, unknown))
 
-    def of(self, head: Head | Address) -> dict[str, float]:
+    def of(self, head: HeadName) -> dict[str, float]:
         """All measures of one head."""
         index = _index_of(self.blocks, head)
         return {name: float(values[index]) for name, values in self.means.items()}
@@ -199,23 +199,22 @@ def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     return pandas.DataFrame(list(rows))
 
 
-def _index_of(blocks: tuple[Block, ...], head: Head | Address) -> int:
-    address = Address(head) if isinstance(head, Head) else head
+def _index_of(blocks: tuple[Block, ...], head: HeadName) -> int:
+    """The place of a head among those of the blocks."""
+    if not isinstance(head, Address):
+        head = pick_head([address for block in blocks for address in block.addresses], head)
     start = 0
     for block in blocks:
-        same = (block.layer, block.stack, block.sublayer) == (
-            address.head.layer,
-            address.stack,
-            address.sublayer,
-        )
-        if same and 0 <= address.head.head < block.heads:
-            return start + address.head.head
+        if (block.layer, block.stack, block.sublayer) == (
+            head.head.layer,
+            head.stack,
+            head.sublayer,
+        ) and 0 <= head.head.head < block.heads:
+            return start + head.head.head
         start += block.heads
-    stacks = sorted({block.stack for block in blocks})
-    remedy = f"use a head of the stacks {', '.join(stacks)}, as in Address(Head(0, 0), stack=...)"
-    raise InputError(
-        f"there is no head {address}", "use a head of the result" if "main" in stacks else remedy
-    )
+    # Raises the error that says which heads there are.
+    pick_head([address for block in blocks for address in block.addresses], head)
+    raise AssertionError("unreachable")
 
 
 def format_change(change: float, error: float) -> str:
@@ -310,7 +309,7 @@ class ByPair(Tabular):
     """One value for each ordered pair of heads; NaN where there is none.
 
     >>> pairs = ByPair(kind="example", blocks=(Block(0, 2),), values=np.array([[0, 1], [2, 0.0]]))
-    >>> pairs.of(Head(0, 1), Head(0, 0))
+    >>> pairs.of("L0H1", "L0H0")
     2.0
     """
 
@@ -323,8 +322,8 @@ class ByPair(Tabular):
     def addresses(self) -> tuple[Address, ...]:
         return tuple(address for block in self.blocks for address in block.addresses)
 
-    def of(self, one: Head | Address, other: Head | Address) -> float:
-        return float(self.values[self._index_of(one), self._index_of(other)])
+    def of(self, one: HeadName, other: HeadName) -> float:
+        return float(self.values[_index_of(self.blocks, one), _index_of(self.blocks, other)])
 
     def ranked(self, top_k: int = 20) -> list[tuple[Address, Address, float]]:
         """Pairs of different heads by value, largest first."""
@@ -360,13 +359,3 @@ class ByPair(Tabular):
         return "\n".join(lines)
 
     __repr__ = __str__
-
-    def _index_of(self, head: Head | Address) -> int:
-        names = self.addresses
-        address = head
-        if isinstance(head, Head):
-            first = self.blocks[0]
-            address = Address(head, first.stack, first.sublayer)
-        if address not in names:
-            raise InputError(f"there is no head {address}", f"use {names[0]} to {names[-1]}")
-        return names.index(address)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from manyheads.attention import Attention
 from manyheads.errors import InputError, NativeModelError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
-from manyheads.lens.results.addresses import check_one_stream
+from manyheads.lens.results.addresses import HeadName, check_one_stream
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.models.layer import Residual
@@ -108,15 +108,16 @@ class Circuits:
 
     scope: HeadScope
 
-    def ov(self, head: Head) -> FactoredMatrix:
+    def ov(self, head: HeadName) -> FactoredMatrix:
         """W_O W_V: what the head writes for what it reads."""
         return FactoredMatrix(self.writes(head), self.reads(head, "value"))
 
-    def qk(self, head: Head) -> FactoredMatrix:
+    def qk(self, head: HeadName) -> FactoredMatrix:
         """W_Q' W_K: the attention score of two tokens, before scaling and softmax."""
         return FactoredMatrix(self.reads(head, "query").T, self.reads(head, "key"))
 
-    def writes(self, head: Head) -> Float[Tensor, "c d"]:
+    def writes(self, head: HeadName) -> Float[Tensor, "c d"]:
+        head = self.scope.head(head)
         attention = self.scope.module(head.layer)
         if attention.output is None:
             raise NativeModelError("the output projection, which was not found here,")
@@ -128,8 +129,9 @@ class Circuits:
         residual = self._residual(head.layer)
         return through(columns.double().T, None if residual is None else residual.second_norm).T
 
-    def reads(self, head: Head, what: str) -> Float[Tensor, "d c"]:
+    def reads(self, head: HeadName, what: str) -> Float[Tensor, "d c"]:
         """The rows of "query", "key" or "value"; heads that share keys share these rows."""
+        head = self.scope.head(head)
         attention = self.scope.attention(head.layer)
         config = attention.config
         index = head.head if what == "query" else config.owners[head.head]

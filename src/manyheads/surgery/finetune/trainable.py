@@ -1,6 +1,6 @@
 """Trainable heads: only some, all but some, or only gates, by rows and columns of matrices."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
-from manyheads.lens.results.addresses import attention_at
+from manyheads.lens.results.addresses import Heads, attention_at
 from manyheads.models.build import Model
 from manyheads.parts.gates import Gate
-from manyheads.surgery.addresses import AnyHead
 from manyheads.surgery.lora.targets import heads_by_attention
 
 # On a module with partly frozen parameters: masks of what is trainable by name, and hooks.
@@ -23,7 +22,7 @@ PARTLY, HOOKS = "partly", "partly_hooks"
 MaskedParameter = tuple[nn.Module, str, Bool[Tensor, "..."]]
 
 
-def freeze_except(model: Model, heads: Iterable[AnyHead]) -> int:
+def freeze_except(model: Model, heads: Heads) -> int:
     """Freeze everything but these heads; returns the number of trainable values.
 
     A head has its rows of the queries, its columns of the output projection, its gates, its sink
@@ -38,7 +37,7 @@ def freeze_except(model: Model, heads: Iterable[AnyHead]) -> int:
     return sum(_train_only(module, name, mask) for module, name, mask in masked)
 
 
-def freeze(model: Model, heads: Iterable[AnyHead]) -> int:
+def freeze(model: Model, heads: Heads) -> int:
     """Freeze these heads, with keys and values that they share with others, and nothing else."""
     masked = list(_head_parameters(model, heads, shared_by=any))
     unfreeze_all(model)
@@ -107,9 +106,7 @@ def _mask_gradient(mask: Bool[Tensor, "..."], gradient: Tensor) -> Tensor:
     return torch.where(mask.to(gradient.device), gradient, 0.0)
 
 
-def _head_parameters(
-    model: Model, heads: Iterable[AnyHead], *, shared_by: Any
-) -> Iterator[MaskedParameter]:
+def _head_parameters(model: Model, heads: Heads, *, shared_by: Any) -> Iterator[MaskedParameter]:
     stacks = model.stacks()
     for (stack, layer, sublayer), numbers in heads_by_attention(model, heads).items():
         yield from _of_attention(attention_at(stacks[stack], layer, sublayer), numbers, shared_by)

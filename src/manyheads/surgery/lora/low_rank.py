@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
-from manyheads.surgery.addresses import AnyHead
+from manyheads.lens.results.addresses import HeadName, Heads, head_names
 from manyheads.surgery.lora.modules_to_save import ModuleName
 from manyheads.surgery.lora.quantization import Quantized
 from manyheads.surgery.lora.targets import Spans
@@ -36,12 +36,13 @@ class LoraConfig:
     alpha: float = 16.0
     targets: tuple[str, ...] = ("query", "value")
     layers: tuple[int, ...] | Literal["all"] = "all"
-    heads: tuple[AnyHead, ...] = ()
+    heads: tuple[HeadName, ...] | Heads = ()
     dropout: float = 0.0
     scaling: Literal["rank", "root"] = "rank"
     modules_to_save: tuple[ModuleName, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", head_names(self.heads))
         if self.rank < 1:
             raise ConfigError(f"rank must be at least 1, got {self.rank}", "use 1 or more")
         if not 0 <= self.dropout < 1:

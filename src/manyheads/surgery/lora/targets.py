@@ -10,13 +10,14 @@ from torch import nn
 
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
+from manyheads.lens.results.addresses import Heads
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
-from manyheads.surgery.addresses import AnyHead, find_addresses
+from manyheads.surgery.addresses import find_separable_heads
 from manyheads.taps import Head, Sublayer
 
 # Half-open ranges (start, stop).
@@ -212,10 +213,10 @@ def _without_overlap(parts: list[Projection]) -> list[Projection]:
     return parts
 
 
-def heads_by_attention(model: Model, heads: Iterable[AnyHead]) -> HeadsByAttention:
+def heads_by_attention(model: Model, heads: Heads) -> HeadsByAttention:
     """Heads by attention layer; raises for a head that does not exist."""
     result: dict[tuple[str, int, Sublayer], set[int]] = {}
-    for address in find_addresses(model, heads):
+    for address in find_separable_heads(model, heads):
         place = (address.stack, address.head.layer, address.sublayer)
         result.setdefault(place, set()).add(address.head.head)
     return {place: frozenset(numbers) for place, numbers in result.items()}

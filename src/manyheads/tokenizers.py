@@ -40,22 +40,22 @@ def plain_copy(tokenizer: Any) -> Any:
     return disable_padding_and_truncation(copy)
 
 
-def truncating_copy(tokenizer: Any, longest: int | None) -> Any:
-    """A copy that does not pad and truncates texts to `longest` tokens, special tokens included.
+def truncating_copy(tokenizer: Any, max_length: int | None) -> Any:
+    """A copy that does not pad and truncates texts to `max_length` tokens, special tokens included.
 
     It truncates on the same side as the tokenizer, by default at the end.
     """
     copy = plain_copy(tokenizer)
-    if longest is None:
+    if max_length is None:
         return copy
     added = copy.num_special_tokens_to_add(False)
-    if longest <= added:
+    if max_length <= added:
         raise InputError(
-            f"longest must be above the {added} special tokens, got {longest}",
+            f"max_length must be above the {added} special tokens, got {max_length}",
             f"use {added + 1} or more",
         )
     side = (tokenizer.truncation or {}).get("direction", "right")
-    copy.enable_truncation(longest, direction=side)
+    copy.enable_truncation(max_length, direction=side)
     return copy
 
 

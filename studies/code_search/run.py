@@ -177,7 +177,7 @@ def summary(result: Tensor) -> dict[str, float]:
 def dense_scores(model: Any, queries: Sequence[str], bodies: Sequence[str]) -> Tensor:
     one, other = (
         torch.nn.functional.normalize(
-            encode(model, list(texts), longest=LENGTH, progress=False), dim=-1
+            encode(model, list(texts), max_length=LENGTH, progress=False), dim=-1
         )
         for texts in (queries, bodies)
     )
@@ -185,8 +185,8 @@ def dense_scores(model: Any, queries: Sequence[str], bodies: Sequence[str]) -> T
 
 
 def late_scores(model: Any, queries: Sequence[str], bodies: Sequence[str]) -> Tensor:
-    one = encode_tokens(model, list(queries), role="query", longest=LENGTH, progress=False)
-    other = encode_tokens(model, list(bodies), longest=LENGTH, progress=False)
+    one = encode_tokens(model, list(queries), role="query", max_length=LENGTH, progress=False)
+    other = encode_tokens(model, list(bodies), max_length=LENGTH, progress=False)
     with torch.no_grad():
         return maxsim_matrix(one, other)
 

@@ -49,7 +49,7 @@ def test_a_folder_says_how_its_vectors_are_made_and_gives_them_when_saved(
     config, pooling = POOLINGS[name]
     place = sentence_folder(tmp_path / "theirs", inner=inner, pooling=config)
     model = load(place)
-    assert model.sentence == SentenceConfig(pooling=pooling, normalize=True, longest=16)
+    assert model.sentence == SentenceConfig(pooling=pooling, normalize=True, max_length=16)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
     assert load(tmp_path / "ours").sentence == model.sentence
@@ -58,7 +58,7 @@ def test_a_folder_says_how_its_vectors_are_made_and_gives_them_when_saved(
 def test_vectors_may_be_left_as_long_as_they_are(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path / "theirs", norm=False)
     model = load(place)
-    assert model.sentence == SentenceConfig(pooling="mean", normalize=False, longest=16)
+    assert model.sentence == SentenceConfig(pooling="mean", normalize=False, max_length=16)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
     assert not np.allclose(np.linalg.norm(vectors(place), axis=1), 1.0)
@@ -69,7 +69,7 @@ def test_a_changed_sentence_is_the_one_that_is_written(pooling: Any, tmp_path: P
     config = flags("cls_token") | {"include_prompt": False}
     place = sentence_folder(tmp_path / "theirs", pooling=config)
     model: Any = load(place)
-    model.sentence = SentenceConfig(pooling=pooling, normalize=False, longest=9)
+    model.sentence = SentenceConfig(pooling=pooling, normalize=False, max_length=9)
     save(model, tmp_path / "ours")
     peer = opened(tmp_path / "ours")
     assert peer.max_seq_length == 9
@@ -88,7 +88,7 @@ def test_a_model_built_here_becomes_theirs_when_it_is_told_how(tmp_path: Path) -
     save(model, tmp_path / "ours")
     assert opened(tmp_path / "ours").encode(TEXTS).shape == (len(TEXTS), 24)
     assert load(tmp_path / "ours").sentence == SentenceConfig(
-        pooling="cls", normalize=True, longest=32
+        pooling="cls", normalize=True, max_length=32
     )
 
 
@@ -101,8 +101,8 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "new" / "sentence_bert_config.json").read_text())
     assert "max_seq_length" not in settings
     model = load(tmp_path / "new")
-    longest = opened(tmp_path / "new").max_seq_length
-    assert model.sentence == SentenceConfig(pooling="last", normalize=False, longest=longest)
+    max_length = opened(tmp_path / "new").max_seq_length
+    assert model.sentence == SentenceConfig(pooling="last", normalize=False, max_length=max_length)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(tmp_path / "new"))
 
@@ -112,22 +112,22 @@ def test_without_a_length_the_tokenizer_or_the_positions_say_where_a_text_is_cut
 ) -> None:
     place = sentence_folder(tmp_path)
     write_json(place / "sentence_bert_config.json", {"max_seq_length": None})
-    assert load(place).sentence == SentenceConfig(normalize=True, longest=24)
+    assert load(place).sentence == SentenceConfig(normalize=True, max_length=24)
     assert opened(place).max_seq_length == 24
     (place / "tokenizer_config.json").unlink()
-    assert load(place).sentence == SentenceConfig(normalize=True, longest=32)
+    assert load(place).sentence == SentenceConfig(normalize=True, max_length=32)
 
 
 def test_a_length_beyond_the_positions_is_cut_to_them(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path)
     write_json(place / "sentence_bert_config.json", {"max_seq_length": 4000})
-    assert load(place).sentence == SentenceConfig(normalize=True, longest=32)
+    assert load(place).sentence == SentenceConfig(normalize=True, max_length=32)
 
 
 def test_the_settings_may_be_named_after_the_family(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path)
     (place / "sentence_bert_config.json").rename(place / "sentence_roberta_config.json")
-    assert load(place).sentence == SentenceConfig(normalize=True, longest=16)
+    assert load(place).sentence == SentenceConfig(normalize=True, max_length=16)
 
 
 def test_texts_are_lowered_where_the_folder_asks_for_it(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_decoder_gives_the_vector_of_its_last_token(tmp_path: Path) -> None:
     )
     randomized(Qwen3Model(config)).save_pretrained(place)
     model = load(place)
-    assert model.sentence == SentenceConfig(pooling="last", normalize=True, longest=16)
+    assert model.sentence == SentenceConfig(pooling="last", normalize=True, max_length=16)
     save(model, tmp_path / "ours")
     assert np.array_equal(vectors(tmp_path / "ours"), vectors(place))
 

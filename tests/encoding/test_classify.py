@@ -44,7 +44,7 @@ def test_decoders_tell_classes_by_their_last_token() -> None:
 
 def test_long_texts_are_cut_and_told() -> None:
     with pytest.warns(TruncationWarning, match="1 of 1 texts were truncated to 6 tokens"):
-        classify(with_classes(small(), 2), "the cat sat", longest=6)
+        classify(with_classes(small(), 2), "the cat sat", max_length=6)
 
 
 def test_what_tells_no_classes_is_refused() -> None:

@@ -101,18 +101,18 @@ def test_the_folder_says_how_vectors_are_made_and_the_caller_may_differ() -> Non
 def test_long_texts_are_cut_with_their_special_tokens_kept_and_counted() -> None:
     model = small()
     with pytest.warns(TruncationWarning, match=r"^2 of 3 texts were truncated to 6 tokens$"):
-        result = encode(model, ["abcdefgh", "abcd", "abcde"], longest=6)
+        result = encode(model, ["abcdefgh", "abcd", "abcde"], max_length=6)
     expected = encode(model, [as_ids("abcd")] * 3)
     torch.testing.assert_close(result, expected)
 
 
 def test_texts_are_cut_where_the_positions_end_or_the_folder_says() -> None:
     model = small(positions=16)
-    assert encode_with_counts(model, ["a" * 40], Options()).longest == 16
-    model.sentence = SentenceConfig(longest=9)
+    assert encode_with_counts(model, ["a" * 40], Options()).max_length == 16
+    model.sentence = SentenceConfig(max_length=9)
     done = encode_with_counts(model, ["a" * 40, "a" * 7], Options())
-    assert (done.longest, done.cut, done.tokens) == (9, 1, 18)
-    assert encode_with_counts(model, ["a" * 40], Options(longest=12)).longest == 12
+    assert (done.max_length, done.truncated, done.tokens) == (9, 1, 18)
+    assert encode_with_counts(model, ["a" * 40], Options(max_length=12)).max_length == 12
 
 
 def test_what_the_tokenizers_file_asks_for_is_neither_followed_nor_lost() -> None:
@@ -214,9 +214,9 @@ def test_what_is_no_text_is_refused_by_its_place(texts: Any, message: str) -> No
     ("options", "message"),
     [
         ({"batch_tokens": 0}, "batch_tokens must be at least 1, got 0"),
-        ({"longest": 0}, "longest must be at least 1, got 0"),
-        ({"longest": 2}, "special tokens, got 2: use 3 or more."),
-        ({"longest": 513}, "longest=513 exceeds the model's 512 positions: use at most 512."),
+        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"max_length": 2}, "special tokens, got 2: use 3 or more."),
+        ({"max_length": 513}, "max_length=513 exceeds the model's 512 positions: use at most 512."),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:

@@ -59,7 +59,7 @@ def test_a_shorter_limit_cuts_as_theirs_does(model: Any, place: Path) -> None:
     peer = SentenceTransformer(str(place), device="cpu", local_files_only=True)
     peer.max_seq_length = 7
     with pytest.warns(TruncationWarning):
-        result = encode(model, TEXTS, longest=7)
+        result = encode(model, TEXTS, max_length=7)
     torch.testing.assert_close(result, expected(peer, TEXTS), atol=TOLERANCE, rtol=0)
 
 

@@ -42,7 +42,7 @@ def test_words_may_come_as_lists() -> None:
 def test_words_beyond_what_is_read_have_no_class() -> None:
     model = with_classes(small(), 2, "tokens")
     with pytest.warns(TruncationWarning, match="1 of 2 texts were read only in part"):
-        result = tag(model, ["the cat sat", "a"], longest=8)
+        result = tag(model, ["the cat sat", "a"], max_length=8)
     assert [bool(each.label) for each in result[0]] == [True, True, False]
 
 

@@ -82,7 +82,7 @@ def test_long_texts_are_truncated_to_the_length_of_their_role() -> None:
     with pytest.warns(TruncationWarning, match="1 of 1 texts were truncated to 4 tokens"):
         encode_tokens(model, "the cat", role="query")
     with pytest.warns(TruncationWarning, match="1 of 1 texts were truncated to 7 tokens"):
-        encode_tokens(model, "the cat", longest=7)
+        encode_tokens(model, "the cat", max_length=7)
 
 
 def test_what_cannot_be_done_is_refused() -> None:

@@ -46,7 +46,9 @@ def vectors(place: Path) -> np.ndarray[Any, Any]:
 
 
 def test_it_says_how_its_vectors_are_made(place: Path) -> None:
-    assert load(place).sentence == SentenceConfig(pooling="mean", normalize=True, longest=LONGEST)
+    assert load(place).sentence == SentenceConfig(
+        pooling="mean", normalize=True, max_length=LONGEST
+    )
 
 
 def test_hidden_states_are_those_of_transformers(place: Path) -> None:

@@ -53,7 +53,7 @@ def test_rows_have_ids_titles_and_metadata(tmp_path: Path) -> None:
     assert (second.id, second.metadata) == ("rows.jsonl:2", {"year": 2000.5})
     table = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"body": ["x"], "id": ["k"], "even": [True]}), table)
-    [row] = read_documents(table, text_field="body")
+    [row] = read_documents(table, text_column="body")
     assert (row.id, row.text, row.metadata) == ("k", "x", {"even": True})
     with pytest.raises(InputError, match="body") as caught:
         list(read_documents(table))

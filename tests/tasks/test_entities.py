@@ -120,15 +120,15 @@ def test_windows_leave_nothing_out(model: Any) -> None:
     """Words in the middle of a window are tagged as in a text of their neighbors alone."""
     text = "the cat sat on a mat by the door " * 12
     spanned = split_words(text)
-    assert tasks.entities(model, [text], longest=400) == tasks.entities(model, [text])
+    assert tasks.entities(model, [text], max_length=400) == tasks.entities(model, [text])
     [shares] = read_words(
-        model, [SpannedText(text, spanned)], WordOptions(longest=42, windows=True)
+        model, [SpannedText(text, spanned)], WordOptions(max_length=42, windows=True)
     )
     assert not shares.isnan().any()
     # The first window has its 40 letters to itself.
     alone = read_words(model, [SpannedText(text[:40], spanned[:4])], WordOptions())[0]
     torch.testing.assert_close(shares[:4], alone[:4])
-    result = tasks.entities(model, [text], longest=42)[0]
+    result = tasks.entities(model, [text], max_length=42)[0]
     assert max(each.end for each in result) > 300
     assert all(text[each.start : each.end] == each.text for each in result)
 

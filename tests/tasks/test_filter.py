@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     (corpus / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     (corpus / "c.parquet").write_bytes(b"PAR1 no")
     (corpus / "d.txt").write_bytes(b"\xff\xfe")
-    result = keep(classifier(), corpus, tmp_path / "out", "score >= 0", longest=40)
+    result = keep(classifier(), corpus, tmp_path / "out", "score >= 0", max_length=40)
     counts = result.counts
     assert (counts.empty, counts.undecodable, counts.truncated) == (2, 7, 1)
     assert counts.kept == counts.documents - 2 - 7 > 4
@@ -246,6 +246,10 @@ def test_two_runs_with_different_settings_are_not_mixed(tmp_path: Path) -> None:
     again = keep(model, file, out, "score >= 0.5")
     assert again.resumed
     assert again.counts == first.counts
+    # Earlier versions had another word for max_length.
+    state = out / "_filter.json"
+    state.write_text(state.read_text().replace('"max_length"', '"longest"'))
+    assert keep(model, file, out, "score >= 0.5").resumed
     with refuses(InputError, "keep='score >= 0.5'", "keep='score >= 0.6'", "another folder"):
         keep(model, file, out, "score >= 0.6")
     with refuses(InputError, "model=", "another folder"):

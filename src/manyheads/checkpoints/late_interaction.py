@@ -108,7 +108,7 @@ def late_interaction_of(
         normalize=modules.normalizes or not listed,
         query_prompt=prompts["query"],
         document_prompt=prompts["document"],
-        longest=longest_text(side_files, config_json, config),
+        max_length=longest_text(side_files, config_json, config),
         expansion=_expansion(settings, tokenizer, side_files, str(where)),
         skipped=_known_ids(tokenizer, words),
         skipped_in=roles,
@@ -323,7 +323,7 @@ def _settings_of(model: Model, late: LateInteractionConfig) -> dict[str, Any]:
     }
     return {
         **_json(model.side_files, SETTINGS),
-        "max_seq_length": late.longest,
+        "max_seq_length": late.max_length,
         "query_length": late.query_length,
         "document_length": late.document_length,
         "query_expansion": expansion,

@@ -154,7 +154,7 @@ def sentence_of(
         pooling=_pooling(json.loads(side_files[POOLING]), modules.pooling / "config.json"),
         dense=dense_projections(modules.dense, config, EMBEDDING),
         normalize=modules.normalizes,
-        longest=longest_text(side_files, config_json, config),
+        max_length=longest_text(side_files, config_json, config),
     )
 
 
@@ -336,9 +336,9 @@ def _pooling_file(sentence: SentenceConfig, width: int, was: bytes | None) -> by
 
 def _settings_file(sentence: SentenceConfig, was: bytes | None) -> bytes:
     old = json.loads(was or b"{}")
-    if was is not None and old.get("max_seq_length") == sentence.longest:
+    if was is not None and old.get("max_seq_length") == sentence.max_length:
         return was
-    return as_bytes({**old, "max_seq_length": sentence.longest})
+    return as_bytes({**old, "max_seq_length": sentence.max_length})
 
 
 def as_bytes(value: object) -> bytes:

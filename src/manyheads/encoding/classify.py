@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -21,6 +21,8 @@ from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead, classif
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import join_words
+
+NO_HEAD = "the model has no classification head", "add one with manyheads.with_classes"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +70,7 @@ def classify(
     texts: Texts,
     *,
     batch_tokens: int | None = None,
-    longest: int | None = None,
+    max_length: int | None = None,
     progress: bool = True,
 ) -> Classification:
     """The class of each text, in the order of the texts; a single string is a list of one.
@@ -78,16 +80,16 @@ def classify(
     >>> from manyheads.checkpoints.classification_head import with_classes
     >>> from manyheads.models.build import build
     >>> model = with_classes(build("tiny-encoder", seed=0), ("even", "odd"))
-    >>> found = classify(model, [[5, 6, 7], [8]])
-    >>> found.probabilities.shape, found.names
+    >>> classes = classify(model, [[5, 6, 7], [8]])
+    >>> classes.probabilities.shape, classes.names
     (torch.Size([2, 2]), ('even', 'odd'))
     """
     options = Options(
-        batch_tokens=batch_tokens, longest=longest, progress=progress, doing="classifying"
+        batch_tokens=batch_tokens, max_length=max_length, progress=progress, doing="classifying"
     )
-    classes, done = classify_counted(model, texts, options)
-    if done.cut:
-        warnings.warn(done.truncation, TruncationWarning, stacklevel=2)
+    classes, encoded = classify_counted(model, texts, options)
+    if encoded.truncated:
+        warnings.warn(encoded.truncation, TruncationWarning, stacklevel=2)
     return classes
 
 
@@ -95,10 +97,8 @@ def classify_counted(
     model: Model, texts: Texts, options: Options
 ) -> tuple[Classification, Encoded]:
     """`classify` with counts and without a warning."""
-    logits, done = read_logits(model, texts, options)
-    head = model.config.readout
-    assert isinstance(head, ClassHead)
-    return _classification(model, classifier_of(model).probabilities(logits), head), done
+    logits, encoded = read_logits(model, texts, options)
+    return _classification(model, classifier_of(model).probabilities(logits)), encoded
 
 
 def read_logits(
@@ -110,25 +110,24 @@ def read_logits(
     if not isinstance(head, ClassHead) or not isinstance(readout, ReadoutLayer):
         if isinstance(head, TokenHead):
             raise InputError("the model classifies tokens, not texts", "use manyheads.tag")
-        raise InputError(
-            "the model has no classification head", "add one with manyheads.with_classes"
-        )
+        raise InputError(*NO_HEAD)
 
-    def pooled(read: Ragged) -> Tensor:
-        logits = readout(read, None)
+    def pooled(states: Ragged) -> Tensor:
+        logits = readout(states, None)
         assert isinstance(logits, Tensor)
         # The column of ones stays zero for a text without tokens.
         return F.pad(logits.float(), (0, 1), value=1.0)
 
-    done = read_pooled(reader, texts, options, pooled, head.classes + 1)
-    empty = (done.vectors[:, -1] == 0).nonzero()
+    encoded = read_pooled(reader, texts, options, pooled, head.classes + 1)
+    empty = (encoded.vectors[:, -1] == 0).nonzero()
     if len(empty):
         raise InputError(f"text {int(empty[0])} has no tokens", "leave it out")
-    return done.vectors[:, :-1], done
+    return encoded.vectors[:, :-1], encoded
 
 
-def _classification(model: Model, probabilities: Tensor, head: ClassHead) -> Classification:
-    classifier = classifier_of(model)
+def _classification(model: Model, probabilities: Tensor) -> Classification:
+    head, classifier = model.config.readout, classifier_of(model)
+    assert isinstance(head, ClassHead)
     return Classification(
         probabilities, class_names_of(model, head), classifier.multi_label, classifier.thresholds
     )
@@ -159,36 +158,28 @@ def classify_images(
     """
     if not model.reads_images:
         raise InputError(f"a {type(model).__name__} does not read images", "use classify for texts")
-    head = model.config.readout
-    if not isinstance(head, ClassHead):
-        raise InputError(
-            "the model has no classification head", "add one with manyheads.with_classes"
-        )
+    if not isinstance(model.config.readout, ClassHead):
+        raise InputError(*NO_HEAD)
     if batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}")
     if total is None and isinstance(images, Tensor | list | tuple):
         total = len(images)
     weight, classifier = next(model.parameters()), classifier_of(model)
-    found = []
+    probabilities = []
     with (
         Progress("classifying", total=total, unit="images", enabled=progress) as bar,
         eval_mode(model),
         torch.no_grad(),
     ):
-        for some in _batches(images, batch):
-            logits = model([each.to(weight.device, weight.dtype) for each in some]).logits
+        remaining = iter(images)
+        while pixels := list(islice(remaining, batch)):
+            logits = model([image.to(weight.device, weight.dtype) for image in pixels]).logits
             assert isinstance(logits, Tensor)
-            found.append(classifier.probabilities(logits).cpu())
-            bar.advance(len(some))
-    if not found:
+            probabilities.append(classifier.probabilities(logits).cpu())
+            bar.advance(len(pixels))
+    if not probabilities:
         raise InputError("there are no images", "give at least one")
-    return _classification(model, torch.cat(found), head)
-
-
-def _batches(images: Iterable[Tensor], batch: int) -> Iterator[list[Tensor]]:
-    left = iter(images)
-    while some := list(islice(left, batch)):
-        yield some
+    return _classification(model, torch.cat(probabilities))
 
 
 class Tag(NamedTuple):
@@ -207,29 +198,29 @@ def tag(
     texts: Sequence[str] | Sequence[Sequence[str]],
     *,
     batch_tokens: int | None = None,
-    longest: int | None = None,
+    max_length: int | None = None,
     progress: bool = True,
 ) -> list[list[Tag]]:
     """The class of each word, from its first token, as in training with `TokenClassification`.
 
     Texts are split into words at white space, or given as lists of words, which are read with a
     space between them. A `TruncationWarning` counts texts with words that were not read, beyond
-    `longest` tokens or without any token.
+    `max_length` tokens or without any token.
     """
-    options = WordOptions(batch_tokens=batch_tokens, longest=longest, progress=progress)
+    options = WordOptions(batch_tokens=batch_tokens, max_length=max_length, progress=progress)
     spanned = [_spanned(text) for text in texts]
     shares = read_words(model, spanned, options)
     names = class_names_of(model, cast(TokenHead, model.config.readout))
     tags = [_tags(text, rows, names) for text, rows in zip(spanned, shares, strict=True)]
-    part = sum(any(not each.label for each in row) for row in tags)
-    if part:
-        message = f"{part:,} of {len(tags):,} texts were read only in part"
+    incomplete = sum(any(not word.label for word in row) for row in tags)
+    if incomplete:
+        message = f"{incomplete:,} of {len(tags):,} texts were read only in part"
         warnings.warn(message, TruncationWarning, stacklevel=2)
     return tags
 
 
-def _tags(read: SpannedText, shares: Float[Tensor, "w c"], names: tuple[str, ...]) -> list[Tag]:
-    words = [read.text[start:end] for start, end in read.spans]
+def _tags(text: SpannedText, shares: Float[Tensor, "w c"], names: tuple[str, ...]) -> list[Tag]:
+    words = [text.text[start:end] for start, end in text.spans]
     best, classes = shares.nan_to_num(-1.0).max(1)
     rows = zip(words, classes.tolist(), best.tolist(), strict=True)
     return [

@@ -19,6 +19,7 @@ from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.encoding.text_reader import (
     Ids,
     Reader,
+    ReadOptions,
     TextReader,
     Texts,
     batch_by_length,
@@ -27,6 +28,7 @@ from manyheads.encoding.text_reader import (
     resolve_max_length,
     to_device,
     to_device_batch,
+    truncation_message,
 )
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.build import Model, eval_mode
@@ -38,8 +40,6 @@ from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
-# Tokens per batch. On the CPU enough for efficient matrix products, and few enough for its caches.
-BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 # Texts that are sorted by length and encoded together, while the next ones are tokenized.
 TEXTS_AT_ONCE = {"cpu": 16384, "cuda": 2048}
 
@@ -50,39 +50,32 @@ Pooled = Callable[[Ragged], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ReadOptions):
     """How texts are encoded; None means as the model's folder says, or by device."""
 
     pooling: Pooling | None = None
     normalize: bool | None = None
-    batch_tokens: int | None = None
-    longest: int | None = None
     device: Device = "cpu"
-    progress: bool = True
-    doing: str = "encoding"
 
     def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise InputError(f"pooling must be {', '.join(POOLINGS)}, got {self.pooling!r}")
-        if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise InputError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """The vectors, the number of tokens, and how many texts were truncated to `longest`."""
+    """The vectors, the number of tokens, and how many texts were truncated to `max_length`."""
 
     vectors: Float[Tensor, "b c"]
     tokens: int
-    cut: int
-    longest: int | None
+    truncated: int
+    max_length: int | None
 
     @property
     def truncation(self) -> str:
         """A sentence about how many texts were truncated."""
-        return (
-            f"{self.cut:,} of {len(self.vectors):,} texts were truncated to {self.longest:,} tokens"
-        )
+        return truncation_message(self.truncated, len(self.vectors), self.max_length)
 
 
 def encode(
@@ -92,7 +85,7 @@ def encode(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     batch_tokens: int | None = None,
-    longest: int | None = None,
+    max_length: int | None = None,
     device: Device = "cpu",
     progress: bool = True,
 ) -> Float[Tensor, "b c"]:
@@ -101,7 +94,7 @@ def encode(
     `pooling` takes the mean of a text's tokens, the first ("cls") or the last. It and `normalize`
     are by default those of the model's folder, else "mean" and False. Dense modules of a folder of
     sentence-transformers are applied in between. Texts of more than
-    `longest` tokens are truncated, their special tokens kept, and a `TruncationWarning` counts
+    `max_length` tokens are truncated, their special tokens kept, and a `TruncationWarning` counts
     them. Texts may also be token ids, in lists or a `Ragged`, which are used as they are. A text
     without any token gives zeros, and an encoder-decoder uses its encoder. The vectors are returned
     on `device`. Texts in another order, in other company or alone give the same vectors up to
@@ -115,14 +108,14 @@ def encode(
         pooling=pooling,
         normalize=normalize,
         batch_tokens=batch_tokens,
-        longest=longest,
+        max_length=max_length,
         device=device,
         progress=progress,
     )
-    done = encode_with_counts(model, texts, options)
-    if done.cut:
-        warnings.warn(done.truncation, TruncationWarning, stacklevel=2)
-    return done.vectors
+    encoded = encode_with_counts(model, texts, options)
+    if encoded.truncated:
+        warnings.warn(encoded.truncation, TruncationWarning, stacklevel=2)
+    return encoded.vectors
 
 
 def encode_with_counts(model: Model, texts: Texts, options: Options) -> Encoded:
@@ -146,23 +139,25 @@ def read_pooled(
     model = require_text_model(model)
     home = model.table.device
     kind = "cpu" if home.type == "cpu" else "cuda"
-    longest = resolve_max_length(model, options.longest)
-    reader = open_reader(model, texts, longest)
-    batch_tokens = options.batch_tokens or BATCH_TOKENS[kind]
-    work = partial(_encode_some, model, batch_tokens=batch_tokens, pooled=pooled, width=width)
+    max_length = resolve_max_length(model, options.max_length)
+    reader = open_reader(model, texts, max_length)
+    batch_tokens = options.tokens_per_batch(home)
+    work = partial(_encode_ids, model, batch_tokens=batch_tokens, pooled=pooled, width=width)
     vectors = [torch.zeros(0, width, dtype=vector_dtype(model), device=options.device)]
-    tokens = cut = seen = 0
+    tokens = truncated = texts_read = 0
     with Progress(options.doing, unit="tokens", enabled=options.progress) as bar, eval_mode(model):
-        for ids, cut_here in read_ahead(reader, TEXTS_AT_ONCE[kind]):
-            tokens, cut, seen = tokens + sum(map(len, ids)), cut + cut_here, seen + len(ids)
-            bar.expect(tokens * len(reader) / seen)
+        for ids, truncated_now in read_ahead(reader, TEXTS_AT_ONCE[kind]):
+            tokens += sum(map(len, ids))
+            truncated += truncated_now
+            texts_read += len(ids)
+            bar.expect(tokens * len(reader) / texts_read)
             vectors.append(work(ids, bar=bar).to(options.device, non_blocking=True))
     if home.type == "cuda":
         torch.cuda.synchronize(home)
-    return Encoded(torch.cat(vectors), tokens, cut, longest)
+    return Encoded(torch.cat(vectors), tokens, truncated, max_length)
 
 
-def _encode_some(
+def _encode_ids(
     model: TextReader,
     ids: list[Ids],
     *,
@@ -171,17 +166,16 @@ def _encode_some(
     width: int,
     bar: Progress,
 ) -> Float[Tensor, "b c"]:
-    """Encode texts of all lengths on the model's device, without pending for it."""
+    """Encode texts of all lengths on the model's device, without waiting for it."""
     stack, home = text_stack(model), model.table.device
-    lengths = [len(each) for each in ids]
+    lengths = [len(text) for text in ids]
     with column_major_weights(stack, sum(lengths)), torch.inference_mode():
         empty = [index for index, length in enumerate(lengths) if not length]
         vectors = [torch.zeros(len(empty), width, dtype=vector_dtype(model), device=home)]
         order = empty
         for indices in batch_by_length(lengths, batch_tokens):
             batch = to_device_batch([ids[index] for index in indices], home)
-            read = last_states(model, stack, batch)
-            vectors.append(pooled(read))
+            vectors.append(pooled(last_states(model, stack, batch)))
             order = order + indices
             bar.advance(batch.values.shape[0])
         restore = torch.tensor(order).argsort()
@@ -215,8 +209,8 @@ def last_states(
     """The hidden state of each token behind the last layer of the stack."""
     if not isinstance(model, WrappedModel):
         x = model.embedding.embed(batch, batch.lengths.positions)
-        read: Ragged = stack(x, watch=watch)[0]
-        return read
+        states: Ragged = stack(x, watch=watch)[0]
+        return states
     facts = model.main_stack.facts
     if isinstance(model, Seq2Seq) or (model.readout is not None and facts.final_norm is None):
         # What enters the readout is not what the layers end with.
@@ -224,8 +218,8 @@ def last_states(
             f"the last states of a wrapped {type(model.inner).__name__} are not found",
             "wrap its base model, such as AutoModel gives",
         )
-    found: Ragged = model.hidden(batch, watch=watch)[0]
-    return found
+    hidden: Ragged = model.hidden(batch, watch=watch)[0]
+    return hidden
 
 
 def vector_dtype(model: TextReader) -> torch.dtype:

@@ -62,13 +62,13 @@ def maxsim_with_gradients(
     """
     _check(queries.values, documents.values)
     tokens = max(queries.values.shape[0], 1)
-    each = documents.lengths.each
+    lengths = documents.lengths.each
     scores = [queries.values.new_zeros(len(queries), 0)]
     first = 0
     while first < len(documents):
-        last, longest = first + 1, each[first]
+        last, longest = first + 1, lengths[first]
         while last < len(documents):
-            longest = max(longest, each[last])
+            longest = max(longest, lengths[last])
             if tokens * longest * (last + 1 - first) > products:
                 break
             last += 1
@@ -77,19 +77,19 @@ def maxsim_with_gradients(
     return torch.cat(scores, dim=1)
 
 
-def _padded_scores(queries: Ragged, documents: Ragged, some: range) -> Float[Tensor, "b d"]:
-    """The scores of some documents, whose vectors are padded to the longest."""
-    each, starts = documents.lengths.each[some.start : some.stop], documents.lengths.starts
-    values = documents.values[starts[some.start] : starts[some.stop - 1] + each[-1]]
-    lengths = Lengths.of(each, documents.device)
+def _padded_scores(queries: Ragged, documents: Ragged, block: range) -> Float[Tensor, "b d"]:
+    """The scores of a block of documents, whose vectors are padded to the longest."""
+    sizes, starts = documents.lengths.each[block.start : block.stop], documents.lengths.starts
+    values = documents.values[starts[block.start] : starts[block.stop - 1] + sizes[-1]]
+    lengths = Lengths.of(sizes, documents.device)
     longest = max(lengths.longest, 1)
     places = lengths.sequence_of_token * longest + lengths.positions
-    shape = (len(some) * longest, values.shape[1])
+    shape = (len(block) * longest, values.shape[1])
     padded = values.new_zeros(shape).index_copy(0, places, values)
     real = torch.zeros(shape[0], dtype=torch.bool, device=values.device).index_fill(0, places, 1)
     products = (queries.values @ padded.T).masked_fill(~real, -torch.inf)
-    best = products.view(-1, len(some), longest).max(2).values
-    best = best.masked_fill(~real.view(len(some), longest).any(1), 0.0)
+    best = products.view(-1, len(block), longest).max(2).values
+    best = best.masked_fill(~real.view(len(block), longest).any(1), 0.0)
     return _sum_by_query(best.T, queries.lengths).T
 
 
@@ -109,12 +109,12 @@ def _scores(queries: Ragged, lengths: Lengths, rows: Rows) -> Float[Tensor, "b d
     values = queries.values.to(torch.promote_types(queries.values.dtype, torch.float32))
     scores = values.new_zeros(len(lengths), len(queries))
     with torch.autocast(values.device.type, enabled=False):
-        for some, start, stop in _blocks(lengths, values.shape[0]):
-            owner = (lengths.sequence_of_token[start:stop] - some.start).unsqueeze(1)
+        for block, start, stop in _blocks(lengths, values.shape[0]):
+            owner = (lengths.sequence_of_token[start:stop] - block.start).unsqueeze(1)
             products = rows(start, stop).to(values) @ values.T
-            maxima = values.new_full((len(some), values.shape[0]), -torch.inf)
+            maxima = values.new_full((len(block), values.shape[0]), -torch.inf)
             maxima.scatter_reduce_(0, owner.expand_as(products), products, "amax")
-            scores[some.start : some.stop] = _sum_by_query(maxima, queries.lengths)
+            scores[block.start : block.stop] = _sum_by_query(maxima, queries.lengths)
     return scores.T
 
 

@@ -24,9 +24,36 @@ Ids = NDArray[np.int64]
 Texts = str | Sequence[Any] | Ragged
 TextReader = Encoder | Decoder | Seq2Seq
 
+# Tokens per batch. On the CPU enough for efficient matrix products, and few enough for its caches.
+BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
 # Truncating copies of tokenizers, by model and length: copying one takes a while.
 COPIES_PER_MODEL = 4
 _COPIES: "WeakKeyDictionary[nn.Module, tuple[Any, dict[int | None, Any]]]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How texts are read; None means as the model's folder says, or by device."""
+
+    batch_tokens: int | None = None
+    max_length: int | None = None
+    progress: bool = True
+    doing: str = "encoding"
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise InputError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
+
+    def tokens_per_batch(self, device: torch.device) -> int:
+        return self.batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
+
+
+def truncation_message(truncated: int, texts: int, max_length: int | None) -> str:
+    """
+    >>> truncation_message(2, 1000, 512)
+    '2 of 1,000 texts were truncated to 512 tokens'
+    """
+    return f"{truncated:,} of {texts:,} texts were truncated to {max_length:,} tokens"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +63,7 @@ class Reader:
     texts: Sequence[Any]
     tokenizer: Any
     vocabulary: int
-    longest: int | None
+    max_length: int | None
     model: TextReader
 
     def __len__(self) -> int:
@@ -45,25 +72,26 @@ class Reader:
     def read(self, indices: range) -> tuple[list[Ids], int]:
         """The ids of some texts, and how many of them were truncated."""
         texts = self.texts[indices.start : indices.stop]
+        truncated = 0
         if self.tokenizer is None:
-            ids, cut = [_as_ids(text, index) for text, index in zip(texts, indices, strict=True)], 0
+            ids = [_as_ids(text, index) for text, index in zip(texts, indices, strict=True)]
         else:
-            encoded = _tokenize(self.tokenizer, texts, indices)
-            ids = [np.array(one.ids, dtype=np.int64) for one in encoded]
-            cut = sum(bool(one.overflowing) for one in encoded)
-        for each, index in zip(ids, indices, strict=True):
-            self._check(each, index)
+            with surrogates_refused(texts, first=indices.start):
+                encoded = self.tokenizer.encode_batch_fast(texts)
+            ids = [np.array(encoding.ids, dtype=np.int64) for encoding in encoded]
+            truncated = sum(bool(encoding.overflowing) for encoding in encoded)
+        for text_ids, index in zip(ids, indices, strict=True):
+            self._check(text_ids, index)
         if ids:
-            length, index = max(
-                (len(each), -index) for each, index in zip(ids, indices, strict=True)
-            )
-            self.model.warn_if_longer(length, f"text {-index}")
-        return ids, cut
+            lengths = [len(text_ids) for text_ids in ids]
+            number = indices[lengths.index(max(lengths))]
+            self.model.warn_if_longer(max(lengths), f"text {number}")
+        return ids, truncated
 
     def _check(self, ids: Ids, index: int) -> None:
-        if self.longest is not None and len(ids) > self.longest:
+        if self.max_length is not None and len(ids) > self.max_length:
             raise InputError(
-                f"text {index} has {len(ids)} token ids, and the model reads {self.longest}",
+                f"text {index} has {len(ids)} token ids, and the model reads {self.max_length}",
                 "truncate it, because token ids are used as they are",
             )
         if ids.size and not 0 <= ids.min() <= ids.max() < self.vocabulary:
@@ -94,18 +122,18 @@ def check_texts(texts: object) -> None:
         )
 
 
-def open_reader(model: TextReader, texts: Texts, longest: int | None) -> Reader:
+def open_reader(model: TextReader, texts: Texts, max_length: int | None) -> Reader:
     """A reader of strings, or of token ids."""
     vocabulary = model.config.embedding.vocabulary
     if isinstance(texts, Ragged):
         if texts.values.is_floating_point() or texts.values.dim() != 1:
             raise InputError("the Ragged holds no token ids", "give one integer per token")
-        return Reader(texts.to("cpu").to_list(), None, vocabulary, longest, model)
+        return Reader(texts.to("cpu").to_list(), None, vocabulary, max_length, model)
     check_texts(texts)
     listed = [texts] if isinstance(texts, str) else list(texts)
     strings = [isinstance(text, str) for text in listed]
     if not any(strings) and listed:
-        return Reader(listed, None, vocabulary, longest, model)
+        return Reader(listed, None, vocabulary, max_length, model)
     if not all(strings):
         index = strings.index(False)
         raise InputError(
@@ -113,31 +141,36 @@ def open_reader(model: TextReader, texts: Texts, longest: int | None) -> Reader:
             "give only strings, or only token ids",
         )
     return Reader(
-        listed, truncating_tokenizer(model, longest) if listed else None, vocabulary, longest, model
+        listed,
+        truncating_tokenizer(model, max_length) if listed else None,
+        vocabulary,
+        max_length,
+        model,
     )
 
 
-def resolve_max_length(model: TextReader, longest: int | None) -> int | None:
-    """How many tokens of a text are read: `longest`, or as the model's folder or positions say."""
+def resolve_max_length(model: TextReader, max_length: int | None) -> int | None:
+    """How many tokens of a text are read: `max_length`, or a limit of the folder or positions."""
     position = model.config.embedding.position
     bound = position.longest if isinstance(position, Learned | Axial) else None
-    if longest is not None:
-        if longest < 1:
-            raise InputError(f"longest must be at least 1, got {longest}")
-        if bound is not None and longest > bound:
+    if max_length is not None:
+        if max_length < 1:
+            raise InputError(f"max_length must be at least 1, got {max_length}")
+        if bound is not None and max_length > bound:
             raise InputError(
-                f"longest={longest} exceeds the model's {bound} positions", f"use at most {bound}"
+                f"max_length={max_length} exceeds the model's {bound} positions",
+                f"use at most {bound}",
             )
-        return longest
+        return max_length
     # Rotary and relative positions have no end, but a length the model was trained with.
     settings = model.sentence or model.late
-    sentence = settings.longest if settings else None
     trained = (model.source_config or {}).get("max_position_embeddings")
-    return min((each for each in (sentence or trained, bound) if each is not None), default=None)
+    limits = ((settings.max_length if settings else None) or trained, bound)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
-def truncating_tokenizer(model: TextReader, longest: int | None) -> Any:
-    """The model's tokenizer with truncation to `longest` tokens and without padding."""
+def truncating_tokenizer(model: TextReader, max_length: int | None) -> Any:
+    """The model's tokenizer with truncation to `max_length` tokens and without padding."""
     original = model.tokenizer
     if original is None:
         raise InputError(
@@ -148,17 +181,12 @@ def truncating_tokenizer(model: TextReader, longest: int | None) -> Any:
     if cached is None or cached[0] is not original:
         cached = _COPIES[model] = original, {}
     copies = cached[1]
-    if longest not in copies:
+    if max_length not in copies:
         # Queries and documents have lengths of their own; nobody alternates between many.
         if len(copies) >= COPIES_PER_MODEL:
             del copies[next(iter(copies))]
-        copies[longest] = truncating_copy(original, longest)
-    return copies[longest]
-
-
-def _tokenize(tokenizer: Any, texts: Sequence[str], indices: range) -> Sequence[Any]:
-    with surrogates_refused(texts, first=indices.start):
-        return tokenizer.encode_batch_fast(texts)
+        copies[max_length] = truncating_copy(original, max_length)
+    return copies[max_length]
 
 
 def _as_ids(text: Any, index: int) -> Ids:
@@ -197,7 +225,7 @@ def batch_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[
 
 def to_device_batch(sequences: Sequence[Ids], device: torch.device) -> Ragged:
     """One ragged batch, copied to the device without waiting for it."""
-    lengths = Lengths.of([len(each) for each in sequences])
+    lengths = Lengths.of([len(ids) for ids in sequences])
     lengths = replace(
         lengths,
         offsets=to_device(lengths.offsets, device),

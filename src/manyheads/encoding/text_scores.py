@@ -1,4 +1,4 @@
-"""What a classifier or a regression model says of each text, as rules over texts read it."""
+"""The output of a classifier or a regression model for each text, which filter rules read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,30 +85,30 @@ def scored_classes(model: Model) -> tuple[str, ...]:
     return class_names_of(model, head) if head.classes > 1 else ()
 
 
-def tokenize_texts(model: Model, texts: Sequence[str], longest: int | None) -> TokenizedTexts:
-    """The ids of texts, truncated to `longest` tokens or to what the model reads."""
+def tokenize_texts(model: Model, texts: Sequence[str], max_length: int | None) -> TokenizedTexts:
+    """The ids of texts, truncated to `max_length` tokens or to what the model reads."""
     reader = require_text_model(model)
-    tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, longest))
+    tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, max_length))
     with surrogates_refused(texts):
         encoded = tokenizer.encode_batch_fast(list(texts))
-    ids = [np.array(one.ids, dtype=np.int64) for one in encoded]
-    return TokenizedTexts(ids, [bool(one.overflowing) for one in encoded])
+    ids = [np.array(encoding.ids, dtype=np.int64) for encoding in encoded]
+    return TokenizedTexts(ids, [bool(encoding.overflowing) for encoding in encoded])
 
 
 def score_texts(model: Model, texts: TokenizedTexts, options: Options) -> TextScores:
-    """What the model says of each text; `options.longest` does not matter for ids."""
+    """The scores of each text; `options.max_length` does not matter for ids."""
     classes = scored_classes(model)
-    lengths = [len(each) for each in texts.ids]
+    lengths = [len(ids) for ids in texts.ids]
     filled = [index for index, length in enumerate(lengths) if length]
     ids = [texts.ids[index] for index in filled]
     scores = torch.full((len(lengths),), torch.nan)
     probabilities = torch.zeros(len(lengths), len(classes))
     if ids and classes:
-        found = classify_counted(model, ids, options)[0]
-        shares = found.probabilities.float().cpu()
+        classification = classify_counted(model, ids, options)[0]
+        shares = classification.probabilities.float().cpu()
         probabilities[filled] = shares
         expected = shares @ class_numbers(classes)
-        scores[filled] = shares.max(1).values if found.multi_label else expected
+        scores[filled] = shares.max(1).values if classification.multi_label else expected
     elif ids:
         scores[filled] = read_logits(model, ids, options)[0][:, 0].float().cpu()
     return TextScores(

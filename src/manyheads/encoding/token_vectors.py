@@ -11,7 +11,6 @@ from torch import Tensor
 
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.encoding.encode import (
-    BATCH_TOKENS,
     TEXTS_AT_ONCE,
     Device,
     last_states,
@@ -22,6 +21,7 @@ from manyheads.encoding.encode import (
 from manyheads.encoding.text_reader import (
     Ids,
     Reader,
+    ReadOptions,
     TextReader,
     Texts,
     batch_by_length,
@@ -30,6 +30,7 @@ from manyheads.encoding.text_reader import (
     resolve_max_length,
     to_device,
     to_device_batch,
+    truncation_message,
 )
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.build import Model, eval_mode
@@ -57,8 +58,8 @@ class RoleBatch:
     @property
     def kept_lengths(self) -> Lengths:
         """How many tokens of each text get a vector."""
-        counts = [int(each.sum()) for each in self.ids.with_values(self.kept).to("cpu").to_list()]
-        return Lengths.of(counts, self.ids.device)
+        masks = self.ids.with_values(self.kept).to("cpu").to_list()
+        return Lengths.of([int(mask.sum()) for mask in masks], self.ids.device)
 
 
 def encode_tokens(
@@ -67,7 +68,7 @@ def encode_tokens(
     *,
     role: Role = "document",
     batch_tokens: int | None = None,
-    longest: int | None = None,
+    max_length: int | None = None,
     device: Device = "cpu",
     progress: bool = True,
 ) -> Ragged:
@@ -75,7 +76,7 @@ def encode_tokens(
 
     `model.late` says how texts of a role are read: behind which prompt, how long, which tokens get
     no vector, how queries are expanded, and how hidden states are projected. Without it the vectors
-    are the model's last hidden states, normalized. Texts of more than `longest` tokens are
+    are the model's last hidden states, normalized. Texts of more than `max_length` tokens are
     truncated, and a `TruncationWarning` counts them. Token ids, in lists or a `Ragged`, are
     used as they are, without a prompt. The vectors are returned on `device`.
 
@@ -83,31 +84,30 @@ def encode_tokens(
     >>> encode_tokens(build("tiny-encoder", seed=0), [[5, 6, 7], [8]]).lengths.each
     (3, 1)
     """
-    if batch_tokens is not None and batch_tokens < 1:
-        raise InputError(f"batch_tokens must be at least 1, got {batch_tokens}")
-    reader, late = open_role_reader(model, texts, role, longest), late_of(model)
+    options = ReadOptions(batch_tokens=batch_tokens)
+    reader, late = open_role_reader(model, texts, role, max_length), late_of(model)
     source = reader.model
     home, width = source.table.device, late.width(text_stack(source).config.width)
     kind = "cpu" if home.type == "cpu" else "cuda"
-    batch_tokens = batch_tokens or BATCH_TOKENS[kind]
+    batch_tokens = options.tokens_per_batch(home)
     values = [torch.zeros(0, width, dtype=vector_dtype(source), device=device)]
-    each: list[int] = []
-    tokens = cut = 0
+    vectors_per_text: list[int] = []
+    tokens = truncated = 0
     with Progress("encoding", unit="tokens", enabled=progress) as bar, eval_mode(source):
-        for ids, cut_here in read_ahead(reader, TEXTS_AT_ONCE[kind]):
-            read = [late_ids(late, one, role) for one in ids]
-            tokens, cut = tokens + sum(map(len, read)), cut + cut_here
-            counts = [int(kept_tokens(late, one, role).sum()) for one in read]
-            bar.expect(tokens * len(reader) / (len(each) + len(ids)))
-            made = _encode_some(source, ids, role, counts, batch_tokens, bar)
-            values.append(made.to(device, non_blocking=True))
-            each += counts
+        for ids, truncated_now in read_ahead(reader, TEXTS_AT_ONCE[kind]):
+            expanded = [late_ids(late, text, role) for text in ids]
+            tokens, truncated = tokens + sum(map(len, expanded)), truncated + truncated_now
+            counts = [int(kept_tokens(late, text, role).sum()) for text in expanded]
+            bar.expect(tokens * len(reader) / (len(vectors_per_text) + len(ids)))
+            vectors = _encode_ids(source, ids, role, counts, batch_tokens, bar)
+            values.append(vectors.to(device, non_blocking=True))
+            vectors_per_text += counts
     if home.type == "cuda":
         torch.cuda.synchronize(home)
-    if cut:
-        sentence = f"{cut:,} of {len(reader):,} texts were truncated to {reader.longest:,} tokens"
-        warnings.warn(sentence, TruncationWarning, stacklevel=2)
-    return Ragged(torch.cat(values), Lengths.of(each, device))
+    if truncated:
+        message = truncation_message(truncated, len(reader), reader.max_length)
+        warnings.warn(message, TruncationWarning, stacklevel=2)
+    return Ragged(torch.cat(values), Lengths.of(vectors_per_text, device))
 
 
 def late_of(model: Model) -> LateInteractionConfig:
@@ -115,13 +115,15 @@ def late_of(model: Model) -> LateInteractionConfig:
     return model.late or LateInteractionConfig()
 
 
-def open_role_reader(model: Model, texts: Texts, role: Role, longest: int | None = None) -> Reader:
+def open_role_reader(
+    model: Model, texts: Texts, role: Role, max_length: int | None = None
+) -> Reader:
     """A reader of texts as token ids, behind the prompt of the role and without expansion."""
     if role not in ROLES:
         raise InputError(f"role must be {' or '.join(ROLES)}, got {role!r}")
     source, late = require_text_model(model), late_of(model)
-    bound = resolve_max_length(source, longest)
-    length = late.length(role) if longest is None else longest
+    bound = resolve_max_length(source, max_length)
+    length = late.length(role) if max_length is None else max_length
     if length is not None:
         bound = length if bound is None else min(bound, length)
     prompt = late.prompt(role)
@@ -151,12 +153,12 @@ def role_batch(
 ) -> RoleBatch:
     """A batch of texts as `open_role_reader` reads them; queries are expanded here."""
     late = late_of(model)
-    read = [late_ids(late, one, role) for one in ids]
+    expanded = [late_ids(late, text, role) for text in ids]
     attends = late.expansion is None or late.expansion.attend
-    attended = tuple(len(one) for one in (read if attends else ids))
+    attended = tuple(len(text) for text in (expanded if attends else ids))
     home = require_text_model(model).table.device if device is None else device
-    kept = np.concatenate([kept_tokens(late, one, role) for one in read])
-    return RoleBatch(to_device_batch(read, home), attended, to_device(torch.from_numpy(kept), home))
+    mask = torch.from_numpy(np.concatenate([kept_tokens(late, text, role) for text in expanded]))
+    return RoleBatch(to_device_batch(expanded, home), attended, to_device(mask, home))
 
 
 def token_vectors(model: Model, batch: RoleBatch) -> Ragged:
@@ -172,10 +174,10 @@ def token_vectors(model: Model, batch: RoleBatch) -> Ragged:
 
 
 def _kept_vectors(model: TextReader, batch: RoleBatch) -> Float[Tensor, "k c"]:
-    hidden = batch.attended != batch.ids.lengths.each
-    if hidden:
+    watch = None
+    if batch.attended != batch.ids.lengths.each:
         _check_can_hide(model)
-    watch = HiddenKeys(batch.attended) if hidden else None
+        watch = HiddenKeys(batch.attended)
     states = last_states(model, text_stack(model), batch.ids, watch).values[batch.kept]
     return late_of(model).project(states.to(vector_dtype(model)))
 
@@ -201,16 +203,14 @@ class HiddenKeys:
 
     def see(self, site: Site, value: Ragged | Patterns) -> Patterns:  # noqa: ARG002, a watcher
         assert isinstance(value, Patterns)
-        pairs = zip(value.each, self.attended, strict=True)
-        return Patterns(tuple(_without_keys(scores, count) for scores, count in pairs))
+        masked = []
+        for scores, count in zip(value.each, self.attended, strict=True):
+            keys = torch.arange(scores.shape[-1], device=scores.device)
+            masked.append(scores.masked_fill(keys >= count, -torch.inf))
+        return Patterns(tuple(masked))
 
 
-def _without_keys(scores: Float[Tensor, "h t s"], attended: int) -> Float[Tensor, "h t s"]:
-    keys = torch.arange(scores.shape[-1], device=scores.device)
-    return scores.masked_fill(keys >= attended, -torch.inf)
-
-
-def _encode_some(
+def _encode_ids(
     model: TextReader,
     ids: list[Ids],
     role: Role,
@@ -220,14 +220,14 @@ def _encode_some(
 ) -> Float[Tensor, "k c"]:
     """The vectors of texts of all lengths, in their order, on the model's device."""
     stack, home, late = text_stack(model), model.table.device, late_of(model)
-    lengths = [len(late_ids(late, one, role)) for one in ids]
+    lengths = [len(late_ids(late, text, role)) for text in ids]
     width = late.width(stack.config.width)
     starts = np.cumsum([0, *counts])
-    made = torch.zeros(int(starts[-1]), width, dtype=vector_dtype(model), device=home)
+    vectors = torch.zeros(int(starts[-1]), width, dtype=vector_dtype(model), device=home)
     with column_major_weights(stack, sum(lengths)), torch.inference_mode():
         for indices in batch_by_length(lengths, batch_tokens):
             batch = role_batch(model, [ids[index] for index in indices], role, home)
             rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in indices])
-            made[to_device(torch.from_numpy(rows), home)] = _kept_vectors(model, batch)
+            vectors[to_device(torch.from_numpy(rows), home)] = _kept_vectors(model, batch)
             bar.advance(batch.ids.values.shape[0])
-    return made
+    return vectors

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.encoding.encode import BATCH_TOKENS
 from manyheads.encoding.text_reader import (
+    ReadOptions,
     TextReader,
     batch_by_length,
     require_text_model,
@@ -39,22 +39,15 @@ class SpannedText(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordOptions:
+class WordOptions(ReadOptions):
     """How words are read; None means as the model says, or by device.
 
-    Texts of more than `longest` tokens are truncated, or with `windows` read in windows of that
+    Texts of more than `max_length` tokens are truncated, or with `windows` read in windows of that
     many tokens which overlap by a quarter.
     """
 
-    batch_tokens: int | None = None
-    longest: int | None = None
     windows: bool = False
-    progress: bool = True
     doing: str = "tagging"
-
-    def __post_init__(self) -> None:
-        if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise InputError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
 
 
 class _Window(NamedTuple):
@@ -86,8 +79,8 @@ def read_words(
         )
     tokenizer, classifier = _tokenizer(reader, options), classifier_of(model)
     device = next(model.parameters()).device
-    batch_tokens = options.batch_tokens or BATCH_TOKENS["cpu" if device.type == "cpu" else "cuda"]
-    results = [torch.full((len(each.spans), head.classes), torch.nan) for each in texts]
+    batch_tokens = options.tokens_per_batch(device)
+    results = [torch.full((len(text.spans), head.classes), torch.nan) for text in texts]
     tokens = 0
     with (
         Progress(options.doing, unit="tokens", enabled=options.progress) as bar,
@@ -95,14 +88,15 @@ def read_words(
         torch.inference_mode(),
     ):
         for start in range(0, len(texts), TEXTS_AT_ONCE):
-            some = texts[start : start + TEXTS_AT_ONCE]
-            windows = list(_windows(tokenizer, some, start))
-            tokens += sum(len(each.ids) for each in windows)
-            bar.expect(tokens * len(texts) / (start + len(some)))
-            best = [np.full(len(each.spans), -inf) for each in some]
-            for indices in batch_by_length([len(each.ids) for each in windows], batch_tokens):
+            block = texts[start : start + TEXTS_AT_ONCE]
+            windows = list(_windows(tokenizer, block, start))
+            lengths = [len(window.ids) for window in windows]
+            tokens += sum(lengths)
+            bar.expect(tokens * len(texts) / (start + len(block)))
+            best = [np.full(len(text.spans), -inf) for text in block]
+            for indices in batch_by_length(lengths, batch_tokens):
                 chosen = [windows[index] for index in indices]
-                ids = [np.array(each.ids, dtype=np.int64) for each in chosen]
+                ids = [np.array(window.ids, dtype=np.int64) for window in chosen]
                 batch = to_device_batch(ids, device)
                 logits = reader(batch).logits
                 assert isinstance(logits, Ragged)
@@ -131,25 +125,25 @@ def _tokenizer(model: TextReader, options: WordOptions) -> Any:
             "this model has no tokenizer",
             "load it from a folder with tokenizer.json, or set model.tokenizer",
         )
-    longest = resolve_max_length(model, options.longest)
-    if options.windows and options.longest is None and model.trained_length is not None:
-        longest = min(longest or model.trained_length, model.trained_length)
-    tokenizer = truncating_copy(model.tokenizer, longest)
-    if options.windows and longest is not None:
-        overlap = (longest - tokenizer.num_special_tokens_to_add(False)) // 4
-        tokenizer.enable_truncation(longest, stride=overlap, direction="right")
+    max_length = resolve_max_length(model, options.max_length)
+    if options.windows and options.max_length is None and model.trained_length is not None:
+        max_length = min(max_length or model.trained_length, model.trained_length)
+    tokenizer = truncating_copy(model.tokenizer, max_length)
+    if options.windows and max_length is not None:
+        overlap = (max_length - tokenizer.num_special_tokens_to_add(False)) // 4
+        tokenizer.enable_truncation(max_length, stride=overlap, direction="right")
     return tokenizer
 
 
 def _windows(tokenizer: Any, texts: Sequence[SpannedText], first: int) -> Iterator[_Window]:
-    strings = [each.text for each in texts]
+    strings = [text.text for text in texts]
     with surrogates_refused(strings, first=first):
         encoded = tokenizer.encode_batch(strings)
     windowed = bool((tokenizer.truncation or {}).get("stride"))
-    for number, (one, each) in enumerate(zip(encoded, texts, strict=True), first):
-        parts = [one, *one.overflowing] if windowed else [one]
+    for number, (encoding, text) in enumerate(zip(encoded, texts, strict=True), first):
+        parts = [encoding, *encoding.overflowing] if windowed else [encoding]
         last = len(parts) - 1
-        words = _Words([start for start, _ in each.spans], [end for _, end in each.spans])
+        words = _Words([start for start, _ in text.spans], [end for _, end in text.spans])
         for index, part in enumerate(parts):
             yield _window(number, part, words, starts=index == 0, ends=index == last)
 
@@ -178,7 +172,5 @@ def _window(number: int, encoding: Any, spans: _Words, *, starts: bool, ends: bo
         if not starts and token == opening and offsets[token][0] > spans.starts[word]:
             continue
         words.append((word, token))
-        left = inf if starts else token - opening
-        right = inf if ends else closing - token
-        margins.append(min(left, right))
+        margins.append(min(inf if starts else token - opening, inf if ends else closing - token))
     return _Window(number, encoding.ids, words, margins)

@@ -49,13 +49,13 @@ class DenseProjection:
 class SentenceConfig:
     """How a model was trained to embed sentences: tokens are pooled, projected and normalized.
 
-    Texts are truncated to `longest` tokens, special tokens included.
+    Texts are truncated to `max_length` tokens, special tokens included.
     """
 
     pooling: Pooling = "mean"
     dense: tuple[DenseProjection, ...] = ()
     normalize: bool = False
-    longest: int | None = None
+    max_length: int | None = None
 
     def project(self, pooled: Float[Tensor, "b c"]) -> Float[Tensor, "b o"]:
         """Through the dense projections, if there are any."""
@@ -89,7 +89,7 @@ class LateInteractionConfig:
     """How a model gives one vector per token, for late interaction (ColBERT, arXiv 2004.12832).
 
     The text is read behind the prompt of its role, such as "[unused0] ", and truncated to the
-    length of its role, or to `longest`. Hidden states are projected and normalized. Tokens in
+    length of its role, or to `max_length`. Hidden states are projected and normalized. Tokens in
     `skipped`, such as punctuation, get no vector in the roles `skipped_in`.
     """
 
@@ -99,7 +99,7 @@ class LateInteractionConfig:
     document_prompt: str = ""
     query_length: PositiveInt | None = None
     document_length: PositiveInt | None = None
-    longest: PositiveInt | None = None
+    max_length: PositiveInt | None = None
     expansion: QueryExpansion | None = None
     skipped: tuple[int, ...] = ()
     skipped_in: tuple[Role, ...] = ("document",)
@@ -111,12 +111,12 @@ class LateInteractionConfig:
     def length(self, role: Role) -> int | None:
         """How many tokens of a text of this role are read, special tokens included."""
         if role == "document":
-            return self.document_length or self.longest
+            return self.document_length or self.max_length
         if self.expansion is None:
-            return self.query_length or self.longest
+            return self.query_length or self.max_length
         if self.expansion.truncates:
             return self.expansion.length
-        ceiling = self.query_length or self.longest
+        ceiling = self.query_length or self.max_length
         return None if ceiling is None else max(ceiling, self.expansion.length)
 
     def project(self, states: Float[Tensor, "n c"]) -> Float[Tensor, "n o"]:

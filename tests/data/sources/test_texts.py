@@ -75,10 +75,10 @@ def test_rows_are_documents_wherever_they_come_from(tmp_path: Path) -> None:
     rows = [{"body": "one"}, {"body": "two " * 50_000}, {"body": ""}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     expected = ["one", "two " * 50_000]
-    assert documents(TextFiles(tmp_path / "a.jsonl", field="body")) == expected
-    assert documents(RowTexts(FileRows(tmp_path / "a.jsonl"), field="body")) == expected
+    assert documents(TextFiles(tmp_path / "a.jsonl", text_column="body")) == expected
+    assert documents(RowTexts(FileRows(tmp_path / "a.jsonl"), text_column="body")) == expected
     (tmp_path / "a.jsonl").rename(tmp_path / "a.data")
-    assert documents(TextFiles(tmp_path / "a.data", field="body", format="jsonl")) == expected
+    assert documents(TextFiles(tmp_path / "a.data", text_column="body", format="jsonl")) == expected
     assert documents(InMemoryTexts(tuple(row["body"] for row in rows))) == expected
 
 
@@ -138,7 +138,9 @@ def test_a_name_of_the_hub_is_a_dataset_and_all_else_are_files() -> None:
     assert row_source(["a.jsonl", "b.jsonl"]) == FileRows(("a.jsonl", "b.jsonl"))
     request = HubRows("org/name", subset="en", split="dev", revision="v1")
     assert row_source(["hub:org/name?subset=en&split=dev&revision=v1"]) == request
-    assert text_source(["hub:org/name"], field="body") == RowTexts(HubRows("org/name"), "body")
+    assert text_source(["hub:org/name"], text_column="body") == RowTexts(
+        HubRows("org/name"), "body"
+    )
     result = text_source(["a.txt"], separator=";", errors="replace")
     assert result == TextFiles(("a.txt",), separator=";", errors="replace")
 

@@ -29,7 +29,7 @@ def test_a_language_model_knows_its_last_word(tmp_path: Path) -> None:
 def translating(folder: Path, kind: Any, start: str, **data: Any) -> Any:
     rows = [{"first": f"the cat {number}", "second": f"a dog {number}"} for number in range(40)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = TextFiles(str(folder / "pairs.jsonl"), field="second")
+    source = TextFiles(str(folder / "pairs.jsonl"), text_column="second")
     train_tokenizer(source, 300, kind, progress=False).save(str(folder / "tokenizer.json"))
     settings = tables(folder, steps=1)
     shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocabulary": 300}

@@ -113,7 +113,7 @@ class Classify:
             classes, done = classify_with_ray(model, texts, options, workers=workers, device=device)
         else:
             classes, done = classify_counted(model, texts, options)
-        if done.cut:
+        if done.truncated:
             print(done.truncation, file=sys.stderr)
         return classes
 

@@ -92,7 +92,7 @@ class Encode:
             done = encode_with_counts(model, texts, options)
         seconds = time.perf_counter() - started
         store(done.vectors, texts, self.out)
-        if done.cut:
+        if done.truncated:
             print(done.truncation, file=sys.stderr)
         print(
             f"{pluralise(len(texts), 'text')}, {done.tokens:,} tokens in {seconds:.1f} s "

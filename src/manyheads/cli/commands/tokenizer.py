@@ -47,7 +47,7 @@ class TrainTokenizer:
     ] = ()
     """A token that is never produced from text, such as [MASK] for a masked model of bytes."""
 
-    field: str = "text"
+    text_column: str = "text"
     """The field that holds the text of a .jsonl or .parquet row."""
 
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
@@ -70,7 +70,9 @@ class TrainTokenizer:
         from manyheads.data.tokenizer_training import train_tokenizer
 
         format = "as named" if self.format == "auto" else self.format
-        source = text_source(self.files, field=self.field, format=format, errors=self.errors)
+        source = text_source(
+            self.files, text_column=self.text_column, format=format, errors=self.errors
+        )
         source.check()
         tokenizer = train_tokenizer(
             source,

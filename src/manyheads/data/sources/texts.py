@@ -73,12 +73,12 @@ class TextSource(Protocol):
 class TextFiles:
     """The texts of files, folders and globs: plain, .jsonl or .parquet, compressed or not.
 
-    `field` is the field of a row with the text; `separator` separates the documents of a plain
-    file, such as a blank line; `errors="replace"` replaces invalid UTF-8 by question marks.
+    `text_column` is the column of rows with the text; `separator` separates the documents of a
+    plain file, such as a blank line; `errors="replace"` replaces invalid UTF-8 by question marks.
     """
 
     paths: Paths
-    field: str = "text"
+    text_column: str = "text"
     separator: str | None = None
     format: Format = "as named"
     errors: Errors = "strict"
@@ -104,7 +104,7 @@ class TextFiles:
     def identity(self) -> dict[str, Any]:
         return {
             "kind": "files",
-            "field": self.field,
+            "field": self.text_column,
             "separator": self.separator,
             "format": self.format,
             "errors": self.errors,
@@ -121,23 +121,28 @@ class TextFiles:
     def _texts(self, file: Path) -> Iterator[tuple[str, bool]]:
         suffix = suffix_of(file) if self.format == "as named" else f".{self.format}"
         if suffix in ROW_FORMATS:
-            return _of_rows(ROW_FORMATS[suffix](file), self.field)
+            return _of_rows(ROW_FORMATS[suffix](file), self.text_column)
         return _cut(_decoded(file, self.errors), self.separator)
 
 
 @dataclass(frozen=True, slots=True)
 class RowTexts:
-    """One field of the rows of a source, as in `RowTexts(HubRows("org/name"))`."""
+    """One column of the rows of a source, as in `RowTexts(HubRows("org/name"))`."""
 
     rows: FileRows | HubRows
-    field: str = "text"
+    text_column: str = "text"
 
     def read(self, first: int = 0) -> Iterator[Passage]:  # noqa: ARG002
-        for text, ends in _of_rows(iter(self.rows), self.field):
+        for text, ends in _of_rows(iter(self.rows), self.text_column):
             yield Passage(text, ends)
 
     def identity(self) -> dict[str, Any]:
-        return {"kind": "rows", "field": self.field, "passage": PASSAGE, "rows": repr(self.rows)}
+        return {
+            "kind": "rows",
+            "field": self.text_column,
+            "passage": PASSAGE,
+            "rows": repr(self.rows),
+        }
 
     def expected_bytes(self) -> int | None:
         return None
@@ -174,9 +179,9 @@ class InMemoryTexts:
         """Nothing can be missing."""
 
 
-def _of_rows(rows: Iterable[Row], field: str) -> Iterator[tuple[str, bool]]:
+def _of_rows(rows: Iterable[Row], text_column: str) -> Iterator[tuple[str, bool]]:
     for row in rows:
-        yield from _cut([row.text(field)], None)
+        yield from _cut([row.text(text_column)], None)
 
 
 def _decoded(path: Path, errors: str) -> Iterator[str]:
@@ -244,17 +249,19 @@ def _end(text: str, start: int) -> int:
 def text_source(
     paths: Sequence[str],
     *,
-    field: str = "text",
+    text_column: str = "text",
     separator: str | None = None,
     format: Format = "as named",
     errors: Errors = "strict",
 ) -> TextSource:
-    """The texts of files, or of the field `field` of one dataset of the Hugging Face hub.
+    """The texts of files, or of the column `text_column` of one dataset of the Hugging Face hub.
 
-    >>> text_source(["hub:org/name?split=test"])
-    RowTexts(rows=HubRows(name='org/name', subset=None, split='test', revision=None), field='text')
+    >>> text_source(["hub:org/name?split=test"], text_column="body").rows
+    HubRows(name='org/name', subset=None, split='test', revision=None)
     """
     hub = hub_rows(paths)
     if hub is not None:
-        return RowTexts(hub, field)
-    return TextFiles(tuple(paths), field=field, separator=separator, format=format, errors=errors)
+        return RowTexts(hub, text_column)
+    return TextFiles(
+        tuple(paths), text_column=text_column, separator=separator, format=format, errors=errors
+    )

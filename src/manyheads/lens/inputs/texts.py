@@ -125,7 +125,8 @@ def _ids(model: TextReader, texts: Texts, *, starts: bool = False) -> Ragged:
     found, cut = reader.read(range(len(reader)))
     if cut:
         warnings.warn(
-            f"{cut} of {len(reader)} texts were longer than {reader.longest} tokens, and were cut",
+            f"{cut} of {len(reader)} texts were longer than {reader.max_length} tokens, "
+            "and were cut",
             TruncationWarning,
             stacklevel=2,
         )

@@ -68,7 +68,7 @@ def entities(
     constrained: bool = True,
     min_score: float = 0.0,
     batch_tokens: int | None = None,
-    longest: int | None = None,
+    max_length: int | None = None,
     progress: bool = True,
 ) -> list[list[Entity]]:
     """The entities of each text, in order; a single string is a list of one.
@@ -77,7 +77,7 @@ def entities(
     between them. The classes of the model are tags of IOB2, BILOU or IO, found from their names.
     Of all consistent sequences of tags the most likely one is taken, or with `constrained=False`
     the most likely tag of each word, where a tag that continues nothing starts an entity. Texts of
-    more than `longest` tokens are read in windows that overlap, so that nothing is left out.
+    more than `max_length` tokens are read in windows that overlap, so that nothing is left out.
 
     >>> from manyheads.checkpoints.classification_head import with_classes
     >>> from manyheads.checkpoints.folder import load
@@ -91,7 +91,7 @@ def entities(
     read = read_texts(texts)
     options = WordOptions(
         batch_tokens=batch_tokens,
-        longest=longest,
+        max_length=max_length,
         windows=True,
         progress=progress,
         doing="finding entities",

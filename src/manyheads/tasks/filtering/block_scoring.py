@@ -47,7 +47,7 @@ class ScoringConfig(NamedTuple):
 
     rule: TextRule
     prefix: str = ""
-    longest: int | None = None
+    max_length: int | None = None
     batch_tokens: int | None = None
 
     def new_columns(self, classes: tuple[str, ...]) -> list[str]:
@@ -108,7 +108,7 @@ def prepare_block(model: Model, block: CorpusBlock, config: ScoringConfig) -> Pr
                 chosen.append(row)
         except RuleTypeError as error:
             problems.append(Problem(f"a row: {error}"))
-    texts = tokenize_texts(model, [block.texts[row] or "" for row in chosen], config.longest)
+    texts = tokenize_texts(model, [block.texts[row] or "" for row in chosen], config.max_length)
     counts = FilterCounts(
         documents=documents,
         tokens=sum(map(len, texts.ids)),

@@ -23,6 +23,7 @@ from manyheads.errors import InputError, check_int, check_number
 from manyheads.formatting import percent, pluralise
 from manyheads.models.build import Model
 from manyheads.progress import Progress, duration
+from manyheads.renamed_keys import with_new_keys
 from manyheads.tasks.filtering.block_scoring import (
     SHOWN_PROBLEMS,
     FilterCounts,
@@ -126,7 +127,7 @@ def filter_corpus(
     text_column: str = "text",
     separator: str | None = None,
     prefix: str = "",
-    longest: int | None = None,
+    max_length: int | None = None,
     batch_tokens: int | None = None,
     block_rows: int = 1024,
     shard_rows: int = 50_000,
@@ -163,14 +164,14 @@ def filter_corpus(
     rule.check_classes(scored_classes(model))
     # Refuses what is wrong before anything is read.
     Options(batch_tokens=batch_tokens)
-    longest = resolve_max_length(require_text_model(model), longest)
+    max_length = resolve_max_length(require_text_model(model), max_length)
     folder = Path(out)
     groups = plan(paths)
     _check_folder(folder, paths)
     run = RunPlan(
         groups,
         Layout(text_column, separator, block_rows),
-        ScoringConfig(rule, prefix, longest, batch_tokens),
+        ScoringConfig(rule, prefix, max_length, batch_tokens),
     )
     _check_first_block(run, model)
     settings = {
@@ -179,7 +180,7 @@ def filter_corpus(
         "text_column": text_column,
         "separator": separator,
         "prefix": prefix,
-        "longest": longest,
+        "max_length": max_length,
         "block_rows": block_rows,
         "shard_rows": shard_rows,
         "files": fingerprints(groups),
@@ -333,7 +334,8 @@ def _stored_state(folder: Path, settings: dict[str, Any]) -> FilterState:
         return FilterState()
     try:
         stored = json.loads(file.read_text())
-        before, state = stored["settings"], FilterState(**stored["state"])
+        before = with_new_keys(stored["settings"], settings)
+        state = FilterState(**stored["state"])
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{file} is damaged", "delete the folder, or use another") from None
     # A list of lists comes back from JSON as it was; a tuple would not.

@@ -281,8 +281,8 @@ def _joined(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(
         torch.cat([part.vectors for part in parts]),
         sum(part.tokens for part in parts),
-        sum(part.cut for part in parts),
-        parts[0].longest,
+        sum(part.truncated for part in parts),
+        parts[0].max_length,
     )
 
 

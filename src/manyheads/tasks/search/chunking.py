@@ -88,12 +88,12 @@ class Chunker:
             tokenizer = plain_copy(reader.tokenizer)
             self._offsets = _token_offsets(tokenizer)
             self.special = tokenizer.num_special_tokens_to_add(False)
-            longest = resolve_max_length(reader, None)
+            max_length = resolve_max_length(reader, None)
             if late and model.late is not None:
-                longest = model.late.length("document") or longest
+                max_length = model.late.length("document") or max_length
                 prompt = tokenizer.encode(model.late.document_prompt, add_special_tokens=False)
                 self.special += len(prompt.ids)
-            self.limit = min(self.limit, longest or self.limit)
+            self.limit = min(self.limit, max_length or self.limit)
 
     def split(self, documents: Sequence[Document]) -> list[list[Chunk]]:
         """The chunks of each document."""

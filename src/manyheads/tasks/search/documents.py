@@ -22,7 +22,7 @@ SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages")
 # Bytes that are looked at to tell a text from a binary file.
 SNIFF = 2**13
 # Names of the field with the id of a row; the second is that of BEIR.
-ID_FIELDS = ("id", "_id")
+ID_COLUMNS = ("id", "_id")
 
 # Called with the name of a document and the reason why it is left out.
 OnSkip = Callable[[str, str], None]
@@ -83,16 +83,16 @@ Documents = str | Path | Iterable[Document | str | Path | Mapping[str, Any]]
 def read_documents(
     where: Documents,
     *,
-    text_field: str = "text",
-    title_field: str = "title",
+    text_column: str = "text",
+    title_column: str = "title",
     on_skip: OnSkip | None = None,
 ) -> Iterator[Document]:
     """The documents of a folder, a file, a glob or an iterable, one at a time.
 
     A plain file is one document whose id is its path in the folder. Of HTML the visible text is
     read, and its title; the title of Markdown is its first heading. A row of .jsonl or .parquet is
-    a document with the fields `text_field`, `title_field` and "id"; its other fields are metadata.
-    Files may be compressed. Items of an iterable are documents, mappings with the same fields,
+    a document with the columns `text_column`, `title_column` and "id"; the others are metadata.
+    Files may be compressed. Items of an iterable are documents, mappings with the same keys,
     paths, or strings, whose ids are hashes of their text. Hidden files are left out; files that are
     binary, empty or not UTF-8 are reported to `on_skip`.
 
@@ -118,12 +118,12 @@ def read_documents(
             case Path():
                 named = not item.expanduser().is_dir()
                 for file, name in _files(item, several):
-                    yield from _of_file(file, name, text_field, title_field, skip, named=named)
+                    yield from _of_file(file, name, text_column, title_column, skip, named=named)
             case str():
                 yield from _unless_empty(Document(id=_hashed(item), text=item), skip)
             case Mapping():
                 row = Row(item, "documents", number, "item")
-                yield from _of_row(row, "", text_field, title_field, skip)
+                yield from _of_row(row, "", text_column, title_column, skip)
             case _:
                 raise InputError(
                     f"document {number} is {short_repr(item)}",
@@ -160,13 +160,13 @@ def _files(path: Path, several: bool) -> Iterator[tuple[Path, str]]:
 
 
 def _of_file(
-    file: Path, name: str, text_field: str, title_field: str, skip: OnSkip, *, named: bool
+    file: Path, name: str, text_column: str, title_column: str, skip: OnSkip, *, named: bool
 ) -> Iterator[Document]:
     suffix = suffix_of(file)
     if suffix in ROW_FORMATS:
         try:
             for row in ROW_FORMATS[suffix](file):
-                yield from _of_row(row, name, text_field, title_field, skip)
+                yield from _of_row(row, name, text_column, title_column, skip)
         except InputError as error:
             # A file that was named must be right; a folder may hold other things.
             if named:
@@ -192,20 +192,20 @@ def _of_file(
 
 
 def _of_row(
-    row: Row, name: str, text_field: str, title_field: str, skip: OnSkip
+    row: Row, name: str, text_column: str, title_column: str, skip: OnSkip
 ) -> Iterator[Document]:
-    id_field = next((each for each in ID_FIELDS if row.fields.get(each) is not None), None)
-    title = row.fields.get(title_field)
+    id_column = next((each for each in ID_COLUMNS if row.fields.get(each) is not None), None)
+    title = row.fields.get(title_column)
     there = f"{name}:{row.number}" if name else f"{row.unit} {row.number}"
-    if row.get(text_field) is None or not row.text(text_field).strip():
-        return skip(there if id_field is None else str(row.fields[id_field]), "empty")
-    text = row.text(text_field)
-    identifier = str(row.fields[id_field]) if id_field else there if name else _hashed(text)
-    known = {text_field, title_field, id_field}
+    if row.get(text_column) is None or not row.text(text_column).strip():
+        return skip(there if id_column is None else str(row.fields[id_column]), "empty")
+    text = row.text(text_column)
+    identifier = str(row.fields[id_column]) if id_column else there if name else _hashed(text)
+    known = {text_column, title_column, id_column}
     yield Document(
         id=identifier,
         text=text,
-        title=row.text(title_field) if title is not None else "",
+        title=row.text(title_column) if title is not None else "",
         metadata={
             key: value
             for key, value in row.fields.items()

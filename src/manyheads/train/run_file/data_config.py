@@ -414,7 +414,7 @@ class Texts(BatchConfig):
     def _source(self, paths: tuple[str, ...]) -> TextSource:
         return text_source(
             paths,
-            field=self.text_column,
+            text_column=self.text_column,
             separator=self.separator or None,
             format=self.format,
             errors=self.errors,

@@ -40,7 +40,7 @@ class FilterCommand:
     prefix: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """What the new columns score, label and probability begin with."""
 
-    longest: arguments.OptionalInt = None
+    max_length: arguments.OptionalInt = None
     """Read at most this many tokens of a document; by default what the model reads."""
 
     price_per_hour: arguments.OptionalFloat = None
@@ -78,7 +78,7 @@ class FilterCommand:
                 text_column=self.text_column,
                 separator=separator,
                 prefix=self.prefix,
-                longest=self.longest,
+                max_length=self.max_length,
                 batch_tokens=self.compute.batch_tokens,
                 block_rows=self.block_rows,
                 shard_rows=self.shard_rows,

@@ -207,7 +207,7 @@ class IndexWriter:
             options = Options(normalize=True, batch_tokens=batch_tokens, progress=False)
             done = encode_with_counts(self.model, texts, options)
             self.report.tokens += done.tokens
-            self.report.truncated += done.cut
+            self.report.truncated += done.truncated
             return done.vectors
         vectors = encode_late(self.model, texts, "document")
         self.report.tokens += vectors.lengths.total

@@ -20,6 +20,7 @@ class TrainTokenizer:
     """
 
     PYTHON_NAMES: ClassVar[dict[str, str]] = {
+        "field": "--text-column",
         "size": "--vocab-size",
         "specials": "--special-token",
     }
@@ -47,8 +48,8 @@ class TrainTokenizer:
     ] = ()
     """A token that is never produced from text, such as [MASK] for a masked model of bytes."""
 
-    text_column: str = "text"
-    """The field that holds the text of a .jsonl or .parquet row."""
+    text_column: Annotated[str, tyro.conf.arg(metavar="COLUMN")] = "text"
+    """The column with the text of a .jsonl or .parquet file."""
 
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
     """The format of the files; by default as their names end."""
@@ -70,9 +71,7 @@ class TrainTokenizer:
         from manyheads.data.tokenizer_training import train_tokenizer
 
         format = "as named" if self.format == "auto" else self.format
-        source = text_source(
-            self.files, text_column=self.text_column, format=format, errors=self.errors
-        )
+        source = text_source(self.files, text_column=self.text_column, format=format, errors=self.errors)
         source.check()
         tokenizer = train_tokenizer(
             source,

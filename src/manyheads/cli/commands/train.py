@@ -19,7 +19,7 @@ RunFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class TrainingOptions:
     """What differs from the run file, and where to start."""
 
     set: Annotated[
@@ -71,7 +71,7 @@ class Train:
     file: RunFile
     """The run file: model, data, optimizer and run."""
 
-    options: RunOptions = RunOptions()
+    options: TrainingOptions = TrainingOptions()
 
     def run(self) -> int:
         """Print where the model is, or how to resume."""
@@ -101,7 +101,7 @@ class Adapt:
     file: RunFile
     """The run file: adapter, data, optimizer and run."""
 
-    options: RunOptions = RunOptions()
+    options: TrainingOptions = TrainingOptions()
 
     def run(self) -> int:
         """Print where the adapter or the model is, or how to resume."""

@@ -20,7 +20,7 @@ PICTURES = {
     "dark": SHARED | {"v": "map", "o": "L2H7,L2H6"},
 }
 HEIGHT = {"light": 1300, "dark": 1130}
-# Milliseconds: kinds are told from a few hundred random texts.
+# Milliseconds: kinds are found on a few hundred random texts.
 PATIENCE = 120_000
 
 

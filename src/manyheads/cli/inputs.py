@@ -45,7 +45,7 @@ def read_file(file: Path, flag: str = "--file") -> str:
 
 
 def read_question() -> str:
-    """The next line of the standard input; at a terminal it is asked for."""
+    """The next line of the standard input; after a prompt if it is a terminal."""
     if sys.stdin.isatty():
         print("> ", end="", flush=True)
     return sys.stdin.readline()

@@ -1,6 +1,5 @@
-"""Why a document matched: on the terminal, and as a picture."""
+"""Why a document matched, on the terminal."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,17 +38,3 @@ def colored(side: "MatchSide") -> "Text":
         if largest > 0 and word.contribution >= COLORED * largest:
             text.stylize(heat(word.contribution / largest), word.start, word.end)
     return text
-
-
-def check_picture(path: Path) -> None:
-    """Refuse a path where no picture can be written, before any work."""
-    from manyheads.pictures import check_image_path
-
-    check_image_path(path, (".png", ".svg"))
-
-
-def draw_explanation(explained: "MatchExplanation", path: Path) -> None:
-    """Draw words, tokens and heads."""
-    from manyheads.pictures import draw_match
-
-    draw_match(path=path, **explained.picture_data())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from manyheads.cli import arguments, inputs
-from manyheads.cli.match_page import check_picture, draw_explanation, print_explanation
+from manyheads.cli.match_page import print_explanation
 from manyheads.cli.options import DeviceOptions
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
@@ -112,7 +112,9 @@ class Search:
         if self._explains and (self.like is not None or self.evaluate is not None):
             raise InputError("--explain needs a QUERY", "leave out --like and --evaluate")
         if self.picture is not None:
-            check_picture(self.picture)
+            from manyheads.pictures import check_image_path
+
+            check_image_path(self.picture, (".png", ".svg"))
         results = JsonResults(self.json)
         index = self.compute.open_index(self.address, self.index.model)
         if self._explains:
@@ -151,7 +153,9 @@ class Search:
         why = [explain_hit(index, query, hit, by=self.heads_by) for hit in hits]
         self._show(results, query, hits, query, why)
         if self.picture is not None and why:
-            draw_explanation(why[0], self.picture)
+            from manyheads.pictures import draw_match
+
+            draw_match(path=self.picture, **why[0].picture_data())
             print(f"the picture is in {self.picture}", file=sys.stderr)
 
     def _show(

@@ -71,7 +71,9 @@ class TrainTokenizer:
         from manyheads.data.tokenizer_training import train_tokenizer
 
         format = "as named" if self.format == "auto" else self.format
-        source = text_source(self.files, text_column=self.text_column, format=format, errors=self.errors)
+        source = text_source(
+            self.files, text_column=self.text_column, format=format, errors=self.errors
+        )
         source.check()
         tokenizer = train_tokenizer(
             source,

@@ -319,7 +319,7 @@ def test_impossible_uses_are_refused() -> None:
     cache = Cache([Causal()], DynamicCache())
     with pytest.raises(InputError, match=r"gradients.*: decode under torch\.no_grad\(\)"):
         cache.plan(Lengths.of([1]))
-    with pytest.raises(ConfigError, match="size of a StaticCache must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="size must be at least 1, got 0"):
         StaticCache(size=0)
     with pytest.raises(ConfigError, match="initial_size must be at least 1, got 0"):
         DynamicCache(initial_size=0)

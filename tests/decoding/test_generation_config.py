@@ -118,10 +118,10 @@ def test_values_of_a_wrong_type_are_refused() -> None:
         (GenerationConfig, {"eos_token_ids": [1.5]}, "eos_token_ids .* got 1.5"),
         (GenerationConfig, {"cache": "static"}, "cache must be DynamicCache .* got 'static'"),
         (Sample, {"temperature": "hot"}, "temperature must be a number, got 'hot'"),
-        (Sample, {"top_k": 2.5}, "top_k must be an integer, got 2.5"),
+        (Sample, {"top_k": 2.5}, "top_k must be an integer or None, got 2.5"),
         (BeamSearch, {"num_beams": 2.5}, "num_beams must be an integer, got 2.5"),
         (BeamSearch, {"early_stopping": "always"}, "early_stopping .* got 'always'"),
-        (StaticCache, {"size": 2.5}, "size of a StaticCache must be an integer, got 2.5"),
+        (StaticCache, {"size": 2.5}, "size must be an integer, got 2.5"),
         (DynamicCache, {"initial_size": 2.5}, "initial_size must be an integer, got 2.5"),
     ]
     for made, options, message in wrong:

@@ -103,8 +103,8 @@ def test_constraints_force_the_first_and_the_last_and_suppress_others() -> None:
 @pytest.mark.parametrize(
     ("sampling", "options", "message"),
     [
-        (Sample, {"temperature": 0.0}, r"temperature .* got 0: use Greedy\(\)"),
-        (Sample, {"temperature": float("nan")}, "temperature must be above 0, got nan"),
+        (Sample, {"temperature": 0.0}, r"temperature .* got 0.0: use Greedy\(\)"),
+        (Sample, {"temperature": float("nan")}, "temperature must be a number, got nan"),
         (Sample, {"top_k": 0}, "top_k must be at least 1, got 0"),
         (Sample, {"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         (Sample, {"top_p": 1.1}, r"top_p must be in \(0, 1\], got 1.1"),

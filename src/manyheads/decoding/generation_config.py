@@ -114,7 +114,7 @@ class GenerationOptions(TypedDict, total=False):
     max_new_tokens: int
     sampling: Sampling
     repetition_penalty: float
-    stop_strings: str | Sequence[str]
+    stop_strings: str | Iterable[str]
     eos_token_ids: TokenIds
     suppress_tokens: TokenIds
     decoder_start_token_id: Literal["model"] | int

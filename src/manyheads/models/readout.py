@@ -205,8 +205,8 @@ class ReadoutLayer(nn.Module):
         return logits if isinstance(self.config, ClassHead) else hidden.with_values(logits)
 
     def logits(
-        self, x: Float[Tensor, "*n c"], table: Float[Tensor, "v c"] | None
-    ) -> Float[Tensor, "*n v"]:
+        self, x: Float[Tensor, "*n c"], table: Float[Tensor, "v e"] | None
+    ) -> Float[Tensor, "*n o"]:
         """The logits of hidden states, or of pooled ones."""
         return self.finish(F.linear(self.features(x), self.vectors(table), self.bias))
 

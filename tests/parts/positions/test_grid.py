@@ -64,5 +64,5 @@ def test_gradients_reach_the_table_through_another_resolution() -> None:
 
 
 def test_an_empty_grid_is_refused() -> None:
-    with refuses(ConfigError, "at least 1 x 1, got 0 x 14"):
+    with refuses(ConfigError, "rows must be at least 1, got 0"):
         LearnedGrid(rows=0, columns=14)

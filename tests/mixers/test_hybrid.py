@@ -110,7 +110,7 @@ def test_rollout_takes_shares_and_needs_a_pattern_in_every_layer(model: Decoder)
         lens.attention_rollout(small_model(CAUSAL["delta"], CAUSAL["mamba"]), TEXTS)
 
 
-def test_what_mixers_cannot_do_is_refused_with_the_reason(model: Decoder) -> None:
+def test_unsupported_operations_on_mixers_are_refused_with_the_reason(model: Decoder) -> None:
     with pytest.raises(InputError, match="L0H1 is a head of a mixer, GatedDelta"):
         surgery.prune(model, ["L0H1"])
     headless = small_model(CAUSAL["mamba"])

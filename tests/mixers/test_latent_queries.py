@@ -29,6 +29,6 @@ def test_it_is_its_definition() -> None:
         torch.testing.assert_close(each, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_config_that_cannot_be_is_refused() -> None:
+def test_impossible_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match="latents must be at least 1, got 0"):
         LatentQueries(width=12, heads=3, latents=0)

@@ -104,7 +104,7 @@ def test_half_precision_stays_close(any_model: Decoder | Encoder) -> None:
     torch.testing.assert_close(half.float(), wide, atol=0.05, rtol=0.1)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match="groups"):
         Mamba2(width=8, heads=4, head_size=2, state_size=2, groups=3)
     with pytest.raises(ConfigError, match="key_heads"):

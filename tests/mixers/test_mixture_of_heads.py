@@ -67,6 +67,6 @@ def test_training_receives_the_losses_of_the_router() -> None:
         assert not model(batch).router
 
 
-def test_a_config_that_cannot_be_is_refused() -> None:
+def test_impossible_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"top_k must be in 1 to heads - shared = 3, got 4"):
         MixtureOfHeads(width=12, heads=4, top_k=4, shared=1)

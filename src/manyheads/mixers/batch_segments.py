@@ -18,19 +18,23 @@ def mix(
     mixer: Mixer, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
 ) -> Ragged:
     """What the mixer makes of a batch; on a CPU in segments, which give the same."""
-    whole = x.values.device.type != "cpu" or x.lengths.total <= SEGMENT or context is not None
-    if whole or not (mixer.carries_state and mixer.config.causal) or torch.compiler.is_compiling():
+    at_once = x.values.device.type != "cpu" or x.lengths.total <= SEGMENT or context is not None
+    if (
+        at_once
+        or not (mixer.carries_state and mixer.config.causal)
+        or torch.compiler.is_compiling()
+    ):
         return mixer(x, cache=cache, context=context)
     outputs, states = [], []
     for group in _groups(x.lengths):
         store = StateCache()
         if cache is not None and cache.state is not None:
-            store.tensors = tuple(each[group] for each in cache.state)
+            store.tensors = tuple(tensors[group] for tensors in cache.state)
         for piece in _pieces(x, group):
             outputs.append(mixer(piece, cache=StateSlot(store)).values)
         states.append(store.tensors)
     if cache is not None:
-        cache.keep(*(torch.cat(each) for each in zip(*states, strict=True)))
+        cache.keep(*(torch.cat(tensors) for tensors in zip(*states, strict=True)))
     return x.with_values(torch.cat(outputs))
 
 
@@ -46,12 +50,12 @@ def _groups(lengths: Lengths) -> Iterator[slice]:
 
 
 def _pieces(x: Ragged, group: slice) -> Iterator[Ragged]:
-    each = x.lengths.each[group]
+    lengths = x.lengths.each[group]
     first = x.lengths.starts[group.start]
     device = x.values.device
-    if len(each) > 1 or not sum(each):
-        yield Ragged(x.values[first : first + sum(each)], Lengths.of(each, device))
+    if len(lengths) > 1 or not sum(lengths):
+        yield Ragged(x.values[first : first + sum(lengths)], Lengths.of(lengths, device))
         return
-    for start in range(0, each[0], SEGMENT):
-        values = x.values[first + start : first + min(start + SEGMENT, each[0])]
+    for start in range(0, lengths[0], SEGMENT):
+        values = x.values[first + start : first + min(start + SEGMENT, lengths[0])]
         yield Ragged(values, Lengths.of([values.shape[0]], device))

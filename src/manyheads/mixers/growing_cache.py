@@ -13,14 +13,14 @@ def continue_texts(
     """The tokens that a cache keeps, and behind them the new ones of each text."""
     if not before:
         return new, lengths
-    *kept, counts = before
+    *stored, counts = before
     olds = counts.tolist()
-    whole = Lengths.of([old + each for old, each in zip(olds, lengths.each, strict=True)])
+    total = Lengths.of([old + length for old, length in zip(olds, lengths.each, strict=True)])
     joined = []
-    for old, more in zip(kept, new, strict=True):
+    for old, more in zip(stored, new, strict=True):
         parts = zip(old, olds, more.split(lengths.each), strict=True)
         joined.append(torch.cat([x for row, count, y in parts for x in (row[:count], y)]))
-    return tuple(joined), whole.to(new[0].device)
+    return tuple(joined), total.to(new[0].device)
 
 
 def padded_texts(parts: tuple[Float[Tensor, "n h d"], ...], lengths: Lengths) -> tuple[Tensor, ...]:

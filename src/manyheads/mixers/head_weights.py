@@ -47,7 +47,7 @@ class HeadWeights(Patterns):
     @property
     def nbytes(self) -> int:
         """The size of what the weights are computed from."""
-        return sum(each.nbytes for each in vars(self).values() if isinstance(each, Tensor))
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
 
     def _tokens(self, sequence: int, rows: range | None = None) -> slice:
         """The tokens of a sequence, or of some of its rows, in the batch."""
@@ -81,12 +81,12 @@ class DecayWeights(HeadWeights):
     ) -> Float[Tensor, "h t s"]:
         heads = range(self.heads) if heads is None else heads
         chosen = slice(heads.start, heads.stop)
-        seen = range(rows.stop if self.causal else self.lengths.each[sequence])
+        keys = range(rows.stop if self.causal else self.lengths.each[sequence])
         query = self.query[self._tokens(sequence, rows), chosen].float().transpose(0, 1)
-        key = self.key[self._tokens(sequence, seen), chosen].float().transpose(0, 1)
+        key = self.key[self._tokens(sequence, keys), chosen].float().transpose(0, 1)
         weights = query @ key.transpose(1, 2)
         if self.log_decay is not None:
-            decay = self.log_decay[self._tokens(sequence, seen), chosen].T
+            decay = self.log_decay[self._tokens(sequence, keys), chosen].T
             # Counted from the first of the rows, which keeps what is near exact in float32.
             g_cumsum = decay.double().cumsum(-1)
             g_cumsum = (g_cumsum - g_cumsum[:, rows.start : rows.start + 1]).float()
@@ -187,9 +187,9 @@ def watch_pattern(
     if context is None or not context.wants(Tap.PATTERN):
         return mixed
     own = weights()
-    shown: Patterns = context.at(Tap.PATTERN, own)
-    if shown is own:
+    pattern: Patterns = context.at(Tap.PATTERN, own)
+    if pattern is own:
         return mixed
-    parts = zip(shown.each, own.lengths.slices(), strict=True)
-    outputs = [torch.einsum("hts,she->the", each.float(), value[at].float()) for each, at in parts]
+    parts = zip(pattern.each, own.lengths.slices(), strict=True)
+    outputs = [torch.einsum("hts,she->the", rows.float(), value[at].float()) for rows, at in parts]
     return torch.cat(outputs).to(value.dtype) if outputs else mixed

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
-from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed, by_head, split_heads
+from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed, by_head, split_heads
 from manyheads.mixers.sparse.key_lists import FULL, OUTPUT_ALONE
 from manyheads.ragged import Lengths, Ragged
 
@@ -28,7 +28,7 @@ class LatentQueries(HeadSettings):
 
     causal = False
 
-    latents: int
+    latents: PositiveInt
     bias: bool = False
 
 
@@ -47,14 +47,8 @@ class LatentQueriesLayer(HeadMixer):
         self.tell = nn.Linear(width, 2 * width, bias=config.bias)
         self.output = nn.Linear(width, width, bias=config.bias)
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,  # noqa: ARG002
-    ) -> Mixed:
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:  # noqa: ARG002
+        query, key, value = qkv
         config, count = self.config, x.lengths.count
         latents = Lengths.of([config.latents] * count, x.values.device)
         asking = by_head(self.ask(self.latents), config.heads).repeat(count, 1, 1)

@@ -14,7 +14,7 @@ from manyheads.cache import StateSlot
 from manyheads.devices import without_autocast
 from manyheads.errors import ConfigError
 from manyheads.mixers.head_weights import DecayWeights
-from manyheads.mixers.mixer import HeadMixer, Mixed, SizedHeadSettings, state_of
+from manyheads.mixers.mixer import HeadMixer, Heads, Mixed, SizedHeadSettings, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import run_decay_recurrence
 from manyheads.ragged import Lengths, Ragged
@@ -37,8 +37,8 @@ class LinearAttention(SizedHeadSettings):
     decay: Literal["none", "heads"] = "none"
     bias: bool = False
 
-    def check(self) -> None:
-        SizedHeadSettings.check(self)
+    def __post_init__(self) -> None:
+        SizedHeadSettings.__post_init__(self)
         if self.decay == "heads" and not self.causal:
             raise ConfigError("a decay needs an order of tokens", "use causal=True")
 
@@ -60,14 +60,8 @@ class LinearAttentionLayer(HeadMixer):
             return F.elu(query) + 1, F.elu(key) + 1, value
         return query * self.config.size**-0.5, key, value
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,
-    ) -> Mixed:
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:
+        query, key, value = qkv
         decay = self._log_decay(x)
         options = {"causal": self.config.causal, "normalized": decay is None}
         weights = partial(DecayWeights, query, key, decay, x.lengths, **options)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
 from manyheads.mixers.growing_cache import continue_texts, padded_texts
-from manyheads.mixers.mixer import HeadMixer, Mixed, SizedHeadSettings
+from manyheads.mixers.mixer import HeadMixer, Heads, Mixed, SizedHeadSettings
 from manyheads.mixers.sparse.key_lists import ListedWeights
 from manyheads.ragged import Lengths, Ragged
 
@@ -42,20 +43,18 @@ class LshAttention(SizedHeadSettings):
     The tokens of a text and round fill up a multiple of `round_to` slots.
     """
 
-    may_be_zero = ("before", "after")
-
     causal: bool = True
-    chunk: int = 64
-    before: int = 1
-    after: int = 0
-    rounds: int = 1
+    chunk: PositiveInt = 64
+    before: NonNegativeInt = 1
+    after: NonNegativeInt = 0
+    rounds: PositiveInt = 1
     buckets: tuple[int, ...] | Literal["auto"] = "auto"
     seed: int | Literal["random"] = 0
-    dropout: float = 0.0
-    round_to: int | Literal["chunk"] = "chunk"
+    dropout: DropoutRate = 0.0
+    round_to: PositiveInt | Literal["chunk"] = "chunk"
 
-    def check(self) -> None:
-        SizedHeadSettings.check(self)
+    def __post_init__(self) -> None:
+        SizedHeadSettings.__post_init__(self)
         if self.buckets != "auto" and (
             not self.buckets or any(count < 2 or count % 2 for count in self.buckets)
         ):
@@ -97,14 +96,8 @@ class LshAttentionLayer(HeadMixer):
         self.project = nn.Linear(config.width, 2 * inner, bias=False)
         self.output = nn.Linear(inner, config.width, bias=False)
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],  # noqa: ARG002
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,
-    ) -> Mixed:
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:
+        query, _, value = qkv
         config, before = self.config, () if cache is None else cache.state or ()
         (queries, values), lengths = continue_texts((query, value), x.lengths, before)
         if cache is not None:
@@ -130,8 +123,8 @@ class LshAttentionLayer(HeadMixer):
         """The outputs of the last, new tokens of every text."""
         config = self.config
         ends = lengths.offsets[1:].long()[new.sequence_of_token]
-        each = new.offsets.diff().long()[new.sequence_of_token]
-        tokens = ends - each + new.positions
+        counts = new.offsets.diff().long()[new.sequence_of_token]
+        tokens = ends - counts + new.positions
         whole = new.total == lengths.total
         listed = chunks.listed() if whole else chunks.listed_for(tokens)
         out, lse = (part.flatten(1, 2) for part in self._attend(query, value, listed, lengths))
@@ -168,14 +161,15 @@ class LshAttentionLayer(HeadMixer):
         outputs = []
         grad = torch.is_grad_enabled() and step < count
         for start, stop in pairwise((*range(0, count, step), count)):
-            some = [each[:, start:stop] for each in listed]
+            part = [tokens[:, start:stop] for tokens in listed]
             # Recomputed in the backward pass, so that the scores are not stored.
             outputs.append(
-                checkpoint(attend, *tensors, *some, use_reentrant=False)
+                checkpoint(attend, *tensors, *part, use_reentrant=False)
                 if grad
-                else attend(*tensors, *some)
+                else attend(*tensors, *part)
             )
-        return torch.cat([each[0] for each in outputs], 1), torch.cat([e[1] for e in outputs], 1)
+        mixed, lse = (torch.cat(pieces, 1) for pieces in zip(*outputs, strict=True))
+        return mixed, lse
 
 
 class _SlotLayout(NamedTuple):
@@ -189,28 +183,28 @@ class _SlotLayout(NamedTuple):
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _slot_layout(each: tuple[int, ...], device: torch.device, config: LshAttention) -> _SlotLayout:
+def _slot_layout(sizes: tuple[int, ...], device: torch.device, config: LshAttention) -> _SlotLayout:
     """The layers of a stack have the same texts."""
     # What is remembered may be used by training later.
     with torch.inference_mode(False):
-        rounds, padded = config.rounds, [-(-one // config.slots) * config.slots for one in each]
-        slots = Lengths.of([one for one in padded for _ in range(rounds)])
-        lengths = torch.tensor(each, dtype=torch.long).repeat_interleave(rounds)
+        rounds, padded = config.rounds, [-(-size // config.slots) * config.slots for size in sizes]
+        slots = Lengths.of([size for size in padded for _ in range(rounds)])
+        lengths = torch.tensor(sizes, dtype=torch.long).repeat_interleave(rounds)
         rank = (lengths.cumsum(0) - lengths)[slots.sequence_of_token] + slots.positions
         filled = slots.positions < lengths[slots.sequence_of_token]
-        counts = Lengths.of([rounds * one // config.chunk for one in padded])
+        counts = Lengths.of([rounds * size // config.chunk for size in padded])
         # A single chunk has no neighbors but an empty one behind all others.
-        alone = torch.tensor([one <= config.chunk for one in padded])
+        alone = torch.tensor([size <= config.chunk for size in padded])
         alone = alone[counts.sequence_of_token].unsqueeze(1)
         ring = torch.tensor(counts.each)[counts.sequence_of_token].unsqueeze(1)
         first = counts.offsets[:-1].long()[counts.sequence_of_token].unsqueeze(1)
         shift = torch.arange(-config.before, config.after + 1)
         neighbors = first + (counts.positions.unsqueeze(1) + shift) % ring
         layout = _SlotLayout(
-            rank_of_slot=torch.where(filled, rank, rounds * sum(each)),
+            rank_of_slot=torch.where(filled, rank, rounds * sum(sizes)),
             slot_of_rank=filled.nonzero().squeeze(1),
             neighbors=neighbors.masked_fill(alone & (shift != 0), counts.total),
-            short=torch.tensor([one <= config.chunk for one in each]),
+            short=torch.tensor([size <= config.chunk for size in sizes]),
         )
         return _SlotLayout(*(part.to(device) for part in layout))
 
@@ -283,11 +277,11 @@ def hash_tokens(
             tokens = chosen[lengths.sequence_of_token].nonzero().squeeze(1)
         rotations = _rotations(config, buckets, seed, query.device)
         rotated = torch.einsum("nhd,hdrk->hrnk", wide[tokens], rotations)
-        found, product = torch.zeros_like(result[..., tokens]), 1
+        bucket, product = torch.zeros_like(result[..., tokens]), 1
         for part, count in zip(rotated.split([b // 2 for b in buckets], -1), buckets, strict=True):
-            found += product * torch.cat([part, -part], dim=-1).argmax(-1)
+            bucket += product * torch.cat([part, -part], dim=-1).argmax(-1)
             product *= count
-        result[..., tokens] = found
+        result[..., tokens] = bucket
     return result
 
 
@@ -336,10 +330,10 @@ def _scores(
     causal: bool,
 ) -> Float[Tensor, "h x t s"]:
     scores = _take(query, asking) @ _take(key, listed).transpose(2, 3)
-    there = places[listed].unsqueeze(-2)
-    visible = there >= 0
+    position = places[listed].unsqueeze(-2)
+    visible = position >= 0
     if causal:
-        visible = visible & (there <= places[asking].unsqueeze(-1))
+        visible = visible & (position <= places[asking].unsqueeze(-1))
     scores = scores.masked_fill(~visible, -torch.inf)
     return scores.masked_fill(asking.unsqueeze(-1) == listed.unsqueeze(-2), ITSELF)
 
@@ -378,7 +372,7 @@ def _pattern_rows(
     if not rows:
         return query.new_zeros(len(range(config.heads)[heads]), 0, length, dtype=torch.float32)
     tokens = torch.arange(start + rows.start, start + rows.stop, device=query.device)
-    asking, listed = (each[heads] for each in chunks.listed_for(tokens))
+    asking, listed = (lists[heads] for lists in chunks.listed_for(tokens))
     own, keys = (
         _with_empty(part)[:, heads].transpose(0, 1) for part in (query.float(), _keys(query))
     )
@@ -391,8 +385,8 @@ def _pattern_rows(
     # An empty slot is behind the last token.
     columns = (listed - start).clamp(max=length)
     whole = weights.new_zeros(len(weights), len(rows), length + 1)
-    for some, at in zip(weights.split(len(rows), 1), columns.split(len(rows), 1), strict=True):
-        whole = whole.scatter_add(2, at, some)
+    for part, at in zip(weights.split(len(rows), 1), columns.split(len(rows), 1), strict=True):
+        whole = whole.scatter_add(2, at, part)
     return whole[..., :length]
 
 

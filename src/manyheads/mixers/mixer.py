@@ -7,14 +7,15 @@ tokens to queries, keys and values, mixes them, shows its pattern and projects t
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, InputError, check_int
+from manyheads.errors import ConfigError, InputError
 from manyheads.mixers.head_weights import HeadWeights, watch_pattern
 from manyheads.parts.experts import RouterLosses
 from manyheads.ragged import Ragged
@@ -23,24 +24,9 @@ from manyheads.taps import Tap, WatchContext, observe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerSettings:
-    """The base of every config: integers are at least 1, but for those that `may_be_zero`."""
+    """The base of every config."""
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ()
-
-    width: int
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.type is int:
-                minimum = 0 if field.name in self.may_be_zero else 1
-                check_int(field.name, getattr(self, field.name), minimum=minimum)
-        dropout = getattr(self, "dropout", 0.0)
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"dropout must be in [0, 1), got {dropout}")
-        self.check()
-
-    def check(self) -> None:
-        """Refuse values that do not fit together."""
+    width: PositiveInt
 
     @property
     def causal(self) -> bool:
@@ -52,14 +38,14 @@ class MixerSettings:
 class HeadSettings(MixerSettings):
     """The base of configs whose heads divide the width."""
 
-    heads: int
+    heads: PositiveInt
 
     @property
     def size(self) -> int:
         """Channels of a head."""
         return self.width // self.heads
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ConfigError(f"heads must divide width={self.width}, got {self.heads}")
 
@@ -68,14 +54,14 @@ class HeadSettings(MixerSettings):
 class SizedHeadSettings(HeadSettings):
     """The base of configs whose heads divide the width or have a size of their own."""
 
-    head_size: int | Literal["even"] = "even"
+    head_size: PositiveInt | Literal["even"] = "even"
 
     @property
     def size(self) -> int:
         """Channels of a head."""
         return self.width // self.heads if self.head_size == "even" else self.head_size
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         if self.head_size == "even" and self.width % self.heads:
             raise ConfigError(
                 f"heads must divide width={self.width}, got {self.heads}", "or set head_size"
@@ -118,6 +104,8 @@ class Mixer(nn.Module, ABC):
         return x.with_values(self.output(heads.flatten(1)))
 
 
+# Queries, keys and values.
+Heads = tuple[Float[Tensor, "n h d"], Float[Tensor, "n h d"], Float[Tensor, "n h e"]]
 # The outputs of the heads, and their weights for a watcher; None where they have no pattern.
 Mixed = tuple[Float[Tensor, "n h d"], Callable[[], HeadWeights] | None]
 
@@ -144,7 +132,7 @@ class HeadMixer(Mixer):
         else:
             query = key = observe(context, Tap.QUERY, parts[0], x)
             value = observe(context, Tap.VALUE, parts[1], x)
-        mixed, weights = self.mix(query, key, value, x, cache)
+        mixed, weights = self.mix((query, key, value), x, cache)
         if self.has_pattern and weights is not None and fresh:
             mixed = watch_pattern(context, weights, value, mixed)
         return self.write(self.finish(mixed, x), x, context)
@@ -155,14 +143,7 @@ class HeadMixer(Mixer):
         return split_heads(self.project(x.values), self.config.heads, parts)
 
     @abstractmethod
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h e"],
-        x: Ragged,
-        cache: StateSlot | None,
-    ) -> Mixed: ...
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed: ...
 
     def finish(self, mixed: Float[Tensor, "n h d"], x: Ragged) -> Float[Tensor, "n h d"]:  # noqa: ARG002
         """What the output projection receives, after the pattern has been applied."""

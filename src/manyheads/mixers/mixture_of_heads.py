@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
 from manyheads.mixers.growing_cache import continue_texts, padded_texts
-from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
+from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.sparse.key_lists import (
     OUTPUT_ALONE,
     ListedWeights,
@@ -38,15 +39,13 @@ class MixtureOfHeads(HeadSettings):
     every token; those that a token does not use count for nothing.
     """
 
-    may_be_zero = ("shared",)
-
-    top_k: int
-    shared: int = 0
+    top_k: PositiveInt
+    shared: NonNegativeInt = 0
     causal: bool = True
     bias: bool = False
 
-    def check(self) -> None:
-        HeadSettings.check(self)
+    def __post_init__(self) -> None:
+        HeadSettings.__post_init__(self)
         if not 1 <= self.top_k <= self.routed:
             raise ConfigError(
                 f"top_k must be in 1 to heads - shared = {self.routed}, got {self.top_k}"
@@ -69,14 +68,8 @@ class MixtureOfHeadsLayer(HeadMixer):
         self.router = nn.Linear(config.width, scores, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,
-    ) -> Mixed:
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:
+        query, key, value = qkv
         config, keys, values, lengths = self.config, key, value, x.lengths
         if cache is not None:
             (keys, values), lengths = continue_texts((key, value), x.lengths, cache.state or ())

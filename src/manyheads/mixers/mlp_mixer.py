@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import InputError
@@ -24,8 +25,8 @@ class MlpMixer(MixerSettings):
 
     causal = False
 
-    length: int
-    hidden: int
+    length: PositiveInt
+    hidden: PositiveInt
     activation: Activation = "gelu"
     bias: bool = True
 

@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.devices import without_autocast
 from manyheads.mixers.head_weights import DecayWeights
 from manyheads.mixers.linear_attention import mix_both_ways
-from manyheads.mixers.mixer import HeadMixer, Mixed, SizedHeadSettings, state_of
+from manyheads.mixers.mixer import HeadMixer, Heads, Mixed, SizedHeadSettings, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.decay_recurrence import run_decay_recurrence, suits_kernels
 from manyheads.ragged import Lengths, Ragged
@@ -32,7 +33,7 @@ class Performer(SizedHeadSettings):
     and it becomes exact as their number grows.
     """
 
-    features: int
+    features: PositiveInt
     causal: bool = True
     bias: bool = False
 
@@ -52,14 +53,8 @@ class PerformerLayer(HeadMixer):
         shape = (config.heads, config.features, config.size)
         self.register_buffer("features", orthogonal_features(*shape))
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,
-    ) -> Mixed:
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:
+        query, key, value = qkv
         causal = self.config.causal
         h0, before = state_of(cache, 2)
         f_query, f_key, decay, largest = featurized(

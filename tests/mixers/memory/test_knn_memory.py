@@ -78,6 +78,6 @@ def test_the_memory_goes_on_and_stays_bounded() -> None:
     assert len(set(sizes)) == 1
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match="memory must be at least 1, got 0"):
         KnnMemory(width=8, heads=2, window=4, memory=0)

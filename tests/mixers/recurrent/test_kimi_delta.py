@@ -16,7 +16,7 @@ from tests.checkpoints.peer_models import randomized
 CONFIG = KimiDelta(width=16, heads=3, head_size=6, convolution=3)
 
 
-def theirs_and_ours() -> tuple[Any, KimiDeltaLayer]:
+def peer_and_ours() -> tuple[Any, KimiDeltaLayer]:
     config = KimiLinearConfig(
         hidden_size=16,
         num_hidden_layers=1,
@@ -48,8 +48,8 @@ def theirs_and_ours() -> tuple[Any, KimiDeltaLayer]:
 
 
 @torch.no_grad()
-def test_it_is_their_layer() -> None:
-    peer, ours = theirs_and_ours()
+def test_it_equals_the_layer_of_transformers() -> None:
+    peer, ours = peer_and_ours()
     texts = [torch.randn(length, 16) for length in (70, 1, 17)]
     result = ours(Ragged.from_list(texts)).to_list()
     for text, each in zip(texts, result, strict=True):
@@ -59,6 +59,6 @@ def test_it_is_their_layer() -> None:
     torch.testing.assert_close(torch.cat(steps), result[2], atol=1e-5, rtol=1e-5)
 
 
-def test_a_config_that_cannot_be_is_refused() -> None:
+def test_an_impossible_config_is_refused() -> None:
     with pytest.raises(ConfigError, match="heads must be at least 1, got 0"):
         KimiDelta(width=16, heads=0, head_size=6)

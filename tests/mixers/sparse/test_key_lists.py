@@ -32,7 +32,7 @@ def test_a_few_blocks_at_a_time_give_the_same(
 
 
 @pytest.mark.parametrize("config", LISTED.values(), ids=LISTED)
-def test_what_is_not_a_number_stays_in_its_text(config: MixerConfig) -> None:
+def test_nan_stays_in_its_text(config: MixerConfig) -> None:
     torch.manual_seed(0)
     mixer, tokens = make_mixer(config).eval(), torch.randn(100, WIDTH)
     with torch.no_grad():

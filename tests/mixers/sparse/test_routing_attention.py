@@ -65,7 +65,7 @@ def test_the_pattern_gives_the_outputs() -> None:
         torch.testing.assert_close(result, output.of(text), atol=1e-5, rtol=1e-5)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match="clusters must be at least 1, got 0"):
         RoutingAttention(width=12, heads=3, clusters=0, window=3)
     with pytest.raises(ConfigError, match=r"decay must be in \[0, 1\], got 1.5"):

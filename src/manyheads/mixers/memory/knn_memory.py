@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.mixers.memory.recent_keys import RecentKeys
-from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
+from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.sparse.key_lists import (
     ListedWeights,
     QueryBlocks,
@@ -38,9 +39,9 @@ class KnnMemory(HeadSettings):
 
     causal = True
 
-    window: int
-    memory: int
-    top_k: int = 32
+    window: PositiveInt
+    memory: PositiveInt
+    top_k: PositiveInt = 32
     bias: bool = False
 
 
@@ -53,14 +54,8 @@ class KnnMemoryLayer(HeadMixer):
         self.memory_gate = nn.Parameter(torch.zeros(config.heads))
         self.output = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,
-    ) -> Mixed:
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:
+        query, key, value = qkv
         config, longest = self.config, max(x.lengths.longest, 1)
         recent = RecentKeys.join(key, value, x.lengths, cache, config.window + config.memory - 1)
         blocks = QueryBlocks.of(x.lengths, min(max(config.window, SMALLEST_BLOCK), longest))
@@ -78,17 +73,17 @@ class KnnMemoryLayer(HeadMixer):
         self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks
     ) -> Float[Tensor, "n h d"]:
         window = self.config.window
-        if not recent.kept:
+        if not recent.limit:
             window = min(window, max(blocks.lengths.longest, 1))
         around = torch.arange(1 - window, blocks.size, device=query.device)
         near = blocks.start.unsqueeze(1) + around
         rows, exists = recent.rows(blocks.text, near)
         within = blocks.position < blocks.length()
 
-        def added(some: slice) -> Float[Tensor, "c 1 t s"]:
-            apart = blocks.position[some].unsqueeze(2) - near[some].unsqueeze(1)
-            visible = (apart >= 0) & (apart < window) & exists[some].unsqueeze(1)
-            return hidden_where(visible.unsqueeze(1), within[some])
+        def added(part: slice) -> Float[Tensor, "c 1 t s"]:
+            apart = blocks.position[part].unsqueeze(2) - near[part].unsqueeze(1)
+            visible = (apart >= 0) & (apart < window) & exists[part].unsqueeze(1)
+            return hidden_where(visible.unsqueeze(1), within[part])
 
         return attend_listed(
             query,
@@ -130,7 +125,7 @@ class KnnMemoryLayer(HeadMixer):
         config, key, value = self.config, recent.k.detach(), recent.v.detach()
         reach = config.window + config.memory - 1
         # Without a cache no list of keys need be longer than the texts.
-        behind = reach if recent.kept else min(reach, blocks.lengths.longest)
+        behind = reach if recent.limit else min(reach, blocks.lengths.longest)
         around = torch.arange(
             -behind, max(blocks.size - config.window, -behind), device=query.device
         )
@@ -142,16 +137,16 @@ class KnnMemoryLayer(HeadMixer):
         top_k = min(config.top_k, around.shape[0])
         heads = torch.arange(config.heads, device=query.device)[:, None, None]
 
-        def read(some: slice) -> tuple[Float[Tensor, "c h t d"], Float[Tensor, "c t"]]:
-            apart = blocks.position[some].unsqueeze(2) - far[some].unsqueeze(1)
-            visible = (apart >= config.window) & (apart <= reach) & exists[some].unsqueeze(1)
-            scores = (cut[some] @ key[rows[some]].permute(0, 2, 3, 1)).float() * config.size**-0.5
+        def read(part: slice) -> tuple[Float[Tensor, "c h t d"], Float[Tensor, "c t"]]:
+            apart = blocks.position[part].unsqueeze(2) - far[part].unsqueeze(1)
+            visible = (apart >= config.window) & (apart <= reach) & exists[part].unsqueeze(1)
+            scores = (cut[part] @ key[rows[part]].permute(0, 2, 3, 1)).float() * config.size**-0.5
             best, index = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).topk(top_k)
-            found = visible.any(-1)
-            weights = best.masked_fill(~found[:, None, :, None], 0.0).softmax(-1)
-            chosen = rows[some][:, None, None].expand(*index.shape[:3], -1).gather(3, index)
+            has_memory = visible.any(-1)
+            weights = best.masked_fill(~has_memory[:, None, :, None], 0.0).softmax(-1)
+            chosen = rows[part][:, None, None].expand(*index.shape[:3], -1).gather(3, index)
             read = (weights.to(value.dtype).unsqueeze(3) @ value[chosen, heads]).squeeze(3)
-            return read, found.to(value.dtype)
+            return read, has_memory.to(value.dtype)
 
         count = cut.shape[0]
         sizes = around.shape[0] + top_k * config.size
@@ -160,8 +155,8 @@ class KnnMemoryLayer(HeadMixer):
         pieces = [slice(start, start + step) for start in range(0, count, step)]
         # Recomputed in the backward pass, so that the scores of the memory are not stored.
         parts = [
-            checkpoint(read, some, use_reentrant=False) if grad and step < count else read(some)
-            for some in pieces
+            checkpoint(read, part, use_reentrant=False) if grad and step < count else read(part)
+            for part in pieces
         ]
-        mixed, found = (torch.cat(part) for part in zip(*parts, strict=True))
-        return blocks.chunks.join(mixed.transpose(1, 2)), blocks.chunks.join(found)
+        mixed, has_memory = (torch.cat(part) for part in zip(*parts, strict=True))
+        return blocks.chunks.join(mixed.transpose(1, 2)), blocks.chunks.join(has_memory)

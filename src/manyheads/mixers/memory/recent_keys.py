@@ -13,15 +13,15 @@ from manyheads.ragged import Lengths
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecentKeys:
-    """Keys and values of the tokens of a batch, behind the last `kept` of each text before them.
+    """Keys and values of the tokens of a batch, behind the last `limit` of each text before them.
 
-    Positions count from the first new token of a text, so that kept ones are negative.
+    Positions count from the first new token of a text, so that those of earlier calls are negative.
     """
 
     k: Float[Tensor, "m h d"]
     v: Float[Tensor, "m h d"]
     lengths: Lengths
-    kept: int
+    limit: int
     # How many tokens of each text came before the new ones.
     before: Int[Tensor, " b"]
 
@@ -32,21 +32,21 @@ class RecentKeys:
         value: Float[Tensor, "n h d"],
         lengths: Lengths,
         cache: StateSlot | None,
-        kept: int,
+        limit: int,
     ) -> "RecentKeys":
-        """The new tokens with what the cache kept, up to `kept` tokens of each text."""
+        """The new tokens with those of the cache, up to `limit` tokens of each text."""
         none = torch.zeros(lengths.count, dtype=torch.long, device=key.device)
         if cache is None:
             return cls(key, value, lengths, 0, none)
         if cache.state is None:
-            empty = key.new_zeros(lengths.count, kept, *key.shape[1:])
+            empty = key.new_zeros(lengths.count, limit, *key.shape[1:])
             recent: tuple[Tensor, ...] = (empty, empty, none)
         else:
             recent = cache.state
-            if recent[0].shape[1:] != (kept, *key.shape[1:]):
+            if recent[0].shape[1:] != (limit, *key.shape[1:]):
                 raise InputError(
                     f"the cache keeps keys of shape {tuple(recent[0].shape[1:])}, and this layer "
-                    f"needs {(kept, *key.shape[1:])}",
+                    f"needs {(limit, *key.shape[1:])}",
                     "use a cache of this model: model.new_cache()",
                 )
         old_key, old_value, before = recent
@@ -54,7 +54,7 @@ class RecentKeys:
             torch.cat([old_key.flatten(0, 1), key]),
             torch.cat([old_value.flatten(0, 1), value]),
             lengths,
-            kept,
+            limit,
             before,
         )
 
@@ -64,10 +64,10 @@ class RecentKeys:
         """The rows of positions of some texts, and which exist; others give a row of the text."""
         text = text.unsqueeze(1)
         length = self.lengths.offsets.diff().long()[text]
-        exists = (position < length) & (position >= -self.before[text].clamp(max=self.kept))
-        new = self.lengths.count * self.kept + self.lengths.offsets[:-1].long()[text] + position
-        old = (text + 1) * self.kept + position
-        filler = self.lengths.count * self.kept + self.lengths.offsets[:-1].long()[text]
+        exists = (position < length) & (position >= -self.before[text].clamp(max=self.limit))
+        new = self.lengths.count * self.limit + self.lengths.offsets[:-1].long()[text] + position
+        old = (text + 1) * self.limit + position
+        filler = self.lengths.count * self.limit + self.lengths.offsets[:-1].long()[text]
         return torch.where(exists, torch.where(position < 0, old, new), filler), exists
 
     def keep(self, cache: StateSlot | None) -> None:
@@ -76,7 +76,7 @@ class RecentKeys:
             return
         count, device = self.lengths.count, self.k.device
         length = self.lengths.offsets.diff().long()
-        position = length.unsqueeze(1) + torch.arange(-self.kept, 0, device=device)
+        position = length.unsqueeze(1) + torch.arange(-self.limit, 0, device=device)
         if not self.k.shape[0]:
             return
         rows, exists = self.rows(torch.arange(count, device=device), position)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
@@ -39,15 +40,14 @@ class SegmentRecurrence(HeadSettings):
     distance and learned vectors u and v for each head.
     """
 
-    may_be_zero = ("memory",)
     causal = True
 
-    segment: int
-    memory: int
-    dropout: float = 0.0
+    segment: PositiveInt
+    memory: NonNegativeInt
+    dropout: DropoutRate = 0.0
 
-    def check(self) -> None:
-        HeadSettings.check(self)
+    def __post_init__(self) -> None:
+        HeadSettings.__post_init__(self)
         if self.width % 2:
             raise ConfigError(
                 f"width must be even for the sinusoids of distances, got {self.width}"
@@ -95,11 +95,11 @@ class SegmentRecurrenceLayer(Mixer):
     ) -> Float[Tensor, "n h d"]:
         config, scale = self.config, self.config.size**-0.5
         # A call may begin in the middle of a segment, up to this far from the end of its memory.
-        kept = config.memory + config.segment - 1
-        recent = RecentKeys.join(key, value, x.lengths, cache, kept)
+        reach = config.memory + config.segment - 1
+        recent = RecentKeys.join(key, value, x.lengths, cache, reach)
         # Whole segments, or less where no text is as long.
         blocks = QueryBlocks.of(x.lengths, min(config.segment, max(x.lengths.longest, 1)))
-        behind = min(config.memory, x.lengths.longest) if cache is None else kept
+        behind = min(config.memory, x.lengths.longest) if cache is None else reach
         around = torch.arange(-behind, blocks.size, device=query.device)
         near = blocks.start.unsqueeze(1) + around
         rows, exists = recent.rows(blocks.text, near)
@@ -123,14 +123,14 @@ class SegmentRecurrenceLayer(Mixer):
         apart = apart.clamp(0, distances.shape[1] - 1)
         cut = blocks.chunks.cut(query).transpose(1, 2)
 
-        def added(some: slice) -> Float[Tensor, "c h t s"]:
-            key_at, query_at = near[some].unsqueeze(1), position[some].unsqueeze(2)
-            visible = (key_at <= query_at) & (key_at >= first[some].unsqueeze(2))
-            visible = (visible & exists[some].unsqueeze(1)).unsqueeze(1)
-            towards = cut[some] + self.distance_bias.unsqueeze(1)
+        def added(part: slice) -> Float[Tensor, "c h t s"]:
+            key_at, query_at = near[part].unsqueeze(1), position[part].unsqueeze(2)
+            visible = (key_at <= query_at) & (key_at >= first[part].unsqueeze(2))
+            visible = (visible & exists[part].unsqueeze(1)).unsqueeze(1)
+            towards = cut[part] + self.distance_bias.unsqueeze(1)
             scores = (towards @ distances.mT) * scale
             index = apart.expand(*scores.shape[:2], -1, -1)
-            return scores.gather(3, index) + hidden_where(visible, within[some])
+            return scores.gather(3, index) + hidden_where(visible, within[part])
 
         mixed = attend_listed(
             query + self.content_bias,
@@ -157,9 +157,9 @@ class SegmentRecurrenceLayer(Mixer):
         """The weights of some queries of a text."""
         config, start = self.config, lengths.starts[sequence]
         scores = products(query + self.content_bias, key, lengths, sequence, rows, heads)
-        some = query[start + rows.start : start + rows.stop, heads] + self.distance_bias[heads]
+        queries = query[start + rows.start : start + rows.stop, heads] + self.distance_bias[heads]
         distances = self._distances(query)[heads].float()
-        by_distance = (some.float().transpose(0, 1) @ distances.mT) * config.size**-0.5
+        by_distance = (queries.float().transpose(0, 1) @ distances.mT) * config.size**-0.5
         at = torch.arange(lengths.each[sequence], device=query.device)
         own = at[rows.start : rows.stop].unsqueeze(1)
         apart = own - at

@@ -48,15 +48,15 @@ class ChunkLayout:
         if torch.compiler.is_compiling():
             return cls._build(lengths, size)
         key = (lengths.each, lengths.offsets.device, size)
-        known = _LAST.pop(key, None)
-        if known is None:
+        layout = _LAST.pop(key, None)
+        if layout is None:
             # What is remembered may be used by training later.
             with torch.inference_mode(False):
-                known = cls._build(Lengths.of(lengths.each, lengths.offsets.device), size)
-        _LAST[key] = known
+                layout = cls._build(Lengths.of(lengths.each, lengths.offsets.device), size)
+        _LAST[key] = layout
         if len(_LAST) > REMEMBERED:
             _LAST.pop(next(iter(_LAST)), None)
-        return known
+        return layout
 
     @classmethod
     def _build(cls, lengths: Lengths, size: int) -> "ChunkLayout":
@@ -65,9 +65,9 @@ class ChunkLayout:
         total, (chunks, ends) = lengths.total, (counts.positions, counts.offsets[1:].long())
         sequence = counts.sequence_of_token
         inside = chunks.unsqueeze(1) * size + torch.arange(size, device=device)
-        each = lengths.offsets.diff().long()[sequence].unsqueeze(1)
+        length = lengths.offsets.diff().long()[sequence].unsqueeze(1)
         starts = lengths.offsets[:-1].long()[sequence].unsqueeze(1)
-        token_of_slot = torch.where(inside < each, starts + inside, total)
+        token_of_slot = torch.where(inside < length, starts + inside, total)
         present = [index for index, count in enumerate(counts.each) if count]
         sequences = torch.tensor(present, dtype=torch.long, device=device)
         return cls(

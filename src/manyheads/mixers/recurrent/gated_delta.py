@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
@@ -33,15 +34,15 @@ class GatedDelta(MixerSettings):
 
     causal = True
 
-    heads: int
-    head_size: int
-    key_heads: int
-    key_size: int
-    convolution: int = 4
+    heads: PositiveInt
+    head_size: PositiveInt
+    key_heads: PositiveInt
+    key_size: PositiveInt
+    convolution: PositiveInt = 4
     eps: float = 1e-6
     negative_eigenvalues: bool = False
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         if self.heads % self.key_heads:
             raise ConfigError(f"key_heads must divide heads={self.heads}, got {self.key_heads}")
 

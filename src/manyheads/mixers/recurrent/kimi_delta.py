@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.mixers.mixer import MixerSettings, by_head, split_heads, state_of
@@ -27,9 +28,9 @@ class KimiDelta(MixerSettings):
 
     causal = True
 
-    heads: int
-    head_size: int
-    convolution: int = 4
+    heads: PositiveInt
+    head_size: PositiveInt
+    convolution: PositiveInt = 4
     eps: float = 1e-5
 
     @property

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.devices import runs_triton, without_autocast
@@ -46,10 +47,10 @@ class Mamba(MixerSettings):
 
     causal = True
 
-    inner: int
-    state_size: int = 16
-    dt_rank: int
-    convolution: int = 4
+    inner: PositiveInt
+    state_size: PositiveInt = 16
+    dt_rank: PositiveInt
+    convolution: PositiveInt = 4
     bias: bool = False
     convolution_bias: bool = True
     inner_eps: float | Literal["none"] = "none"
@@ -134,7 +135,10 @@ def scan_channels(
     if by_triton is None:
         by_triton = runs_triton(dt) and not single and A.shape[1] <= LARGEST_OF_TRITON
     if by_triton and lengths.total:
-        return _scan_by_triton(x, dt, A, B, C, lengths, state)
+        from manyheads.mixers.kernels.triton_scan import CHUNK, scan_by_triton
+
+        h0 = dt.new_zeros(lengths.count, *A.shape) if state is None else state
+        return scan_by_triton(x, dt, A, B, C, h0, ChunkLayout.of(lengths, CHUNK))
     x, B, C = x.to(dt.dtype), B.to(dt.dtype), C.to(dt.dtype)
     inputs = (x, dt, A, B, C)
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
@@ -147,8 +151,8 @@ def scan_channels(
     outputs, states = [], []
     for start in range(0, x.shape[1], block):
         part = slice(start, start + block)
-        h0 = None if state is None else state[:, part]
-        of_block = (x[:, part], dt[:, part], A[part], B, C, lengths, h0)
+        of_state = None if state is None else state[:, part]
+        of_block = (x[:, part], dt[:, part], A[part], B, C, lengths, of_state)
         if grad:
             output, after = checkpoint(_scan_block, *of_block, use_reentrant=False)
         else:
@@ -156,22 +160,6 @@ def scan_channels(
         outputs.append(output)
         states.append(after)
     return torch.cat(outputs, 1), torch.cat(states, 1)
-
-
-def _scan_by_triton(
-    x: Float[Tensor, "n c"],
-    dt: Float[Tensor, "n c"],
-    A: Float[Tensor, "c s"],
-    B: Float[Tensor, "n s"],
-    C: Float[Tensor, "n s"],
-    lengths: Lengths,
-    state: Float[Tensor, "b c s"] | None,
-) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
-    """The same by kernels that keep the states inside the chip."""
-    from manyheads.mixers.kernels.triton_scan import CHUNK, scan_by_triton
-
-    h0 = dt.new_zeros(lengths.count, *A.shape) if state is None else state
-    return scan_by_triton(x, dt, A, B, C, h0, ChunkLayout.of(lengths, CHUNK))
 
 
 def _scan_block(

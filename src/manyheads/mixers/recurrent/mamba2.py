@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
@@ -37,17 +38,17 @@ class Mamba2(MixerSettings):
 
     causal = True
 
-    heads: int
-    head_size: int
-    state_size: int
-    groups: int = 1
-    convolution: int = 4
+    heads: PositiveInt
+    head_size: PositiveInt
+    state_size: PositiveInt
+    groups: PositiveInt = 1
+    convolution: PositiveInt = 4
     time_step: tuple[float, float] | Literal["any"] = "any"
     eps: float = 1e-5
     bias: bool = False
     convolution_bias: bool = True
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         if self.heads % self.groups:
             raise ConfigError(f"groups must divide heads={self.heads}, got {self.groups}")
 

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, check_int
+from manyheads.errors import ConfigError
 from manyheads.mixers.mixer import Mixer, MixerSettings, refuse_cache, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.recurrent.time_step import draw_dt_bias
@@ -33,11 +34,10 @@ class S4D(MixerSettings):
     With causal=False a second system reads every text from its end.
     """
 
-    state_size: int = 64
+    state_size: PositiveInt = 64
     causal: bool = True
 
-    def check(self) -> None:
-        check_int("state_size", self.state_size, minimum=2)
+    def __post_init__(self) -> None:
         if self.state_size % 2:
             raise ConfigError(f"state_size must be even, got {self.state_size}")
 

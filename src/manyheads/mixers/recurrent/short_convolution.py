@@ -57,7 +57,10 @@ class ShortConvolution(nn.Module):
         # The kernels have no gradient of `before`.
         learned = before is not None and before.requires_grad
         if by_triton and not learned and x.values.shape[0]:
-            return self._convolve_by_triton(x, before)
+            from manyheads.mixers.kernels.triton_convolution import convolve
+
+            output = convolve(x.values, self.weight, self.bias, before, lengths)
+            return output, _last_tokens(x, before, behind)
         # Every sequence gets `behind` rows in front of it.
         row = torch.arange(x.values.shape[0], device=x.values.device)
         row = row + behind * (lengths.sequence_of_token + 1)
@@ -79,15 +82,6 @@ class ShortConvolution(nn.Module):
         output = output if self.bias is None else output + self.bias
         ends = offsets[1:] + behind * torch.arange(lengths.count, device=row.device)
         return F.silu(output), longer[ends.unsqueeze(1) + back]
-
-    def _convolve_by_triton(
-        self, x: Ragged, before: Float[Tensor, "b k c"] | None
-    ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b k c"]]:
-        """The same by kernels that read every token from memory once."""
-        from manyheads.mixers.kernels.triton_convolution import convolve
-
-        output = convolve(x.values, self.weight, self.bias, before, x.lengths)
-        return output, _last_tokens(x, before, self.weight.shape[1] - 1)
 
 
 def _last_tokens(

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
-from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
+from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.sparse.key_lists import (
     FULL,
@@ -45,16 +46,15 @@ class BigBird(HeadSettings):
     Texts of 1,024, 3,072 and 4,096 tokens draw for a text of `max_length` tokens, as published.
     """
 
-    may_be_zero = ("random_blocks", "seed")
     causal = False
 
-    block: int = 64
-    random_blocks: int = 3
-    seed: int = 0
+    block: PositiveInt = 64
+    random_blocks: NonNegativeInt = 3
+    seed: NonNegativeInt = 0
     draw: Literal["always", "training"] = "always"
-    max_length: int = 4096
+    max_length: PositiveInt = 4096
     bias: Literal["none", "inputs", "output", "all"] = "all"
-    dropout: float = 0.0
+    dropout: DropoutRate = 0.0
 
     @property
     def full_up_to(self) -> int:
@@ -71,17 +71,10 @@ class BigBirdLayer(HeadMixer):
         self.project = nn.Linear(width, 3 * width, bias=config.bias in ("inputs", "all"))
         self.output = nn.Linear(width, width, bias=config.bias in ("output", "all"))
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,  # noqa: ARG002
-    ) -> Mixed:
-        rows = partial(self._rows, query, key, x.lengths)
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:  # noqa: ARG002
+        rows = partial(self._rows, *qkv[:2], x.lengths)
         weights = partial(ListedWeights, x.lengths, self.config.heads, rows, causal=False)
-        return self._mix(query, key, value, x.lengths), weights
+        return self._mix(*qkv, x.lengths), weights
 
     def _mix(
         self,
@@ -96,7 +89,7 @@ class BigBirdLayer(HeadMixer):
         dropout = config.dropout if self.training else 0.0
         scale = config.size**-0.5
 
-        def attend_all(some: Float[Tensor, "m h d"], queries: Lengths) -> Float[Tensor, "m h d"]:
+        def attend_all(part: Float[Tensor, "m h d"], queries: Lengths) -> Float[Tensor, "m h d"]:
             request = Request(
                 queries=queries,
                 keys=lengths,
@@ -105,7 +98,7 @@ class BigBirdLayer(HeadMixer):
                 dropout=dropout,
                 want=OUTPUT_ALONE,
             )
-            return attend(some, key, value, request).output
+            return attend(part, key, value, request).output
 
         if not middle.total:
             return attend_all(query, lengths)
@@ -125,7 +118,7 @@ class BigBirdLayer(HeadMixer):
             value,
             blocks,
             listed,
-            lambda some: added[some].expand(-1, -1, config.block, -1),
+            lambda part: added[part].expand(-1, -1, config.block, -1),
             scale=scale,
             dropout=dropout,
         )
@@ -145,12 +138,12 @@ class BigBirdLayer(HeadMixer):
         once = torch.ones_like(numbers, dtype=torch.bool)
         once[:, 2], once[:, 3] = own > 1, own + 1 < last
         bias = torch.zeros(numbers.shape, device=own.device)
-        numbers, once, bias = (each.unsqueeze(1) for each in (numbers, once, bias))
+        numbers, once, bias = (table.unsqueeze(1) for table in (numbers, once, bias))
         if config.random_blocks and (self.training or config.draw == "always"):
             drawn = self._drawn(blocks)
             numbers, once, bias = (
-                torch.cat([each.expand(-1, config.heads, -1), more], dim=2)
-                for each, more in (
+                torch.cat([table.expand(-1, config.heads, -1), more], dim=2)
+                for table, more in (
                     (numbers, drawn),
                     (once, torch.ones_like(drawn, dtype=torch.bool)),
                     (bias, torch.zeros(drawn.shape, device=own.device)),
@@ -200,12 +193,12 @@ class BigBirdLayer(HeadMixer):
 
     def _drawn(self, blocks: QueryBlocks) -> Int[Tensor, "c h r"]:
         config = self.config
-        each = [
+        drawn = [
             draw_blocks(config, count + 2).transpose(0, 1)
             for count in blocks.chunks.counts.each
             if count
         ]
-        return torch.cat(each).to(blocks.start.device)
+        return torch.cat(drawn).to(blocks.start.device)
 
 
 def middle_tokens(config: BigBird, length: int) -> int:

@@ -87,17 +87,17 @@ def attend_listed(
     query = blocks.chunks.cut(q).transpose(1, 2)
     heads = torch.arange(q.shape[1], device=q.device)[:, None]
 
-    def mix(some: slice) -> Float[Tensor, "c h t e"]:
+    def mix(part: slice) -> Float[Tensor, "c h t e"]:
         # Lists of all heads are gathered as whole rows.
-        one = listed.shape[1] == 1
+        shared = listed.shape[1] == 1
         key, value = (
-            x[listed[some, 0]].transpose(1, 2) if one else x[listed[some], heads] for x in (k, v)
+            x[listed[part, 0]].transpose(1, 2) if shared else x[listed[part], heads] for x in (k, v)
         )
         return F.scaled_dot_product_attention(
-            query[some],
+            query[part],
             key,
             value,
-            attn_mask=added(some).to(q.dtype),
+            attn_mask=added(part).to(q.dtype),
             dropout_p=dropout,
             scale=scale,
         )
@@ -107,10 +107,10 @@ def attend_listed(
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     mixed = []
     for start, stop in pairwise((*range(0, count, step), count)):
-        some = slice(start, stop)
+        part = slice(start, stop)
         # Recomputed in the backward pass, so that the gathered keys are not stored.
         mixed.append(
-            checkpoint(mix, some, use_reentrant=False) if grad and step < count else mix(some)
+            checkpoint(mix, part, use_reentrant=False) if grad and step < count else mix(part)
         )
     return blocks.chunks.join(torch.cat(mixed).transpose(1, 2))
 
@@ -123,8 +123,8 @@ def blocks_at_once(numbers_per_block: int, device: torch.device) -> int:
 
 def hidden_where(visible: Bool[Tensor, "c #h t s"], inside: Bool[Tensor, "c t"]) -> Tensor:
     """Zeros, and -inf where a key is not seen; queries outside the text see all of their list."""
-    seen = visible | ~inside[:, None, :, None]
-    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)
+    sees = visible | ~inside[:, None, :, None]
+    return torch.zeros(sees.shape, device=sees.device).masked_fill(~sees, -torch.inf)
 
 
 # The weights of some queries of a text on all its tokens, given the text, the queries and heads.
@@ -142,8 +142,8 @@ class ListedWeights(HeadWeights):
         self, sequence: int, rows: range, heads: range | None = None
     ) -> Float[Tensor, "h t s"]:
         heads = range(self.heads) if heads is None else heads
-        found = self.compute(sequence, rows, slice(heads.start, heads.stop))
-        return found[..., : rows.stop] if self.causal else found
+        weights = self.compute(sequence, rows, slice(heads.start, heads.stop))
+        return weights[..., : rows.stop] if self.causal else weights
 
 
 def products(
@@ -156,9 +156,9 @@ def products(
 ) -> Float[Tensor, "h t s"]:
     """Scaled products of some queries of a text with all its keys, in float32."""
     start = lengths.starts[sequence]
-    some = query[start + rows.start : start + rows.stop, heads].float()
+    queries = query[start + rows.start : start + rows.stop, heads].float()
     own = key[start : start + lengths.each[sequence], heads].float()
-    return torch.einsum("thd,shd->hts", some, own) * query.shape[2] ** -0.5
+    return torch.einsum("thd,shd->hts", queries, own) * query.shape[2] ** -0.5
 
 
 def softmax_where(

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import DropoutRate, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ArgumentError, InputError, short_repr
@@ -56,10 +57,10 @@ class Longformer(HeadSettings):
 
     causal = False
 
-    window: int
+    window: PositiveInt
     global_positions: tuple[int, ...] | Literal["given"] = (0,)
     bias: bool = True
-    dropout: float = 0.0
+    dropout: DropoutRate = 0.0
 
 
 class LongformerLayer(Mixer):
@@ -76,7 +77,7 @@ class LongformerLayer(Mixer):
         self.project_global = nn.Linear(width, 2 * width, bias=bias)
         self.output = nn.Linear(width, width, bias=bias)
         # The positions that `global_tokens` names for each text.
-        self.given: tuple[tuple[int, ...], ...] | None = None
+        self.batch_positions: tuple[tuple[int, ...], ...] | None = None
 
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
@@ -96,14 +97,14 @@ class LongformerLayer(Mixer):
 
     def _positions(self, lengths: Lengths) -> tuple[tuple[int, ...], ...]:
         """The global positions of every text."""
-        if self.given is not None:
-            if len(self.given) != len(lengths):
+        if self.batch_positions is not None:
+            if len(self.batch_positions) != len(lengths):
                 raise InputError(
-                    f"global tokens are given for {len(self.given)} texts, and the batch has "
-                    f"{len(lengths)}",
+                    f"global tokens are given for {len(self.batch_positions)} texts, and the "
+                    f"batch has {len(lengths)}",
                     "give one list of positions per text",
                 )
-            return self.given
+            return self.batch_positions
         if self.config.global_positions == "given":
             raise InputError(
                 "the global tokens of this model depend on the text, and none are given",
@@ -141,11 +142,11 @@ class LongformerLayer(Mixer):
         inside = (near >= 0) & (near < blocks.length()) & ~tokens.is_global[blocks.rows(near)]
         within = blocks.position < blocks.length()
 
-        def added(some: slice) -> Float[Tensor, "c 1 t s"]:
-            distance = near[some].unsqueeze(1) - blocks.position[some].unsqueeze(2)
-            local = (distance.abs() <= window) & inside[some].unsqueeze(1)
-            everywhere = present[some].unsqueeze(1).expand(-1, blocks.size, -1)
-            return hidden_where(torch.cat([local, everywhere], dim=2).unsqueeze(1), within[some])
+        def added(part: slice) -> Float[Tensor, "c 1 t s"]:
+            distance = near[part].unsqueeze(1) - blocks.position[part].unsqueeze(2)
+            local = (distance.abs() <= window) & inside[part].unsqueeze(1)
+            everywhere = present[part].unsqueeze(1).expand(-1, blocks.size, -1)
+            return hidden_where(torch.cat([local, everywhere], dim=2).unsqueeze(1), within[part])
 
         return attend_listed(
             query, key, value, blocks, listed.unsqueeze(1), added, scale=scale, dropout=dropout
@@ -189,17 +190,17 @@ class LongformerLayer(Mixer):
         if context is None or not context.wants(Tap.PATTERN):
             return mixed
 
-        def rows(sequence: int, some: range, heads: slice) -> Float[Tensor, "h t s"]:
+        def rows(sequence: int, queries: range, heads: slice) -> Float[Tensor, "h t s"]:
             start = lengths.starts[sequence]
-            scores = products(parts[0], parts[1], lengths, sequence, some, heads)
+            scores = products(parts[0], parts[1], lengths, sequence, queries, heads)
             at = torch.arange(lengths.each[sequence], device=mixed.device)
-            apart = at[some.start : some.stop].unsqueeze(1) - at
+            apart = at[queries.start : queries.stop].unsqueeze(1) - at
             everywhere = tokens.is_global[start : start + lengths.each[sequence]]
             weights = softmax_where(scores, (apart.abs() <= self.config.window) | everywhere)
             query = parts[0].index_copy(0, tokens.rows, wide[0])
-            scores = products(query, wide[1], lengths, sequence, some, heads)
+            scores = products(query, wide[1], lengths, sequence, queries, heads)
             return torch.where(
-                everywhere[some.start : some.stop, None], scores.softmax(-1), weights
+                everywhere[queries.start : queries.stop, None], scores.softmax(-1), weights
             )
 
         weights = partial(ListedWeights, lengths, self.config.heads, rows, causal=False)
@@ -220,12 +221,12 @@ class GlobalRows:
     @classmethod
     def of(cls, positions: Sequence[Sequence[int]], lengths: Lengths) -> "GlobalRows":
         device = lengths.offsets.device
-        each = [
-            sorted({place + length * (place < 0) for place in some if -length <= place < length})
-            for some, length in zip(positions, lengths.each, strict=True)
+        places = [
+            sorted({place + length * (place < 0) for place in listed if -length <= place < length})
+            for listed, length in zip(positions, lengths.each, strict=True)
         ]
-        counts = Lengths.of([len(some) for some in each], device)
-        position = torch.tensor([place for some in each for place in some], dtype=torch.long)
+        counts = Lengths.of([len(listed) for listed in places], device)
+        position = torch.tensor([place for listed in places for place in listed], dtype=torch.long)
         position = position.to(device)
         rows = position + lengths.offsets[:-1].long()[counts.sequence_of_token]
         is_global = torch.zeros(lengths.total, dtype=torch.bool, device=device)
@@ -245,22 +246,24 @@ def global_tokens(model: nn.Module, positions: Sequence[Sequence[int]]) -> Itera
 
     They replace those of the config: with global_tokens(model, [[0, 1, 2], [0]]): model(batch)
     """
-    lists = isinstance(positions, Sequence) and all(isinstance(one, Sequence) for one in positions)
-    if not lists or not all(isinstance(place, int) for some in positions for place in some):
+    lists = isinstance(positions, Sequence) and all(
+        isinstance(listed, Sequence) for listed in positions
+    )
+    if not lists or not all(isinstance(place, int) for listed in positions for place in listed):
         raise ArgumentError(
             f"positions must be one list of integers per text, got {short_repr(positions)}",
             "for example [[0, 1, 2], [0]]",
         )
-    layers = [each for each in model.modules() if isinstance(each, LongformerLayer)]
+    layers = [module for module in model.modules() if isinstance(module, LongformerLayer)]
     if not layers:
         raise InputError(
             "the model has no Longformer layer", "use a model whose layers have global tokens"
         )
-    before = [layer.given for layer in layers]
+    before = [layer.batch_positions for layer in layers]
     for layer in layers:
-        layer.given = tuple(tuple(int(place) for place in some) for some in positions)
+        layer.batch_positions = tuple(tuple(int(place) for place in listed) for listed in positions)
     try:
         yield
     finally:
         for layer, old in zip(layers, before, strict=True):
-            layer.given = old
+            layer.batch_positions = old

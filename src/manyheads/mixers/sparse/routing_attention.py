@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveInt, Probability
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.errors import ConfigError, InputError
-from manyheads.mixers.mixer import HeadMixer, HeadSettings, Mixed
+from manyheads.errors import InputError
+from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.sparse.key_lists import (
     ListedWeights,
     QueryBlocks,
@@ -38,15 +39,10 @@ class RoutingAttention(HeadSettings):
 
     causal = True
 
-    clusters: int
-    window: int
-    decay: float = 0.999
+    clusters: PositiveInt
+    window: PositiveInt
+    decay: Probability = 0.999
     bias: bool = False
-
-    def check(self) -> None:
-        HeadSettings.check(self)
-        if not 0 <= self.decay <= 1:
-            raise ConfigError(f"decay must be in [0, 1], got {self.decay}")
 
 
 class RoutingAttentionLayer(HeadMixer):
@@ -64,14 +60,8 @@ class RoutingAttentionLayer(HeadMixer):
         query, value = HeadMixer.heads_of(self, x)
         return F.layer_norm(query, (self.config.size,)), value
 
-    def mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],  # noqa: ARG002
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,
-    ) -> Mixed:
+    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:
+        query, _, value = qkv
         config = self.config
         tokens = ClusteredTokens(query, value, self.assign(query), x.lengths)
         if self.training:
@@ -141,22 +131,24 @@ class RoutingAttentionLayer(HeadMixer):
         rows, within = blocks.rows(near), blocks.position < blocks.length()
         own = blocks.rows(blocks.position)
 
-        def added(some: slice) -> Float[Tensor, "c h t s"]:
-            apart = blocks.position[some].unsqueeze(2) - near[some].unsqueeze(1)
-            visible = (apart >= 0) & (apart < window) & exists[some].unsqueeze(1)
-            there, here = (cluster[each[some]].transpose(1, 2) for each in (rows, own))
-            same = here.unsqueeze(3) == there.unsqueeze(2)
-            return hidden_where(visible.unsqueeze(1) & same, within[some])
+        def added(part: slice) -> Float[Tensor, "c h t s"]:
+            apart = blocks.position[part].unsqueeze(2) - near[part].unsqueeze(1)
+            visible = (apart >= 0) & (apart < window) & exists[part].unsqueeze(1)
+            key_cluster, query_cluster = (
+                cluster[index[part]].transpose(1, 2) for index in (rows, own)
+            )
+            same = query_cluster.unsqueeze(3) == key_cluster.unsqueeze(2)
+            return hidden_where(visible.unsqueeze(1) & same, within[part])
 
         scale = self.config.size**-0.5
         mixed = attend_listed(key, key, value, blocks, rows.unsqueeze(1), added, scale=scale)
         return torch.empty_like(mixed).scatter(0, _like(order, mixed), mixed)
 
     def _one_token(
-        self, tokens: "ClusteredTokens", kept: "ClusteredTokens"
+        self, tokens: "ClusteredTokens", earlier: "ClusteredTokens"
     ) -> Float[Tensor, "b h d"]:
         """One more token of every text, which sees those of its cluster that were kept."""
-        joined = tokens.behind(kept)
+        joined = tokens.behind(earlier)
         count = tokens.lengths.count
         key, value, cluster = (
             part.unflatten(0, (count, -1)).transpose(1, 2)
@@ -190,23 +182,27 @@ class ClusteredTokens:
     cluster: Int[Tensor, "n h"]
     lengths: Lengths
 
-    def behind(self, kept: "ClusteredTokens | None") -> "ClusteredTokens":
+    def behind(self, earlier: "ClusteredTokens | None") -> "ClusteredTokens":
         """With the tokens of each text that were kept in front."""
-        if kept is None:
+        if earlier is None:
             return self
-        slots, device = kept.lengths.longest, self.key.device
-        lengths = Lengths.of([slots + each for each in self.lengths.each], device)
+        slots, device = earlier.lengths.longest, self.key.device
+        lengths = Lengths.of([slots + length for length in self.lengths.each], device)
         text, place = lengths.sequence_of_token, lengths.positions
-        new = len(kept.key) + self.lengths.offsets[:-1].long()[text] + place - slots
+        new = len(earlier.key) + self.lengths.offsets[:-1].long()[text] + place - slots
         rows = torch.where(place < slots, text * slots + place, new)
-        pairs = ((kept.key, self.key), (kept.value, self.value), (kept.cluster, self.cluster))
+        pairs = (
+            (earlier.key, self.key),
+            (earlier.value, self.value),
+            (earlier.cluster, self.cluster),
+        )
         key, value, cluster = (torch.cat(pair)[rows] for pair in pairs)
         return ClusteredTokens(key, value, cluster, lengths)
 
     def new_rows(self, new: Lengths) -> Int[Tensor, " n"]:
         """The rows of the last tokens of each text."""
-        ends, each = self.lengths.offsets[1:].long(), new.offsets.diff().long()
-        return (ends - each)[new.sequence_of_token] + new.positions
+        ends, counts = self.lengths.offsets[1:].long(), new.offsets.diff().long()
+        return (ends - counts)[new.sequence_of_token] + new.positions
 
     def order(self, clusters: int) -> Int[Tensor, "n h"]:
         """The tokens of each text sorted by cluster, those of a cluster by time."""

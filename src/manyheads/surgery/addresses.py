@@ -10,7 +10,7 @@ from manyheads.taps import Site, Sublayer, Tap
 
 def find_separable_heads(model: Model, heads: Heads) -> tuple[Address, ...]:
     """The addresses of heads that can be cut out or trained alone; see `find_heads`."""
-    addresses, stacks = find_heads(model, heads)(model)
+    addresses, stacks = find_heads(model, heads), model.stacks()
     for address in addresses:
         mixer = stacks[address.stack].config.layers[address.head.layer].mixer
         if mixer is not None and address.sublayer is Sublayer.ATTENTION:

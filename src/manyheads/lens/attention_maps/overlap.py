@@ -107,9 +107,9 @@ class _OverlapSums:
         empty = torch.zeros_like(self.overlap), torch.zeros_like(self.queries)
         return _OverlapSums(self.measure, self.slices, *empty)
 
-    def add(self, other: "_OverlapSums") -> None:
-        self.overlap.add_(other.overlap)
-        self.queries.add_(other.queries)
+    def add(self, batch: "_OverlapSums") -> None:
+        self.overlap.add_(batch.overlap)
+        self.queries.add_(batch.queries)
 
     def means(self) -> Float[np.ndarray, "h h"]:
         means = (self.overlap / self.queries).cpu().numpy()
@@ -120,7 +120,7 @@ class _OverlapWatcher:
     """A watcher that stores the queries and keys of all layers, or compares within each layer."""
 
     def __init__(self, scope: HeadScope, sums: _OverlapSums, partners: Partners) -> None:
-        self._scope, self._sums, self._scopeners = scope, sums, partners
+        self._scope, self._sums, self._partners = scope, sums, partners
         self._reader = ScoreReader({scope.stack_name: scope.stack})
         self._layers: dict[int, TiledScores] = {}
 
@@ -132,7 +132,7 @@ class _OverlapWatcher:
         tiled = self._reader.see(site, value)
         if tiled is None:
             return
-        if self._scopeners == "all":
+        if self._partners == "all":
             self._layers[site.layer] = tiled
         else:
             _sum_layers({site.layer: tiled}, self._sums)
@@ -150,9 +150,9 @@ def _sum_layers(tiled_layers: dict[int, TiledScores], sums: _OverlapSums) -> Non
     for sequence, length in enumerate(first.request.queries.each):
         if length == 0 or first.request.keys.each[sequence] == 0:
             continue
-        keys = {layer: each.keys_of(sequence) for layer, each in tiled_layers.items()}
+        keys = {layer: tiled.keys_of(sequence) for layer, tiled in tiled_layers.items()}
         for rows in _row_ranges(tiled_layers, sequence, length):
-            tiles = {layer: each.tile(sequence, rows) for layer, each in tiled_layers.items()}
+            tiles = {layer: tiled.tile(sequence, rows) for layer, tiled in tiled_layers.items()}
             _sum_tiles(tiled_layers, tiles, keys, sums)
 
 
@@ -160,12 +160,12 @@ def _row_ranges(
     tiled_layers: dict[int, TiledScores], sequence: int, length: int
 ) -> Iterator[range]:
     """Ranges of queries whose weights of all heads fit into memory."""
-    some = next(iter(tiled_layers.values()))
-    device = "cpu" if some.query.device.type == "cpu" else "cuda"
-    heads = sum(each.query.shape[1] for each in tiled_layers.values())
+    queries = [tiled.query for tiled in tiled_layers.values()]
+    device = "cpu" if queries[0].device.type == "cpu" else "cuda"
+    heads = sum(query.shape[1] for query in queries)
     for first in range(0, length, ROWS[device]):
         rows = range(first, min(first + ROWS[device], length))
-        width = len(_union([each.tile(sequence, rows) for each in tiled_layers.values()]))
+        width = len(_union([tiled.tile(sequence, rows) for tiled in tiled_layers.values()]))
         step = max(1, CHUNK_WEIGHTS[device] // max(1, heads * width))
         for start, stop in pairwise((*range(rows.start, rows.stop, step), rows.stop)):
             yield range(start, stop)
@@ -175,7 +175,7 @@ def _union(tiles: Sequence[Tile]) -> range:
     keys = [tile.keys for tile in tiles if tile.keys]
     if not keys:
         return range(0)
-    return range(min(each.start for each in keys), max(each.stop for each in keys))
+    return range(min(span.start for span in keys), max(span.stop for span in keys))
 
 
 def _sum_tiles(
@@ -189,12 +189,12 @@ def _sum_tiles(
     if not union:
         return
     layers = list(tiled_layers)
-    some = tiled_layers[layers[0]]
+    device = tiled_layers[layers[0]].query.device
     rows = len(tiles[layers[0]].rows)
     counts = [tiled_layers[layer].query.shape[1] for layer in layers]
     # One more column for a learned sink.
-    weights = torch.zeros(sum(counts), rows, len(union) + 1, device=some.query.device)
-    sees_key = torch.zeros(len(layers), rows, dtype=torch.bool, device=some.query.device)
+    weights = torch.zeros(sum(counts), rows, len(union) + 1, device=device)
+    sees_key = torch.zeros(len(layers), rows, dtype=torch.bool, device=device)
     start = 0
     for index, layer in enumerate(layers):
         tile, heads = tiles[layer], slice(start, start + counts[index])
@@ -206,17 +206,16 @@ def _sum_tiles(
         weights[heads, :, columns] = powers
         weights[heads, :, -1] = sink
     both = (sees_key.float() @ sees_key.float().T).double()
-    owner = torch.repeat_interleave(torch.arange(len(layers)), torch.tensor(counts))
-    owner = owner.to(some.query.device)
+    owner = torch.repeat_interleave(torch.arange(len(layers)), torch.tensor(counts)).to(device)
     if sums.measure == "cosine":
         overlaps = _cosines(weights[..., :-1])
     else:
         overlaps = _jensen_shannon(weights, sees_key[owner])
     # Layers without a pattern leave gaps between those that have one.
-    every = [range(sums.slices[layer].start, sums.slices[layer].stop) for layer in layers]
-    places = torch.tensor([head for each in every for head in each], device=owner.device)
-    sums.overlap[places[:, None], places] += overlaps
-    sums.queries[places[:, None], places] += both[owner][:, owner]
+    every_head = torch.arange(len(sums.overlap), device=device)
+    indices = torch.cat([every_head[sums.slices[layer]] for layer in layers])
+    sums.overlap[indices[:, None], indices] += overlaps
+    sums.queries[indices[:, None], indices] += both[owner][:, owner]
 
 
 def _exponentials(

@@ -163,10 +163,10 @@ class PatternSet(Tabular):
     def rows(self) -> list[dict[str, Any]]:
         """One record per pattern: its head, text and type."""
         records = []
-        for each in self.each:
-            type_ = each.typology()
-            record = {"type": type_.name, "score": type_.score, "detail": type_.detail}
-            records.append(each.address.record() | {"text": each.text} | record)
+        for pattern in self.each:
+            kind = pattern.typology()
+            record = {"type": kind.name, "score": kind.score, "detail": kind.detail}
+            records.append(pattern.address.record() | {"text": pattern.text} | record)
         return records
 
     def table(self) -> Any:
@@ -174,16 +174,17 @@ class PatternSet(Tabular):
         from rich.table import Table
 
         table = Table("head", "text", "type", "score", box=None, pad_edge=False)
-        for each in self.each:
-            type_ = each.typology()
-            detail = "" if type_.detail is None else f" {type_.detail}"
-            name = f"{type_.name}{detail}"
-            table.add_row(str(each.address), str(each.text), name, f"{type_.score:.2f}")
+        for pattern in self.each:
+            kind = pattern.typology()
+            cells = pattern.address, pattern.text, kind.full_name, f"{kind.score:.2f}"
+            table.add_row(*map(str, cells))
         return table
 
     def __str__(self) -> str:
-        lines = (f"{each.address} on text {each.text}: {each.typology()}" for each in self.each)
-        return "\n".join(lines)
+        return "\n".join(
+            f"{pattern.address} on text {pattern.text}: {pattern.typology()}"
+            for pattern in self.each
+        )
 
     __repr__ = __str__
 
@@ -205,9 +206,8 @@ def patterns(
     >>> patterns(model, [[5, 6, 7]], "L1H0").of("L1H0").weights.shape
     torch.Size([3, 3])
     """
-    watcher = _RequestWatcher(model, heads, rows, top_k=None)
-    _run(model, texts, watcher)
-    return PatternSet(tuple(each for each in watcher.results if isinstance(each, Pattern)))
+    results = _RequestWatcher(model, heads, rows, top_k=None).run(model, texts)
+    return PatternSet(tuple(pattern for pattern in results if isinstance(pattern, Pattern)))
 
 
 def top_keys(
@@ -221,15 +221,8 @@ def top_keys(
     """The keys with the largest weights: `top_k` per query instead of n."""
     if top_k < 1:
         raise InputError(f"top_k must be at least 1, got {top_k}", "use 1 or more")
-    watcher = _RequestWatcher(model, heads, rows, top_k=top_k)
-    _run(model, texts, watcher)
-    return tuple(each for each in watcher.results if isinstance(each, TopKeys))
-
-
-def _run(model: Model, texts: Any, watcher: "_RequestWatcher") -> None:
-    inputs = read_inputs(model, texts)
-    with eval_mode(model), torch.inference_mode():
-        model.run_hidden(inputs, watcher)
+    results = _RequestWatcher(model, heads, rows, top_k=top_k).run(model, texts)
+    return tuple(keys for keys in results if isinstance(keys, TopKeys))
 
 
 class _RequestWatcher:
@@ -258,8 +251,14 @@ class _RequestWatcher:
         self._rows, self._top_k = rows, top_k
         self._reader = ScoreReader(self._stacks)
 
+    def run(self, model: Model, texts: Any) -> "list[Pattern | TopKeys]":
+        inputs = read_inputs(model, texts)
+        with eval_mode(model), torch.inference_mode():
+            forward_hidden(model, inputs, self)
+        return self.results
+
     def wants(self, site: Site) -> bool:
-        return bool(self._here(site)) and self._reader.wants(site)
+        return bool(self._requested(site)) and self._reader.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         tiled = self._reader.see(site, value)
@@ -272,10 +271,10 @@ class _RequestWatcher:
                     f"rows={rows} go beyond the {length} tokens of text {text}",
                     f"use rows within range({length})",
                 )
-            for address in self._here(site):
+            for address in self._requested(site):
                 self.results.append(self._compute(tiled, address, text, rows))
 
-    def _here(self, site: Site) -> list[Address]:
+    def _requested(self, site: Site) -> list[Address]:
         return self._heads.get((site.stack, site.sublayer, site.layer), [])
 
     def _compute(
@@ -291,8 +290,8 @@ class _RequestWatcher:
             chunk = range(start, min(start + step, rows.stop))
             weights, _ = _head_rows(tiled, text, chunk, address.head.head)
             chunks.append(weights.topk(min(self._top_k, count), dim=-1))
-        keys = torch.cat([each.indices for each in chunks])
-        return TopKeys(address, text, rows, keys, torch.cat([each.values for each in chunks]))
+        keys = torch.cat([largest.indices for largest in chunks])
+        return TopKeys(address, text, rows, keys, torch.cat([largest.values for largest in chunks]))
 
 
 def _head_rows(

@@ -50,19 +50,19 @@ def attention_flow(
     Capacities are the weights of rollout. Each pair of positions is a max-flow problem, so texts
     should be short; `outputs` are the positions to follow (None: all).
     """
-    every = _residual_patterns(model, texts, stack)
+    by_text = [layers.double().cpu().numpy() for layers in _residual_patterns(model, texts, stack)]
+    lengths = [capacities.shape[1] for capacities in by_text]
+    positions = [range(length) if outputs is None else outputs for length in lengths]
+    total = sum(len(own) * length for own, length in zip(positions, lengths, strict=True))
     flows = []
-    positions = [range(layers.shape[1]) if outputs is None else outputs for layers in every]
-    total = sum(len(own) * layers.shape[1] for own, layers in zip(positions, every, strict=True))
     with Progress("attention flow", total=total, unit="flows", enabled=progress) as bar:
-        for own, layers in zip(positions, every, strict=True):
-            capacities = layers.double().cpu().numpy()
-            rows = np.zeros((len(own), capacities.shape[1]))
+        for own, length, capacities in zip(positions, lengths, by_text, strict=True):
+            rows = np.zeros((len(own), length))
             for row, output in enumerate(own):
-                if not 0 <= output < capacities.shape[1]:
-                    problem = f"a text of {capacities.shape[1]} tokens has no position {output}"
-                    raise InputError(problem, f"use 0 to {capacities.shape[1] - 1}")
-                for source in range(capacities.shape[1]):
+                if not 0 <= output < length:
+                    problem = f"a text of {length} tokens has no position {output}"
+                    raise InputError(problem, f"use 0 to {length - 1}")
+                for source in range(length):
                     rows[row, source] = max_flow(capacities, output, source)
                     bar.advance()
             flows.append(torch.from_numpy(rows))
@@ -119,9 +119,9 @@ class _Network:
         while (levels == step).any():
             ahead = levels == step
             for layer in np.flatnonzero(ahead.any(1)):
-                for other, table in self._neighbors(int(layer)):
-                    reached = (table[ahead[layer]] > MIN_CAPACITY).any(0) & (levels[other] < 0)
-                    levels[other, reached] = step + 1
+                for neighbor, table in self._neighbors(int(layer)):
+                    reached = (table[ahead[layer]] > MIN_CAPACITY).any(0) & (levels[neighbor] < 0)
+                    levels[neighbor, reached] = step + 1
             step += 1
         return levels
 
@@ -143,23 +143,18 @@ class _Network:
         # Edges already tried in this phase are exhausted.
         while self.tried[layer, node] < len(options) * self.width:
             turn, target = divmod(int(self.tried[layer, node]), self.width)
-            other, table = options[turn]
+            neighbor, table = options[turn]
             free = table[node, target]
-            if free > MIN_CAPACITY and self.levels[other, target] == level + 1:
-                pushed = self._push(other, target, sink, min(limit, free))
+            if free > MIN_CAPACITY and self.levels[neighbor, target] == level + 1:
+                pushed = self._push(neighbor, target, sink, min(limit, free))
                 if pushed > 0:
-                    self._move(layer, other, node, target, pushed)
+                    # A view: the capacity there falls, and the one back rises.
+                    table[node, target] -= pushed
+                    back = self.up if neighbor > layer else self.down
+                    back[min(layer, neighbor), target, node] += pushed
                     return pushed
             self.tried[layer, node] += 1
         return 0.0
-
-    def _move(self, layer: int, other: int, node: int, target: int, amount: float) -> None:
-        if other > layer:
-            self.down[layer, node, target] -= amount
-            self.up[layer, target, node] += amount
-        else:
-            self.up[other, node, target] -= amount
-            self.down[other, target, node] += amount
 
 
 def _residual_patterns(
@@ -180,8 +175,8 @@ def _residual_patterns(
     with eval_mode(model), torch.no_grad():
         model.run_inputs(inputs, record)
     recorded = [record[scope.site(layer, Tap.PATTERN)] for layer in scope.layers]
-    patterns = [each for each in recorded if isinstance(each, Patterns)]
+    by_layer = [patterns for patterns in recorded if isinstance(patterns, Patterns)]
     return [
-        torch.stack([with_residual(each.shares(text)) for each in patterns])
+        torch.stack([with_residual(patterns.shares(text)) for patterns in by_layer])
         for text in range(len(inputs))
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,13 +26,16 @@ class PatternType:
     detail: int | None
     scores: dict[str, float]
 
+    @property
+    def full_name(self) -> str:
+        """The name and the detail, as in "offset -3"."""
+        return self.name if self.detail is None else f"{self.name} {self.detail}"
+
     def __str__(self) -> str:
-        detail = "" if self.detail is None else f" {self.detail}"
-        return f"{self.name}{detail} ({self.score:.2f})"
+        return f"{self.full_name} ({self.score:.2f})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     name: str
     score: float
     detail: int | None = None
@@ -72,12 +75,12 @@ def typology(
         _Candidate("uniform", _uniform_overlap(pattern, visible)),
     ]
     best: dict[str, _Candidate] = {}
-    for each in candidates:
-        if each.name not in best or each.score > best[each.name].score + 1e-9:
-            best[each.name] = each
-    scores = {name: each.score for name, each in best.items()}
+    for ideal in candidates:
+        if ideal.name not in best or ideal.score > best[ideal.name].score + 1e-9:
+            best[ideal.name] = ideal
+    scores = {name: ideal.score for name, ideal in best.items()}
     # Ties go to the first: a single query fits every ideal.
-    winner = max(best.values(), key=lambda each: round(each.score, 9))
+    winner = max(best.values(), key=lambda ideal: round(ideal.score, 9))
     if winner.score < MIXED_BELOW:
         return PatternType("mixed", winner.score, None, scores)
     return PatternType(winner.name, winner.score, winner.detail, scores)
@@ -112,13 +115,11 @@ def _blocks(
     if queries != keys:
         return
     position = torch.arange(keys, device=pattern.device)
+    owners: dict[int | None, Tensor] = {size: position // size for size in _block_sizes(keys)}
     if segments is not None:
         starts = torch.tensor(sorted({0, *segments}), device=pattern.device)
-        owner = torch.searchsorted(starts, position, right=True)
-        yield _Candidate("block", _uniform_overlap(pattern, visible & (owner[:, None] == owner)))
-        return
-    for size in _block_sizes(keys):
-        owner = position // size
+        owners = {None: torch.searchsorted(starts, position, right=True)}
+    for size, owner in owners.items():
         same = visible & (owner[:, None] == owner)
         yield _Candidate("block", _uniform_overlap(pattern, same), size)
 
@@ -127,8 +128,8 @@ def _block_sizes(keys: int) -> list[int]:
     """All sizes for short texts; for long ones powers of two and the sizes halfway between."""
     if keys <= 128:
         return list(range(2, keys // 2 + 1))
-    doubling = [2**power for power in range(1, keys.bit_length())]
-    return [size for each in doubling for size in (each, each * 3 // 2) if 2 <= size <= keys // 2]
+    powers = [2**exponent for exponent in range(1, keys.bit_length())]
+    return [size for power in powers for size in (power, power * 3 // 2) if size <= keys // 2]
 
 
 def _uniform_overlap(pattern: Float[Tensor, "t s"], allowed: Bool[Tensor, "t s"]) -> float:

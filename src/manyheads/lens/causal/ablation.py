@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.errors import InputError
@@ -58,21 +58,27 @@ class ReplacementValues:
 
     def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
         sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
-        seen = ActivationEditor({}, sites.values())
-        self.scope.model.run_inputs(self.inputs.select([self.donors[text] for text in texts]), seen)
-        by_layer = {}
+        record = ActivationEditor({}, sites.values())
+        donors = self.inputs.select([self.donors[text] for text in texts])
+        forward(self.scope.model, donors, record)
+        lengths = written_lengths(self.scope, self.inputs.select(texts))
+        owners, by_layer = lengths.sequence_of_token, {}
         for layer, site in sites.items():
-            output = seen[site]
-            tokens = _same_position(self._lengths(texts), output.lengths)
-            by_layer[layer] = output.values[tokens]
+            # The token at the same position of the donor, which begins again if it is shorter.
+            starts, sizes = (
+                record[site].lengths.offsets[:-1].long(),
+                record[site].lengths.offsets.diff(),
+            )
+            tokens = starts[owners] + lengths.positions % sizes.long()[owners]
+            by_layer[layer] = record[site].values[tokens]
         return by_layer
 
-    def _lengths(self, texts: range) -> Lengths:
-        """The lengths of the sequences that the heads write to."""
-        mine = self.inputs.select(texts)
-        if self.scope.stack_name == "encoder" and mine.source is not None:
-            return mine.source.lengths
-        return mine.lengths(self.scope.model)
+
+def written_lengths(scope: HeadScope, inputs: ModelInputs) -> Lengths:
+    """The lengths of the sequences that the heads write to."""
+    if scope.stack_name == "encoder" and inputs.source is not None:
+        return inputs.source.lengths
+    return inputs.lengths(scope.model)
 
 
 def replacement_values(
@@ -89,9 +95,8 @@ def replacement_values(
     of causal scrubbing, Chan et al. 2022), wrapping around where that one is shorter.
     """
     if replace_with == "mean":
-        return ReplacementValues(
-            scope=scope, inputs=inputs, means=_means(scope, inputs, batch_tokens)
-        )
+        means = _means(scope, inputs, batch_tokens)
+        return ReplacementValues(scope=scope, inputs=inputs, means=means)
     if replace_with == "resample":
         return ReplacementValues(scope=scope, inputs=inputs, donors=_donors(len(inputs), seed))
     if replace_with != "zero":
@@ -109,12 +114,11 @@ def _means(
     sums: dict[int, Tensor] = {}
     tokens = 0
     for texts in batch_ranges(inputs.sizes(scope.model), batch_tokens):
-        seen = ActivationEditor({}, sites.values())
-        scope.model.run_inputs(inputs.select(texts), seen)
+        record = ActivationEditor({}, sites.values())
+        forward(scope.model, inputs.select(texts), record)
         for layer, site in sites.items():
-            summed = seen[site].values.double().sum(0)
-            sums[layer] = sums[layer] + summed if layer in sums else summed
-        tokens += seen[next(iter(sites.values()))].lengths.total
+            sums[layer] = sums.get(layer, 0) + record[site].values.double().sum(0)
+        tokens += record[next(iter(sites.values()))].lengths.total
     dtype = next(scope.model.parameters()).dtype
     return {layer: (summed / tokens).to(dtype) for layer, summed in sums.items()}
 
@@ -122,7 +126,7 @@ def _means(
 def _donors(texts: int, seed: int) -> tuple[int, ...]:
     """For each text the index of another text, each used once.
 
-    >>> sorted(_donors(4, seed=0)), any(i == other for i, other in enumerate(_donors(4, 0)))
+    >>> sorted(_donors(4, seed=0)), any(i == donor for i, donor in enumerate(_donors(4, 0)))
     ([0, 1, 2, 3], False)
     """
     if texts < 2:
@@ -133,13 +137,6 @@ def _donors(texts: int, seed: int) -> tuple[int, ...]:
     previous = torch.empty_like(order)
     previous[order] = order.roll(1)
     return tuple(previous.tolist())
-
-
-def _same_position(ours: Lengths, theirs: Lengths) -> Int[Tensor, " n"]:
-    """For each of our tokens the index of the token at the same position of the other text."""
-    owner = ours.sequence_of_token
-    starts, each = theirs.offsets[:-1].long(), theirs.offsets.diff().long()
-    return starts[owner] + ours.positions % each[owner]
 
 
 class AblationOptions(TypedDict, total=False):
@@ -167,32 +164,31 @@ class HeadAblation:
 
     @classmethod
     def of(
-        cls, model: Model, texts: Any, heads: Heads = "all", **options: Unpack[AblationOptions]
+        cls,
+        model: Model,
+        texts: Any,
+        heads: Heads = "all",
+        *,
+        replace_with: Replacement = "zero",
+        metric: Metric = "loss",
+        targets: Targets | None = None,
+        stack: StackName | None = None,
+        sublayer: Sublayer | None = None,
+        mixers: bool = True,
+        seed: int = 0,
+        batch_tokens: int | None = None,
+        progress: bool = True,
     ) -> "HeadAblation":
         names = head_names(heads)
-        scope = head_scope(
-            model,
-            options.get("stack"),
-            options.get("sublayer"),
-            heads=names,
-            mixers=options.get("mixers", True),
-        )
+        scope = head_scope(model, stack, sublayer, heads=names, mixers=mixers)
         chosen = scope.find(names)
         evaluation = Evaluation.of(
-            model,
-            texts,
-            options.get("metric", "loss"),
-            options.get("targets"),
-            batch_tokens=options.get("batch_tokens"),
-            progress=options.get("progress", True),
+            model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
         )
+        inputs, batch_tokens = evaluation.inputs, evaluation.batch_tokens
         with eval_mode(model), torch.no_grad():
             replacement = replacement_values(
-                scope,
-                evaluation.inputs,
-                options.get("replace_with", "zero"),
-                seed=options.get("seed", 0),
-                batch_tokens=evaluation.batch_tokens,
+                scope, inputs, replace_with, seed=seed, batch_tokens=batch_tokens
             )
         return cls(evaluation=evaluation, scope=scope, heads=chosen, replacement=replacement)
 
@@ -201,9 +197,8 @@ class HeadAblation:
 
         Ctrl-C keeps the results so far.
         """
-        runs = (
-            each for texts in self.evaluation.batches for each in self._run_sets(texts, sets, fixed)
-        )
+        batches = self.evaluation.batches
+        runs = (run for texts in batches for run in self._run_sets(texts, sets, fixed))
         return self._collect("ablating", sets, runs)
 
     def measure_in_order(self, order: Sequence[Head]) -> Effects:
@@ -213,7 +208,7 @@ class HeadAblation:
         removes, since nothing changes below. Ctrl-C keeps the results so far.
         """
         sets = tuple(tuple(order[: count + 1]) for count in range(len(order)))
-        runs = (each for texts in self.evaluation.batches for each in self._run_order(texts, order))
+        runs = (run for texts in self.evaluation.batches for run in self._run_order(texts, order))
         return self._collect("ablating in order", sets, runs)
 
     def changes(self, heads: HeadSet) -> dict[Site, EditFunction]:
@@ -223,28 +218,21 @@ class HeadAblation:
         return self._changes([heads], layers, self.replacement.of(range(0), layers))
 
     def _collect(self, label: str, sets: Sequence[HeadSet], runs: Iterable[BatchValues]) -> Effects:
-        evaluation = self.evaluation
+        evaluation, model = self.evaluation, self.scope.model
         tokens = sum(evaluation.sizes) * max(1, len(sets))
-        with (
-            eval_mode(self.scope.model),
-            column_major_weights(self.scope.model, tokens, *self._vocabulary()),
-        ):
+        unembedding = []
+        if model.readout is not None and not isinstance(model, Vision):
+            unembedding = [model.readout.vectors(model.table)]
+        parameters = [matrix for matrix in unembedding if isinstance(matrix, nn.Parameter)]
+        with eval_mode(model), column_major_weights(model, tokens, *parameters):
             return replace(evaluation.collect(label, len(sets), runs), sets=tuple(sets))
-
-    def _vocabulary(self) -> list[Tensor]:
-        """The unembedding matrix, where it is a parameter of its own."""
-        model = self.scope.model
-        if model.readout is None or model.reads_images:
-            return []
-        vectors = model.readout.vectors(model.table)
-        return [vectors] if isinstance(vectors, nn.Parameter) else []
 
     def _run_sets(
         self, texts: range, sets: Sequence[HeadSet], fixed: HeadSet
     ) -> Iterator[BatchValues]:
         """Yield the baseline without the fixed heads, then one group of sets after another."""
         evaluation = self.evaluation
-        layers = sorted({head.layer for each in (*sets, fixed) for head in each})
+        layers = sorted({head.layer for heads in (*sets, fixed) for head in heads})
         replacements = self.replacement.of(texts, layers)
         bound_metric = evaluation.bind(texts)
         changes = self._changes([fixed], layers, replacements)
@@ -274,10 +262,12 @@ class HeadAblation:
         yield BatchValues(texts, [], bound_metric(cached.hidden).double().cpu(), weights)
         for index, head in enumerate(order):
             removed = tuple(order[: index + 1])
-            here = [layer for layer in layers if layer >= head.layer]
-            above = {layer: entry_sites(scope.stack, layer) for layer in here if layer > head.layer}
-            kept = [site for sites in above.values() for site in sites]
-            edits = ActivationEditor(self._changes([removed], here, replacements), kept)
+            rerun = [layer for layer in layers if layer >= head.layer]
+            above = {
+                layer: entry_sites(scope.stack, layer) for layer in rerun if layer > head.layer
+            }
+            sites = [site for sites in above.values() for site in sites]
+            edits = ActivationEditor(self._changes([removed], rerun, replacements), sites)
             hidden = cached.continue_from(entries[head.layer], head.layer, edits)
             entries |= {
                 layer: join_streams([edits[site] for site in sites])
@@ -293,15 +283,16 @@ class HeadAblation:
         for layer in layers:
             ablated = [[head.head for head in heads if head.layer == layer] for heads in removed]
             if any(ablated):
-                changes[self.scope.site(layer, Tap.HEAD_OUTPUT)] = _replace_heads(
-                    ablated, replacements[layer]
-                )
+                site = self.scope.site(layer, Tap.HEAD_OUTPUT)
+                changes[site] = replace_heads(ablated, replacements[layer])
         return changes
 
 
-def _replace_heads(
+def replace_heads(
     ablated: Sequence[Sequence[int]], replacements: Float[Tensor, "_ h d"]
 ) -> EditFunction:
+    """Replace the outputs of some heads in each copy of a batch; one row holds for all tokens."""
+
     def change(values: Tensor) -> Tensor:
         copies = values.unflatten(0, (len(ablated), -1)).clone()
         for index, heads in enumerate(ablated):
@@ -467,8 +458,28 @@ def ablate(
         batch_tokens=batch_tokens,
         progress=progress,
     )
+    scope = ablation.scope
     effects = ablation.measure([(head,) for head in ablation.heads])
-    return _by_head(ablation.scope, ablation.heads, effects, replace_with, metric)
+    indices = {head: index for index, head in enumerate(scope.heads)}
+    columns = np.full((3, len(indices)), np.nan)
+    for index, head in enumerate(ablation.heads):
+        columns[:, indices[head]] = effects.of(index)
+    baseline, error = effects.baseline_mean
+    return Ablation(
+        kind="ablation",
+        blocks=scope.blocks,
+        means={"metric": columns[0], "change": columns[1]},
+        errors={"change": columns[2]},
+        metadata={
+            "replace_with": replace_with,
+            "metric": metric_name(metric),
+            "better": better_direction(metric),
+            "baseline": baseline,
+            "baseline_error": None if np.isnan(error) else error,
+            "texts": int((~effects.baseline.isnan()).sum()),
+            "complete": effects.complete,
+        },
+    )
 
 
 def ablate_together(
@@ -507,10 +518,11 @@ def ablate_greedily(
     Each step measures every remaining head, so it costs about as much as one `ablate`.
     """
     ablation = HeadAblation.of(model, texts, heads, **options)
-    left = list(ablation.heads)
-    if not 1 <= steps <= len(left):
+    remaining = list(ablation.heads)
+    if not 1 <= steps <= len(remaining):
         raise InputError(
-            f"steps must be between 1 and {len(left)} heads, got {steps}", f"use 1 to {len(left)}"
+            f"steps must be between 1 and {len(remaining)} heads, got {steps}",
+            f"use 1 to {len(remaining)}",
         )
     removed: HeadSet = ()
     steps_done: list[JointAblation] = []
@@ -518,7 +530,7 @@ def ablate_greedily(
     complete = True
     for _ in range(steps):
         try:
-            effects = ablation.measure([(head,) for head in left], fixed=removed)
+            effects = ablation.measure([(head,) for head in remaining], fixed=removed)
         except KeyboardInterrupt:
             if first is None:
                 raise
@@ -529,16 +541,12 @@ def ablate_greedily(
             # The best of the heads measured so far need not be the best of all.
             complete = False
             break
-        values = [ablation.evaluation.sign * effects.of(index)[0] for index in range(len(left))]
-        best = int(np.argmin(values))
-        removed = (*removed, left.pop(best))
+        values = [effects.of(index)[0] for index in range(len(remaining))]
+        best = int(np.argmin(ablation.evaluation.sign * np.array(values)))
+        removed = (*removed, remaining.pop(best))
+        without = effects.values[:, [best]]
         # The change is relative to the full model, not to the previous step.
-        step = replace(
-            effects,
-            sets=(removed,),
-            baseline=first.baseline,
-            values=effects.values[:, best : best + 1],
-        )
+        step = replace(effects, sets=(removed,), baseline=first.baseline, values=without)
         steps_done.append(_joint(step, 0))
     assert first is not None
     return CumulativeAblation(tuple(steps_done), first.baseline_mean[0], complete)
@@ -550,32 +558,3 @@ def _joint(effects: Effects, index: int) -> JointAblation:
     if not effects.sets[index]:
         value, change, error = baseline, 0.0, 0.0
     return JointAblation(effects.sets[index], value, change, error, baseline, effects.complete)
-
-
-def _by_head(
-    scope: HeadScope,
-    heads: Sequence[Head],
-    effects: Effects,
-    replace_with: Replacement,
-    metric: Metric,
-) -> Ablation:
-    indices = {head: index for index, head in enumerate(scope.heads)}
-    columns = np.full((3, len(indices)), np.nan)
-    for index, head in enumerate(heads):
-        columns[:, indices[head]] = effects.of(index)
-    baseline, error = effects.baseline_mean
-    return Ablation(
-        kind="ablation",
-        blocks=scope.blocks,
-        means={"metric": columns[0], "change": columns[1]},
-        errors={"change": columns[2]},
-        metadata={
-            "replace_with": replace_with,
-            "metric": metric_name(metric),
-            "better": better_direction(metric),
-            "baseline": baseline,
-            "baseline_error": None if np.isnan(error) else error,
-            "texts": int((~effects.baseline.isnan()).sum()),
-            "complete": effects.complete,
-        },
-    )

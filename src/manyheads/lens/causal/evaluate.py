@@ -64,8 +64,8 @@ class Effects:
     @property
     def baseline_mean(self) -> tuple[float, float]:
         """The metric of the unmodified model over the measured texts, and its standard error."""
-        known = ~self.baseline.isnan()
-        mean, error = weighted_mean(self.baseline[known], self.weights[known])
+        measured = ~self.baseline.isnan()
+        mean, error = weighted_mean(self.baseline[measured], self.weights[measured])
         return float(mean), float(error)
 
     def of(self, index: int) -> tuple[float, float, float]:
@@ -73,11 +73,11 @@ class Effects:
 
         The comparison is paired by text, so the error is that of the change alone.
         """
-        known = ~self.values[:, index].isnan()
-        if not bool((self.weights[known] > 0).any()):
+        measured = ~self.values[:, index].isnan()
+        if not bool((self.weights[measured] > 0).any()):
             return (torch.nan,) * 3
-        after, weights = self.values[known, index], self.weights[known]
-        change, error = weighted_mean(after - self.baseline[known], weights)
+        after, weights = self.values[measured, index], self.weights[measured]
+        change, error = weighted_mean(after - self.baseline[measured], weights)
         return float(weighted_mean(after, weights)[0]), float(change), float(error)
 
     def from_first(self) -> "Effects":
@@ -144,12 +144,14 @@ class Evaluation:
         progress: bool = True,
     ) -> "Evaluation":
         inputs = read_inputs(model, texts)
+        if batch_tokens is None:
+            batch_tokens = default_batch_tokens(model)
         return cls(
             model=model,
             inputs=inputs,
             metric=metric,
             targets=targets,
-            batch_tokens=_batch_tokens(model, inputs, batch_tokens),
+            batch_tokens=1 if inputs.examples else batch_tokens,
             progress=progress,
             sizes=inputs.sizes(model),
         )
@@ -192,14 +194,14 @@ class Evaluation:
         ):
             announce_long_text(bar, self.sizes)
             try:
-                for each in runs:
-                    rows = slice(each.texts.start, each.texts.stop)
-                    weights[rows] = each.weights
-                    if each.indices:
-                        values[rows, list(each.indices)] = each.values.T
+                for run in runs:
+                    rows = slice(run.texts.start, run.texts.stop)
+                    weights[rows] = run.weights
+                    if run.indices:
+                        values[rows, list(run.indices)] = run.values.T
                     else:
-                        baseline[rows] = each.values[0]
-                    bar.advance(max(1, len(each.indices)))
+                        baseline[rows] = run.values[0]
+                    bar.advance(max(1, len(run.indices)))
             except KeyboardInterrupt:
                 if values.isnan().all():
                     raise
@@ -210,10 +212,13 @@ class Evaluation:
         self, variants: Sequence[Variant | Callable[[], Variant]]
     ) -> Iterator[BatchValues]:
         metrics = {texts: self.bind(texts) for texts in self.batches}
-        for index, each in enumerate((Variant(self.model), *variants), start=-1):
-            variant = each if isinstance(each, Variant) else each()
+        for index, source in enumerate((Variant(self.model), *variants), start=-1):
+            variant = source if isinstance(source, Variant) else source()
             for texts, bound_metric in metrics.items():
-                hidden = _last_hidden(variant, self.inputs.select(texts))
+                record = ActivationEditor(variant.changes, [_last(variant.model)])
+                with eval_mode(variant.model):
+                    forward_hidden(variant.model, self.inputs.select(texts), record)
+                hidden = record[_last(variant.model)]
                 # Not bound to a name, so that the model is freed afterwards.
                 values = replace(bound_metric, model=variant.model)(hidden).double().cpu()
                 indices = [index] if index >= 0 else []
@@ -240,32 +245,35 @@ class Evaluation:
             "differentiating", total=len(batches), unit="runs", enabled=self.progress
         ) as bar:
             for texts in batches:
-                seen = ActivationEditor(
+                record = ActivationEditor(
                     {**(changes or {}), **tracked}, [*sites, *keep, _last(self.model)]
                 )
-                weights.append(self._add_gradients(texts, sites, product, seen, sums))
+                weights.append(self._add_gradients(texts, sites, product, record, sums))
                 bar.advance()
-        weight = torch.cat(weights)
-        return [_gradient_scores(torch.cat(each), weight) for each in sums]
+        scores = []
+        for summed in sums:
+            means, errors = weighted_mean(torch.cat(summed), torch.cat(weights))
+            scores.append(GradientScores(means[:, 0], means[:, 1], errors[:, 1], errors[:, 0]))
+        return scores
 
     def _add_gradients(
         self,
         texts: range,
         sites: Sequence[Site],
         product: Product,
-        seen: ActivationEditor,
+        record: ActivationEditor,
         sums: Sequence[list[Tensor]],
     ) -> Float[Tensor, " b"]:
         """Append the products of a batch at each site, and return the weights of its texts."""
         bound_metric = self.bind(texts)
         with eval_mode(self.model), torch.enable_grad():
-            self.model.run_hidden(self.inputs.select(texts), seen)
-            total = bound_metric(seen[_last(self.model)]).sum()
-            gradients = torch.autograd.grad(total, [seen[site].values for site in sites])
+            forward_hidden(self.model, self.inputs.select(texts), record)
+            total = bound_metric(record[_last(self.model)]).sum()
+            gradients = torch.autograd.grad(total, [record[site].values for site in sites])
         for sums_at_site, site, gradient in zip(sums, sites, gradients, strict=True):
-            along = product(seen, site, gradient).detach().double()
+            along = product(record, site, gradient).detach().double()
             both = torch.stack((along.abs(), -along), dim=-1)
-            owner = seen[site].lengths.sequence_of_token
+            owner = record[site].lengths.sequence_of_token
             summed = both.new_zeros(len(texts), *both.shape[1:]).index_add(0, owner, both)
             sums_at_site.append(summed.cpu())
         return bound_metric.weights.double().cpu()
@@ -277,29 +285,15 @@ class Evaluation:
         batches = self.batches
         with Progress(label, total=len(batches), unit="runs", enabled=self.progress) as bar:
             for texts in batches:
-                seen = ActivationEditor(changes or {}, sites)
+                record = ActivationEditor(changes or {}, sites)
                 with eval_mode(self.model), torch.no_grad():
-                    self.model.run_hidden(self.inputs.select(texts), seen)
-                yield seen
+                    forward_hidden(self.model, self.inputs.select(texts), record)
+                yield record
                 bar.advance()
-
-
-def _batch_tokens(model: Model, inputs: ModelInputs, batch_tokens: int | None) -> int:
-    if inputs.examples:
-        return 1
-    return default_batch_tokens(model) if batch_tokens is None else batch_tokens
 
 
 def _last(model: Model) -> Site:
     return Site(-1, Tap.FINAL, stack=model.readout_stack)
-
-
-def _last_hidden(variant: Variant, inputs: ModelInputs) -> Any:
-    last = _last(variant.model)
-    seen = ActivationEditor(variant.changes, [last])
-    with eval_mode(variant.model):
-        variant.model.run_hidden(inputs, seen)
-    return seen[last]
 
 
 def _tracked_after(change: EditFunction | None) -> EditFunction:
@@ -308,10 +302,3 @@ def _tracked_after(change: EditFunction | None) -> EditFunction:
         return values if values.requires_grad else values.detach().requires_grad_()
 
     return track
-
-
-def _gradient_scores(
-    summed: Float[Tensor, "b k 2"], weights: Float[Tensor, " b"]
-) -> GradientScores:
-    means, errors = weighted_mean(summed, weights)
-    return GradientScores(means[:, 0], means[:, 1], errors[:, 1], errors[:, 0])

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.lens.causal.ablation import Ablation
-from manyheads.lens.causal.evaluate import Evaluation, GradientScores
-from manyheads.lens.inputs.cached_run import ActivationEditor, HeadScope, StackName, head_scope
+from manyheads.lens.causal.evaluate import Evaluation
+from manyheads.lens.inputs.cached_run import ActivationEditor, StackName, head_scope
 from manyheads.lens.inputs.metrics import Metric, metric_name
 from manyheads.lens.inputs.texts import Targets
 from manyheads.lens.results.tables import ByHead
@@ -58,54 +58,45 @@ def importance(
     )
     sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
     scores = evaluation.gradient_scores(sites, product_by_head)
-    return _result(scope, scores, len(evaluation.inputs), metric_name(metric))
+    smallest = torch.finfo(torch.float64).tiny
+    means = {
+        "importance": [layer.importance for layer in scores],
+        "normalized": [
+            layer.importance / layer.importance.norm().clamp(min=smallest) for layer in scores
+        ],
+        "predicted": [layer.predicted for layer in scores],
+    }
+    errors = {
+        "importance": [layer.importance_error for layer in scores],
+        "predicted": [layer.error for layer in scores],
+    }
+    return Importance(
+        kind="importance",
+        blocks=scope.blocks,
+        means={name: torch.cat(layers).numpy() for name, layers in means.items()},
+        errors={name: torch.cat(layers).numpy() for name, layers in errors.items()},
+        metadata={"metric": metric_name(metric), "texts": len(evaluation.inputs)},
+    )
 
 
-def rank_correlation(one: Float[np.ndarray, " h"], other: Float[np.ndarray, " h"]) -> float:
+def rank_correlation(first: Float[np.ndarray, " h"], second: Float[np.ndarray, " h"]) -> float:
     """Spearman's rank correlation; ties share their mean rank and NaNs are ignored.
 
     >>> round(rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([0.1, 0.3, 0.2])), 3)
     0.5
     """
-    known = ~(np.isnan(one) | np.isnan(other))
-    first, second = _ranks(one[known]), _ranks(other[known])
-    if known.sum() < 2 or first.std() == 0 or second.std() == 0:
+    measured = ~(np.isnan(first) | np.isnan(second))
+    ranks = [_ranks(values[measured]) for values in (first, second)]
+    if measured.sum() < 2 or any(values.std() == 0 for values in ranks):
         return float("nan")
-    return float(np.corrcoef(first, second)[0, 1])
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
-def product_by_head(seen: ActivationEditor, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:
+def product_by_head(record: ActivationEditor, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:
     """Output . gradient of every head of a layer, for every token."""
-    return (seen[site].values.detach() * gradient).sum(-1)
-
-
-def _result(scope: HeadScope, scores: list[GradientScores], texts: int, metric: str) -> Importance:
-    smallest = torch.finfo(torch.float64).tiny
-    columns = {
-        "importance": [each.importance for each in scores],
-        "normalized": [
-            each.importance / each.importance.norm().clamp(min=smallest) for each in scores
-        ],
-        "predicted": [each.predicted for each in scores],
-    }
-    errors = {
-        "importance": [each.importance_error for each in scores],
-        "predicted": [each.error for each in scores],
-    }
-    return Importance(
-        kind="importance",
-        blocks=scope.blocks,
-        means={name: torch.cat(each).numpy() for name, each in columns.items()},
-        errors={name: torch.cat(each).numpy() for name, each in errors.items()},
-        metadata={"metric": metric, "texts": texts},
-    )
+    return (record[site].values.detach() * gradient).sum(-1)
 
 
 def _ranks(values: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    order = values.argsort()
-    ranks = np.empty(len(values))
-    ranks[order] = np.arange(len(values), dtype=float)
-    for value in np.unique(values):
-        same = values == value
-        ranks[same] = ranks[same].mean()
-    return ranks
+    _, owner, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[owner]

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import InputError
@@ -13,7 +14,6 @@ from manyheads.lens.causal.evaluate import default_batch_tokens
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
     CachedRun,
-    EditFunction,
     HeadScope,
     StackName,
     head_scope,
@@ -102,8 +102,8 @@ class RunPair:
     def of(
         cls,
         scope: HeadScope,
-        clean: ModelInputs,
-        corrupted: ModelInputs,
+        clean: Any,
+        corrupted: Any,
         metric: Metric,
         targets: Targets | None = None,
         *,
@@ -111,31 +111,25 @@ class RunPair:
         batch_tokens: int | None = None,
     ) -> "RunPair":
         model = scope.model
-        if clean.sizes(model) != corrupted.sizes(model) or len(clean) != len(corrupted):
+        inputs = [read_inputs(model, texts) for texts in (clean, corrupted)]
+        sizes = [texts.sizes(model) for texts in inputs]
+        if sizes[0] != sizes[1]:
             raise InputError(
-                f"clean texts have {clean.sizes(model)} tokens and corrupted ones "
-                f"{corrupted.sizes(model)}",
+                f"clean texts have {sizes[0]} tokens and corrupted ones {sizes[1]}",
                 "replace tokens one for one, so that positions match",
             )
-        if batch_tokens is None:
-            batch_tokens = default_batch_tokens(model)
         layers = range(len(scope.stack.layers))
         sites = [*keep, *(site for layer in layers for site in _sites(scope, layer).values())]
-        bound_metric = bind_metric(model, clean, range(len(clean)), metric, targets)
-        good, bad = (
-            CachedRun(scope, each, layers=layers, record=sites) for each in (clean, corrupted)
-        )
-        ends = (
-            bound_metric(good.hidden)[0].double().cpu(),
-            bound_metric(bad.hidden)[0].double().cpu(),
-        )
+        bound_metric = bind_metric(model, inputs[0], range(len(inputs[0])), metric, targets)
+        runs = [CachedRun(scope, texts, layers=layers, record=sites) for texts in inputs]
+        ends = [bound_metric(run.hidden)[0].double().cpu() for run in runs]
         return cls(
             scope=scope,
-            clean=good,
-            corrupted=bad,
+            clean=runs[0],
+            corrupted=runs[1],
             bound_metric=bound_metric,
-            ends=ends,
-            batch_tokens=batch_tokens,
+            ends=(ends[0], ends[1]),
+            batch_tokens=default_batch_tokens(model) if batch_tokens is None else batch_tokens,
         )
 
     def recovered(
@@ -186,29 +180,25 @@ def patch(
     """
     scope = head_scope(model, stack, sublayer)
     with eval_mode(model), torch.no_grad():
-        runs = RunPair.of(
-            scope,
-            read_inputs(model, clean),
-            read_inputs(model, corrupted),
-            metric,
-            targets,
-            batch_tokens=batch_tokens,
-        )
-        _check_ends(runs)
+        runs = RunPair.of(scope, clean, corrupted, metric, targets, batch_tokens=batch_tokens)
         patches = list(_patches(runs, components, positions))
         return _measure(runs, patches, progress)
 
 
 def _measure(runs: RunPair, patches: list[Patch], progress: bool) -> Patching:
     clean, corrupted = runs.ends
+    if torch.equal(clean, corrupted):
+        raise InputError(
+            f"the metric is {float(clean.mean()):.4g} in both the clean and the corrupted run",
+            "corrupt a token that the answer depends on",
+        )
     weights = runs.bound_metric.weights.double().cpu()
     recovered, errors, complete = {}, {}, True
     with Progress("patching", total=len(patches), unit="patches", enabled=progress) as bar:
         try:
             for group in _groups(patches, runs.copies):
-                values = _run(runs, group).double().cpu()
-                for each, one in zip(group, values, strict=True):
-                    recovered[each], errors[each] = runs.recovered(one)
+                for patch, values in zip(group, _run(runs, group).double().cpu(), strict=True):
+                    recovered[patch], errors[patch] = runs.recovered(values)
                 bar.advance(len(group))
         except KeyboardInterrupt:
             if not recovered:
@@ -227,32 +217,20 @@ def _run(runs: RunPair, group: list[Patch]) -> Float[Tensor, "copies b"]:
     """The metric under patches of one component of one layer, one copy of the batch per patch."""
     component, layer = group[0].component, group[0].layer
     site = _sites(runs.scope, layer)[component]
-    good = runs.clean[site].values
-    change = _patch_values(group, good, runs.lengths)
-    hidden = runs.corrupted.resume(layer, ActivationEditor({site: change}), len(group))
-    return runs.bound_metric(hidden, len(group))
+    clean, positions = runs.clean[site].values, runs.lengths.positions
 
-
-def _patch_values(
-    group: list[Patch], good: Float[Tensor, "n *rest"], lengths: Lengths
-) -> EditFunction:
     def change(values: Tensor) -> Tensor:
         copies = values.unflatten(0, (len(group), -1)).clone()
-        for copy, each in zip(copies, group, strict=True):
-            rows = _rows(lengths, each.position)
-            if each.head is None:
-                copy[rows] = good[rows]
+        for copy, patch in zip(copies, group, strict=True):
+            rows: Any = slice(None) if patch.position is None else positions == patch.position
+            if patch.head is None:
+                copy[rows] = clean[rows]
             else:
-                copy[rows, each.head] = good[rows, each.head]
+                copy[rows, patch.head] = clean[rows, patch.head]
         return copies.flatten(0, 1)
 
-    return change
-
-
-def _rows(lengths: Lengths, position: int | None) -> Bool[Tensor, " n"]:
-    if position is None:
-        return torch.ones_like(lengths.positions, dtype=torch.bool)
-    return lengths.positions == position
+    hidden = runs.corrupted.resume(layer, ActivationEditor({site: change}), len(group))
+    return runs.bound_metric(hidden, len(group))
 
 
 def _sites(scope: HeadScope, layer: int) -> dict[Component, Site]:
@@ -273,43 +251,22 @@ def _sites(scope: HeadScope, layer: int) -> dict[Component, Site]:
 def _patches(
     runs: RunPair, components: Sequence[Component], positions: Positions
 ) -> Iterator[Patch]:
-    chosen: list[int | None] = [None]
-    if positions == "each":
-        chosen = list(range(runs.lengths.longest))
+    chosen = range(runs.lengths.longest) if positions == "each" else (None,)
+    layers_of_stack = range(len(runs.scope.stack.layers))
     for component in components:
-        layers = [
-            layer
-            for layer in range(len(runs.scope.stack.layers))
-            if component in _sites(runs.scope, layer)
-        ]
+        layers = [layer for layer in layers_of_stack if component in _sites(runs.scope, layer)]
         if not layers:
             raise InputError(
                 f"no layer has a component {component!r}",
                 'use "head", "residual", "attention", "cross" or "feedforward"',
             )
         for layer in layers:
-            heads: list[int | None] = [None]
-            if component == "head":
-                heads = list(range(runs.scope.heads_of(layer)))
+            heads = range(runs.scope.heads_of(layer)) if component == "head" else (None,)
             yield from (Patch(component, layer, head, at) for head in heads for at in chosen)
 
 
 def _groups(patches: list[Patch], copies: int) -> Iterator[list[Patch]]:
-    group: list[Patch] = []
-    for each in patches:
-        same = not group or (group[0].component, group[0].layer) == (each.component, each.layer)
-        if group and (not same or len(group) == copies):
-            yield group
-            group = []
-        group.append(each)
-    if group:
-        yield group
-
-
-def _check_ends(runs: RunPair) -> None:
-    clean, corrupted = runs.ends
-    if torch.equal(clean, corrupted):
-        raise InputError(
-            f"the metric is {float(clean.mean()):.4g} in both the clean and the corrupted run",
-            "corrupt a token that the answer depends on",
-        )
+    """Patches of one component of one layer, as many as run side by side."""
+    for _, patches_of_layer in groupby(patches, key=lambda patch: (patch.component, patch.layer)):
+        group = list(patches_of_layer)
+        yield from (group[start : start + copies] for start in range(0, len(group), copies))

@@ -19,7 +19,7 @@ from manyheads.lens.inputs.cached_run import (
     head_scope,
 )
 from manyheads.lens.inputs.metrics import Metric
-from manyheads.lens.inputs.texts import Targets, read_inputs
+from manyheads.lens.inputs.texts import Targets
 from manyheads.lens.results.addresses import Heads, head_names, heads_in
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
@@ -64,14 +64,9 @@ def patch_paths(
     if through not in TAPS:
         raise InputError(f"through must be query, key or value, got {through!r}", "use one of them")
     with eval_mode(model), torch.no_grad():
+        keep = _frozen_sites(scope)
         runs = RunPair.of(
-            scope,
-            read_inputs(model, clean),
-            read_inputs(model, corrupted),
-            metric,
-            targets,
-            keep=_frozen_sites(scope),
-            batch_tokens=batch_tokens,
+            scope, clean, corrupted, metric, targets, keep=keep, batch_tokens=batch_tokens
         )
         paths = _Paths(runs, receiving, through, base, feedforward == "frozen")
         return paths.measure(sending, progress)
@@ -89,17 +84,17 @@ class _Paths:
         self.runs, self.receivers, self.through, self.base = runs, receivers, through, base
         self.scope, self.frozen = runs.scope, frozen
         ends = (runs.clean, runs.corrupted)
-        self.here, self.other = ends if base == "clean" else ends[::-1]
+        self.base_run, self.other_run = ends if base == "clean" else ends[::-1]
 
     def measure(self, senders: Sequence[Head], progress: bool) -> ByHead:
-        places = {head: place for place, head in enumerate(self.scope.heads)}
-        columns = np.full((2, len(places)), np.nan)
+        indices = {head: index for index, head in enumerate(self.scope.heads)}
+        columns = np.full((2, len(indices)), np.nan)
         complete = True
         with Progress("patching paths", total=len(senders), unit="heads", enabled=progress) as bar:
             try:
                 for group in self._groups(senders):
                     for head, values in zip(group, self._run(group), strict=True):
-                        columns[:, places[head]] = self.runs.recovered(values, self.base)
+                        columns[:, indices[head]] = self.runs.recovered(values, self.base)
                     bar.advance(len(group))
             except KeyboardInterrupt:
                 if np.isnan(columns).all():
@@ -121,31 +116,27 @@ class _Paths:
     def _groups(self, senders: Sequence[Head]) -> list[list[Head]]:
         """Senders of one layer, as many as run side by side."""
         groups = []
+        step = self.runs.copies
         for layer in sorted({head.layer for head in senders}):
-            mine = [head for head in senders if head.layer == layer]
-            step = self.runs.copies
-            groups += [mine[start : start + step] for start in range(0, len(mine), step)]
+            heads = [head for head in senders if head.layer == layer]
+            groups += [heads[start : start + step] for start in range(0, len(heads), step)]
         return groups
 
     def _run(self, senders: list[Head]) -> Float[Tensor, "copies b"]:
         copies, layer = len(senders), senders[0].layer
-        receivers = self._above(layer)
+        receivers = [head for head in self.receivers or () if head.layer > layer]
         if self.receivers is not None and not receivers:
             # No receiver is above the senders: nothing changes.
-            return self.runs.bound_metric(self.here.hidden).expand(copies, -1).double().cpu()
-        kept = [
-            self.scope.site(at, TAPS[self.through]) for at in {head.layer for head in receivers}
-        ]
-        sent = ActivationEditor(self._send(senders), kept)
-        hidden = self.here.resume(layer, sent, copies)
+            return self.runs.bound_metric(self.base_run.hidden).expand(copies, -1).double().cpu()
+        tap = TAPS[self.through]
+        sites = [self.scope.site(above, tap) for above in {head.layer for head in receivers}]
+        sent = ActivationEditor(self._send(senders), sites)
+        hidden = self.base_run.resume(layer, sent, copies)
         if self.receivers is not None:
-            received = {site: self._receive(site, receivers, sent[site].values) for site in kept}
+            received = {site: self._receive(site, receivers, sent[site].values) for site in sites}
             lowest = min(head.layer for head in receivers)
-            hidden = self.here.resume(lowest, ActivationEditor(received), copies)
+            hidden = self.base_run.resume(lowest, ActivationEditor(received), copies)
         return self.runs.bound_metric(hidden, copies).double().cpu()
-
-    def _above(self, layer: int) -> list[Head]:
-        return [head for head in self.receivers or () if head.layer > layer]
 
     def _send(self, senders: list[Head]) -> dict[Site, EditFunction]:
         """Freeze all heads from the senders' layer up, and take each sender from the other run."""
@@ -155,32 +146,29 @@ class _Paths:
             is_head = site.tap is Tap.HEAD_OUTPUT
             if site.layer < layer or not (is_head or self.frozen):
                 continue
-            values = self.here[site].values
+            values = self.base_run[site].values
             copies = values.expand(len(senders), *values.shape)
             if site == self.scope.site(layer, Tap.HEAD_OUTPUT):
                 copies = copies.clone()
                 for copy, head in zip(copies, senders, strict=True):
-                    copy[:, head.head] = self.other[site].values[:, head.head]
-            changes[site] = _always(copies.flatten(0, 1))
+                    copy[:, head.head] = self.other_run[site].values[:, head.head]
+            frozen = copies.flatten(0, 1)
+            changes[site] = lambda _, frozen=frozen: frozen
         return changes
 
     def _receive(self, site: Site, receivers: list[Head], received: Tensor) -> EditFunction:
         config = self.scope.module(site.layer).config
         # The heads of a mixer have keys and values of their own at these sites.
         whole = self.through == "query" or not isinstance(config, AttentionConfig)
-        places = range(config.heads) if whole else config.owners
-        mine = sorted({places[head.head] for head in receivers if head.layer == site.layer})
+        owners = range(config.heads) if whole else config.owners
+        heads = sorted({owners[head.head] for head in receivers if head.layer == site.layer})
 
         def change(values: Tensor) -> Tensor:
             values = values.clone()
-            values[:, mine] = received[:, mine]
+            values[:, heads] = received[:, heads]
             return values
 
         return change
-
-
-def _always(values: Tensor) -> EditFunction:
-    return lambda _: values
 
 
 def _frozen_sites(scope: HeadScope) -> list[Site]:

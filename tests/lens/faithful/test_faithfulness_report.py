@@ -239,7 +239,7 @@ def test_weights_are_those_of_the_pattern(name: str) -> None:
         seen = record[Site(layer, Tap.PATTERN)]
         assert isinstance(seen, Patterns)
         torch.testing.assert_close(weights, seen.of(0)[:, 6:7], atol=1e-5, rtol=0)
-        assert not weights[:, ~decision.seen[layer]].any()
+        assert not weights[:, ~decision.visible[layer]].any()
     assert int(decision.keys.max()) == 6
 
 

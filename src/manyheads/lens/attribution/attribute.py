@@ -77,9 +77,9 @@ class Attribution(Tabular):
 
     def of(self, part: str) -> float:
         """What a part adds, such as L2H7, "feedforward 3", "embedding" or "biases"."""
-        for each in self.contributions:
-            if each.part == part:
-                return each.value
+        for contribution in self.contributions:
+            if contribution.part == part:
+                return contribution.value
         raise InputError(
             f"there is no part {part!r}", f"use {self.contributions[0].part} or another"
         )
@@ -108,7 +108,7 @@ class Attribution(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per part."""
-        return [asdict(each) for each in self.contributions]
+        return [asdict(contribution) for contribution in self.contributions]
 
     def table(self, max_rows: int | None = MAX_ROWS) -> Any:
         """A rich table of the largest contributions."""
@@ -122,9 +122,9 @@ class Attribution(Tabular):
         table.add_column("weight" if self.method == "rollout" else "adds", justify="right")
         sign = "" if self.method == "rollout" else "+"
         for index in self.indices(max_rows):
-            each = self.contributions[index]
-            cells = [str(index), Text(repr(each.part))] if self.by_token else [Text(each.part)]
-            table.add_row(*cells, f"{each.value:{sign}.4f}")
+            part, value = self.contributions[index].part, self.contributions[index].value
+            cells = [str(index), Text(repr(part))] if self.by_token else [Text(part)]
+            table.add_row(*cells, f"{value:{sign}.4f}")
         if max_rows is not None and len(self.contributions) > max_rows:
             more = len(self.contributions) - max_rows
             table.caption = f"{more} more: table(max_rows=None), frame() or save()"
@@ -149,10 +149,9 @@ class Attribution(Tabular):
         return plain_table(["after", "prediction"], numbers, rows)
 
     def __str__(self) -> str:
-        lines = [self.summary]
-        few = [self.contributions[index] for index in self.indices(SHORT_ROWS)]
-        lines += [f"  {each.part:<16} {each.value:+.4f}" for each in few]
-        return "\n".join(lines)
+        largest = [self.contributions[index] for index in self.indices(SHORT_ROWS)]
+        lines = [f"  {part.part:<16} {part.value:+.4f}" for part in largest]
+        return "\n".join([self.summary, *lines])
 
     __repr__ = __str__
 
@@ -217,26 +216,28 @@ def attribute(
     inputs = read_inputs(model, [text])
     assert inputs.ids is not None
     words = tuple(_decode(tokenizer, token) for token in inputs.ids.of(0).tolist())
-    said = text if isinstance(text, str) else "\t".join(text)
+    written = text if isinstance(text, str) else "\t".join(text)
     if method == "rollout":
         rolled = attention_rollout(model, inputs)[0][-1].tolist()
-        contributions = _by_token(words, rolled)
         return Attribution(
             method=method,
             target=None,
             against=None,
             value=1.0,
             completeness=abs(1 - sum(rolled)),
-            contributions=contributions,
-            text=said,
+            contributions=tuple(map(Contribution, words, rolled)),
+            text=written,
             tokens=words,
         )
     if not predicts_next_token(model):
         raise InputError(
             f"this {type(model).__name__} predicts no next word", 'use the method "rollout"'
         )
-    distractor = None if against is None else find_token(tokenizer, against, said)
-    answer = _likeliest(model, inputs) if target is None else find_token(tokenizer, target, said)
+    distractor = None if against is None else find_token(tokenizer, against, written)
+    if target is None:
+        answer = int(logit_lens(model, inputs, top_k=1).answers[-1, 0, 0])
+    else:
+        answer = find_token(tokenizer, target, written)
     fields = _attribute(model, inputs, answer, distractor, words, method, steps, progress)
     return Attribution(
         method=method,
@@ -244,7 +245,7 @@ def attribute(
         against=None if distractor is None else _decode(tokenizer, distractor),
         **fields,
         steps=_steps(model, inputs, tokenizer, answer),
-        text=said,
+        text=written,
         tokens=words,
     )
 
@@ -255,7 +256,7 @@ def find_token(tokenizer: Any, word: str, after: str = "") -> int:
         raise InputError("the word is empty", "give a word that is one token of this model")
     spaced = [f" {word}", word] if after and not after[-1].isspace() else [word, f" {word}"]
     with surrogates_refused(spaced[:1]):
-        tried = [tokenizer.encode(each, add_special_tokens=False).ids for each in spaced]
+        tried = [tokenizer.encode(form, add_special_tokens=False).ids for form in spaced]
     for ids in tried:
         if len(ids) == 1:
             return int(ids[0])
@@ -291,29 +292,23 @@ def _attribute(
 ) -> dict[str, Any]:
     """The fields of an `Attribution` that depend on the method."""
     if method == "direct":
-        found = attribute_logits(
-            model, inputs, [answer], None if distractor is None else [distractor]
-        )
-        contributions = [
-            Contribution(str(head), mean) for head, mean in found.heads["logit"].items()
-        ]
-        for (sublayer, layer), each in found.layers.items():
+        distractors = None if distractor is None else [distractor]
+        direct = attribute_logits(model, inputs, [answer], distractors)
+        added = {str(head): mean for head, mean in direct.heads["logit"].items()}
+        for (sublayer, layer), by_text in direct.layers.items():
             if sublayer is Sublayer.FEEDFORWARD:
-                contributions.append(Contribution(f"feedforward {layer}", float(each[0])))
-        contributions += [
-            Contribution("embedding", float(found.embedding[0])),
-            Contribution("biases", float(found.bias[0])),
-        ]
+                added[f"feedforward {layer}"] = float(by_text[0])
+        added |= {"embedding": float(direct.embedding[0]), "biases": float(direct.bias[0])}
         return {
-            "value": float(found.logits[0]),
-            "completeness": found.completeness,
-            "contributions": tuple(contributions),
+            "value": float(direct.logits[0]),
+            "completeness": direct.completeness,
+            "contributions": tuple(map(Contribution, added.keys(), added.values())),
         }
     metric = CustomMetric(_Logit(answer, distractor))
     path: TokenAttribution | HeadAttribution
     if method == "integrated":
         path = integrate_inputs(model, inputs, metric, steps=steps, progress=progress)
-        parts = _by_token(words, path.of(0).tolist())
+        parts = tuple(map(Contribution, words, path.of(0).tolist()))
     else:
         path = integrate_heads(model, inputs, metric, steps=steps, progress=progress)
         pairs = path.heads["attribution"].items()
@@ -340,30 +335,22 @@ class _Logit:
         return value if self.distractor is None else value - last[:, self.distractor]
 
 
-def _likeliest(model: Model, inputs: ModelInputs) -> int:
-    return int(logit_lens(model, inputs, top_k=1).answers[-1, 0, 0])
-
-
 def _steps(
     model: Model, inputs: ModelInputs, tokenizer: Any, answer: int
 ) -> tuple[LayerPrediction, ...]:
-    found = logit_lens(model, inputs, [answer], top_k=1)
-    assert found.answer_log_probabilities is not None
-    assert found.answer_ranks is not None
+    lens = logit_lens(model, inputs, [answer], top_k=1)
+    assert lens.answer_log_probabilities is not None
+    assert lens.answer_ranks is not None
     return tuple(
         LayerPrediction(
             layer=layer - 1,
-            prediction=_decode(tokenizer, int(found.answers[layer, 0, 0])),
-            probability=float(found.log_probabilities[layer, 0, 0].exp()),
-            answer=float(found.answer_log_probabilities[layer, 0].exp()),
-            rank=int(found.answer_ranks[layer, 0]),
+            prediction=_decode(tokenizer, int(lens.answers[layer, 0, 0])),
+            probability=float(lens.log_probabilities[layer, 0, 0].exp()),
+            answer=float(lens.answer_log_probabilities[layer, 0].exp()),
+            rank=int(lens.answer_ranks[layer, 0]),
         )
-        for layer in range(len(found.answers))
+        for layer in range(len(lens.answers))
     )
-
-
-def _by_token(words: Sequence[str], values: Sequence[float]) -> tuple[Contribution, ...]:
-    return tuple(Contribution(word, value) for word, value in zip(words, values, strict=True))
 
 
 def _decode(tokenizer: Any, token: int) -> str:

@@ -36,6 +36,8 @@ from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Site, Sublayer, Tap
 
 SUBLAYERS = (Sublayer.ATTENTION, Sublayer.CROSS, Sublayer.FEEDFORWARD)
+# The position in each text that a prediction is read from.
+At = Literal["last"] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,8 +60,8 @@ class DirectLogits(Result):
     def total(self) -> Float[Tensor, " b"]:
         """The sum of all parts."""
         headless = [
-            each
-            for (sublayer, _), each in self.layers.items()
+            by_text
+            for (sublayer, _), by_text in self.layers.items()
             if sublayer in (Sublayer.FEEDFORWARD, Sublayer.MIXER)
         ]
         return self.by_head.sum(1) + self.embedding + self.bias + sum(headless, torch.zeros(()))
@@ -86,7 +88,7 @@ def attribute_logits(
     answer: Sequence[int] | None = None,
     distractor: Sequence[int] | None = None,
     *,
-    at: Literal["last"] | Sequence[int] = "last",
+    at: At = "last",
     edits: Mapping[Site, EditFunction] | None = None,
 ) -> DirectLogits:
     """Direct logit attribution (arXiv 2211.00593): each head's write, norms frozen, on the logit.
@@ -108,14 +110,14 @@ def attribute_logits(
     _check_stream(scope)
     inputs = read_inputs(model, texts)
     with eval_mode(model), torch.no_grad():
-        seen = ActivationEditor(edits or {}, _sites(scope))
-        model.run_inputs(inputs, seen)
-        final = seen[Site(-1, Tap.FINAL, stack=scope.stack_name)]
+        record = ActivationEditor(edits or {}, _sites(scope))
+        forward(model, inputs, record)
+        final = record[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
         table = model.table
         towards, bias, logits = _direction(readout, table, final, rows, answer, distractor)
         kind = _BackwardWalk if model.native else _WrappedWalk
-        back = kind(scope, seen, rows, towards)
+        back = kind(scope, record, rows, towards)
         back.walk()
     return back.result(bias, logits)
 
@@ -138,9 +140,9 @@ class _BackwardWalk:
     """Carries the logit's direction down to the embeddings, summing what each part adds."""
 
     def __init__(
-        self, scope: HeadScope, seen: ActivationEditor, rows: _Rows, towards: Float[Tensor, "b c"]
+        self, scope: HeadScope, record: ActivationEditor, rows: _Rows, towards: Float[Tensor, "b c"]
     ) -> None:
-        self.scope, self.seen, self.rows = scope, seen, rows
+        self.scope, self.record, self.rows = scope, record, rows
         self.towards = towards[rows.owners] * rows.weights[:, None]
         self.bias = towards.new_zeros(rows.texts)
         self.heads: dict[Block, Tensor] = {}
@@ -160,7 +162,7 @@ class _BackwardWalk:
                     self._sublayer(layer, sublayer, inner, residual)
 
     def result(self, bias: Float[Tensor, " b"], logits: Float[Tensor, " b"]) -> DirectLogits:
-        blocks = tuple(sorted(self.heads, key=lambda each: (each.layer, each.sublayer.value)))
+        blocks = tuple(sorted(self.heads, key=lambda block: (block.layer, block.sublayer.value)))
         by_head = torch.cat([self.heads[block] for block in blocks], dim=1).cpu()
         entered = self._value(-1, Tap.EMBEDDINGS, Sublayer.ATTENTION)
         means, errors = weighted_mean(by_head, torch.ones(len(by_head)))
@@ -173,7 +175,7 @@ class _BackwardWalk:
                 metadata={"texts": len(by_head), "logit": float(logits.mean())},
             ),
             by_head=by_head,
-            layers={key: each.cpu() for key, each in self.layers.items()},
+            layers={key: by_text.cpu() for key, by_text in self.layers.items()},
             embedding=self._along(entered, self.towards).cpu(),
             bias=(self.bias + bias).cpu(),
             logits=logits.cpu(),
@@ -181,15 +183,31 @@ class _BackwardWalk:
 
     def _end(self, layer: int) -> tuple[int, Tap, Sublayer]:
         module = self.scope.stack.layers[layer]
-        there = [each for each in SUBLAYERS if _inner(module, each) is not None]
-        return layer, Tap.AFTER, there[-1]
+        present = [sublayer for sublayer in SUBLAYERS if _inner(module, sublayer) is not None]
+        return layer, Tap.AFTER, present[-1]
 
     def _value(self, layer: int, tap: Tap, sublayer: Sublayer) -> Tensor:
         site = Site(layer, tap, sublayer, self.scope.stack_name)
-        return self.seen[site].values[self.rows.places].double()
+        return self.record[site].values[self.rows.places].double()
 
     def _along(self, values: Float[Tensor, "m c"], towards: Float[Tensor, "m c"]) -> Tensor:
         return self.rows.by_text((values * towards).sum(-1))
+
+    def _add_bias(self, bias: Any, towards: Float[Tensor, "m c"]) -> None:
+        if isinstance(bias, Tensor):
+            self.bias = self.bias + self._along(bias.double().expand_as(towards), towards)
+
+    def _add_heads(
+        self,
+        layer: int,
+        sublayer: Sublayer,
+        outputs: Float[Tensor, "m h d"],
+        weight: Float[Tensor, "c hd"],
+        towards: Float[Tensor, "m c"],
+    ) -> None:
+        along = (towards @ weight).unflatten(-1, outputs.shape[1:]) * outputs
+        block = Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
+        self.heads[block] = self.rows.by_text(along.sum(-1))
 
     def _sublayer(
         self, layer: int, sublayer: Sublayer, inner: nn.Module, residual: Residual
@@ -224,16 +242,14 @@ class _BackwardWalk:
             self._pull(residual.second_norm, raw)
             towards, self.towards = self.towards, stream
         if opened is not None:
-            spread = opened.expand(*_sliced(towards, attention).shape).flatten(1)
+            sliced = towards.unflatten(-1, attention.config.gate_shape("final"))
+            spread = opened.expand_as(sliced).flatten(1)
             if gates[0].operation == "multiply":
                 towards = towards * spread
             else:
                 self.bias = self.bias + self._along(spread, towards)
-        if bias is not None:
-            self.bias = self.bias + self._along(bias.double().expand_as(towards), towards)
-        along = (towards @ weight).unflatten(-1, outputs.shape[1:]) * outputs
-        block = Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
-        self.heads[block] = self.rows.by_text(along.sum(-1))
+        self._add_bias(bias, towards)
+        self._add_heads(layer, sublayer, outputs, weight, towards)
 
     def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
         """Move the direction in front of a norm with a frozen divisor, and set its bias aside."""
@@ -241,9 +257,7 @@ class _BackwardWalk:
             self.towards = self.towards * norm.weight.double()
         if not isinstance(norm, Normalize):
             return
-        if norm.bias is not None:
-            bias = norm.bias.double().expand_as(self.towards)
-            self.bias = self.bias + self._along(bias, self.towards)
+        self._add_bias(norm.bias, self.towards)
         weight = norm.weight.double() + (1 if norm.config.centered else 0)
         towards = self.towards * weight
         if isinstance(norm.config, LayerNorm):
@@ -262,8 +276,9 @@ class _WrappedWalk(_BackwardWalk):
             rest = self._value(*self._end(layer)) - self._value(
                 layer, Tap.BEFORE, Sublayer.ATTENTION
             )
-            for facts in (each for each, index in stack.facts.attentions if index == layer):
-                rest = rest - self._attention_of(layer, facts)
+            for facts, index in stack.facts.attentions:
+                if index == layer:
+                    rest = rest - self._attention_of(layer, facts)
             self.layers[Sublayer.FEEDFORWARD, layer] = self._along(rest, self.towards)
 
     def _end(self, layer: int) -> tuple[int, Tap, Sublayer]:
@@ -288,9 +303,7 @@ class _WrappedWalk(_BackwardWalk):
             towards = frozen.pull(towards)
         self.layers[sublayer, layer] = self._along(written, self.towards)
         self._add_bias(bias, towards)
-        along = (towards @ weight).unflatten(-1, outputs.shape[1:]) * outputs
-        block = Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
-        self.heads[block] = self.rows.by_text(along.sum(-1))
+        self._add_heads(layer, sublayer, outputs, weight, towards)
         return written
 
     def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
@@ -299,10 +312,6 @@ class _WrappedWalk(_BackwardWalk):
         frozen = FrozenNorm.of(norm, at)
         self._add_bias(frozen.bias, self.towards)
         self.towards = frozen.pull(self.towards)
-
-    def _add_bias(self, bias: Any, towards: Float[Tensor, "m c"]) -> None:
-        if isinstance(bias, Tensor):
-            self.bias = self.bias + self._along(bias.double().expand_as(towards), towards)
 
 
 def _check_stream(scope: HeadScope) -> None:
@@ -332,10 +341,6 @@ def _inner(layer: Any, sublayer: Sublayer) -> Any:
     if inner is None and sublayer is Sublayer.ATTENTION:
         inner = getattr(layer, Sublayer.MIXER.value, None)
     return getattr(layer, f"{sublayer.value}_rest", None) if inner is None else inner
-
-
-def _sliced(towards: Float[Tensor, "m c"], attention: Attention | Mixer) -> Float[Tensor, "m h e"]:
-    return towards.unflatten(-1, attention.config.gate_shape("final"))
 
 
 def _sites(scope: HeadScope) -> list[Site]:
@@ -377,7 +382,7 @@ def _linear_readout(model: Model) -> ReadoutLayer:
     return readout
 
 
-def _rows(readout: ReadoutLayer, final: Ragged, at: Literal["last"] | Sequence[int]) -> _Rows:
+def _rows(readout: ReadoutLayer, final: Ragged, at: At) -> _Rows:
     lengths = final.lengths
     texts = torch.arange(len(final), device=final.device)
     starts, ends = lengths.offsets[:-1].long(), lengths.offsets[1:].long() - 1
@@ -388,7 +393,7 @@ def _rows(readout: ReadoutLayer, final: Ragged, at: Literal["last"] | Sequence[i
             every = torch.arange(lengths.total, device=final.device)
             return _Rows(every, owners, 1 / (ends - starts + 1)[owners].double(), len(final))
         return _Rows(starts if readout.config.pool == "first" else ends, texts, ones, len(final))
-    return _Rows(_token_indices(lengths, at), texts, ones, len(final))
+    return _Rows(token_indices(lengths, at), texts, ones, len(final))
 
 
 def _direction(
@@ -453,7 +458,7 @@ def logit_lens(
     texts: Any,
     answer: Sequence[int] | None = None,
     *,
-    at: Literal["last"] | Sequence[int] = "last",
+    at: At = "last",
     top_k: int = 5,
 ) -> LogitLens:
     """Apply the final norm and the readout to the residual stream after every layer.
@@ -476,16 +481,12 @@ def logit_lens(
     with eval_mode(model), torch.no_grad():
         sites = [layer_input_site(stack, layer) for layer in range(len(stack.layers))]
         final = Site(-1, Tap.FINAL, stack=scope.stack_name)
-        seen = ActivationEditor({}, [*sites, final])
-        model.run_inputs(inputs, seen)
-        places = _token_indices(seen[final].lengths, at)
-        rows = [stack.final_norm(seen[site].values[places]) for site in sites]
-        rows.append(seen[final].values[places])
-        features = model.readout.features(torch.cat(rows))
-        logits = torch.nn.functional.linear(
-            features, model.readout.vectors(model.table), model.readout.bias
-        )
-        logits = model.readout.finish(logits).float()
+        record = ActivationEditor({}, [*sites, final])
+        forward(model, inputs, record)
+        indices = token_indices(record[final].lengths, at)
+        rows = [stack.final_norm(record[site].values[indices]) for site in sites]
+        rows.append(record[final].values[indices])
+        logits = model.readout.logits(torch.cat(rows), model.table).float()
         scores = logits.log_softmax(-1).unflatten(0, (len(rows), -1))
     top = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
     if answer is None:
@@ -494,8 +495,8 @@ def logit_lens(
         raise InputError(
             f"got {len(answer)} answers for {scores.shape[1]} texts", "give one per text"
         )
-    wanted = torch.tensor(list(answer), device=scores.device).expand(len(rows), -1).unsqueeze(-1)
-    own = scores.gather(-1, wanted)
+    tokens = torch.tensor(list(answer), device=scores.device).expand(len(rows), -1).unsqueeze(-1)
+    own = scores.gather(-1, tokens)
     return LogitLens(
         answers=top.indices,
         log_probabilities=top.values,
@@ -504,7 +505,8 @@ def logit_lens(
     )
 
 
-def _token_indices(lengths: Lengths, at: Literal["last"] | Sequence[int]) -> Int[Tensor, " b"]:
+def token_indices(lengths: Lengths, at: At) -> Int[Tensor, " b"]:
+    """The index of one token per text."""
     if isinstance(at, str):
         return lengths.offsets[1:].long() - 1
     if len(at) != len(lengths):

@@ -36,56 +36,70 @@ MAX_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TokenAttribution(Result):
-    """What each token adds to the metric of its text, and the expected sum over tokens."""
+class PathAttribution(Result):
+    """What some parts add to the metric of each text along a path of `steps` steps.
 
-    tokens: Ragged
+    `expected` is what they should sum to.
+    """
+
     expected: Float[Tensor, " b"]
     steps: int
+
+    @property
+    def sums(self) -> Float[Tensor, " b"]:
+        """The sum over the parts of each text."""
+        raise NotImplementedError
+
+    @property
+    def completeness(self) -> float:
+        """The largest difference between the sum over parts and the expected one."""
+        return float((self.sums - self.expected).abs().max())
+
+    @property
+    def converged(self) -> bool:
+        """Whether the integration ended within its tolerance."""
+        return is_converged(self.completeness, self.expected.tolist())
+
+    def __str__(self) -> str:
+        parts = "token" if isinstance(self, TokenAttribution) else "head"
+        texts, steps = pluralise(len(self.expected), "text"), pluralise(self.steps, "step")
+        failed = "" if self.converged else "not converged: "
+        return (
+            f"integrated gradients by {parts} of {texts} in {steps}, {failed}they are off by "
+            f"{self.completeness:.2g}"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TokenAttribution(PathAttribution):
+    """What each token adds to the metric of its text.
+
+    >>> tokens = Ragged.from_list([torch.tensor([1.0, 2.0])])
+    >>> print(TokenAttribution(tokens=tokens, expected=torch.tensor([3.1]), steps=512))
+    integrated gradients by token of 1 text in 512 steps, not converged: they are off by 0.1
+    """
+
+    tokens: Ragged
 
     def of(self, text: int) -> Float[Tensor, " _"]:
         return self.tokens.of(text)
 
     @property
-    def completeness(self) -> float:
-        """The largest difference between the sum over tokens and the expected one."""
-        lengths = self.tokens.lengths
-        summed = self.expected.new_zeros(len(lengths))
-        summed = summed.index_add(0, lengths.sequence_of_token, self.tokens.values)
-        return float((summed - self.expected).abs().max())
-
-    @property
-    def converged(self) -> bool:
-        """Whether the integration ended within its tolerance."""
-        return is_converged(self.completeness, self.expected.tolist())
-
-    def __str__(self) -> str:
-        texts = pluralise(len(self.tokens), "text")
-        return f"integrated gradients by token of {texts}{describe_error(self)}"
+    def sums(self) -> Float[Tensor, " b"]:
+        zeros = self.expected.new_zeros(len(self.tokens))
+        return zeros.index_add(0, self.tokens.lengths.sequence_of_token, self.tokens.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HeadAttribution(Result):
+class HeadAttribution(PathAttribution):
     """What each head adds to the metric of each text; `heads` has the means over texts."""
 
     heads: ByHead
     by_head: Float[Tensor, "b heads"]
-    expected: Float[Tensor, " b"]
-    steps: int
 
     @property
-    def completeness(self) -> float:
-        """The largest difference between the sum over heads and the expected one."""
-        return float((self.by_head.sum(1) - self.expected).abs().max())
-
-    @property
-    def converged(self) -> bool:
-        """Whether the integration ended within its tolerance."""
-        return is_converged(self.completeness, self.expected.tolist())
-
-    def __str__(self) -> str:
-        texts = pluralise(len(self.by_head), "text")
-        return f"integrated gradients by head of {texts}{describe_error(self)}"
+    def sums(self) -> Float[Tensor, " b"]:
+        return self.by_head.sum(1)
 
 
 def is_converged(completeness: float, expected: Sequence[float]) -> bool:
@@ -93,17 +107,7 @@ def is_converged(completeness: float, expected: Sequence[float]) -> bool:
     return completeness <= TOLERANCE * max(1.0, *map(abs, expected))
 
 
-def describe_error(path: "TokenAttribution | HeadAttribution") -> str:
-    """
-    >>> tokens = Ragged.from_list([torch.tensor([1.0, 2.0])])
-    >>> print(TokenAttribution(tokens=tokens, expected=torch.tensor([3.1]), steps=512))
-    integrated gradients by token of 1 text in 512 steps, not converged: they are off by 0.1
-    """
-    failed = "" if path.converged else "not converged: "
-    return f" in {pluralise(path.steps, 'step')}, {failed}they are off by {path.completeness:.2g}"
-
-
-PathAttribution = TypeVar("PathAttribution", TokenAttribution, HeadAttribution)
+AnyPath = TypeVar("AnyPath", bound=PathAttribution)
 
 
 def integrate_inputs(
@@ -142,8 +146,8 @@ def integrate_inputs(
             value = bound_metric(cached.continue_from(end.with_values(x), 0)).sum()
             return (torch.autograd.grad(value, x)[0].double() * difference.double()).sum(-1)
 
-        def result(tokens: Tensor, taken: int) -> TokenAttribution:
-            return TokenAttribution(tokens=end.with_values(tokens), expected=expected, steps=taken)
+        def result(tokens: Tensor, count: int) -> TokenAttribution:
+            return TokenAttribution(tokens=end.with_values(tokens), expected=expected, steps=count)
 
         return _integrate(gradient, result, steps, progress)
 
@@ -177,8 +181,17 @@ def integrate_heads(
             gates = _Gates(scope, CachedRun(scope, inputs, layers=chosen), chosen, bound_metric)
             expected = (gates.value(1.0) - gates.value(0.0)).double().cpu()
 
-        def result(by_head: Tensor, taken: int) -> HeadAttribution:
-            return _by_head(scope, chosen, by_head.cpu(), expected, taken, bound_metric)
+        def result(summed: Tensor, count: int) -> HeadAttribution:
+            by_head = summed.cpu()
+            means, errors = weighted_mean(by_head, bound_metric.weights.cpu())
+            heads = ByHead(
+                kind="integrated gradients",
+                blocks=tuple(block for block in scope.blocks if block.layer in chosen),
+                means={"attribution": means.numpy()},
+                errors={"attribution": errors.numpy()},
+                metadata={"texts": len(by_head)},
+            )
+            return HeadAttribution(heads=heads, by_head=by_head, expected=expected, steps=count)
 
         return _integrate(gates.gradient, result, steps, progress)
 
@@ -209,16 +222,15 @@ def gradient_times_attention(
         model.run_inputs(inputs, watch)
         hidden = watch[Site(-1, Tap.FINAL, stack=final)]
         assert isinstance(hidden, Ragged)
-        seen = {layer: watch[site] for layer, site in sites.items()}
-        flat = [each for patterns in seen.values() for each in _patterns(patterns).each]
-        gradients = torch.autograd.grad(bound_metric(hidden).sum(), flat)
-    products = iter(zip(flat, gradients, strict=True))
-    by_layer = {}
-    for layer, patterns in seen.items():
-        mine = [next(products) for _ in _patterns(patterns).each]
-        pairs = [(pattern * gradient).detach() for pattern, gradient in mine]
-        by_layer[layer] = Patterns(tuple(pairs))
-    return by_layer
+        by_layer = {layer: watch[site] for layer, site in sites.items()}
+        flat = [weights for patterns in by_layer.values() for weights in _patterns(patterns).each]
+        gradients = iter(torch.autograd.grad(bound_metric(hidden).sum(), flat))
+    return {
+        layer: Patterns(
+            tuple((weights * next(gradients)).detach() for weights in _patterns(patterns).each)
+        )
+        for layer, patterns in by_layer.items()
+    }
 
 
 class _Tracked(Record):
@@ -226,9 +238,9 @@ class _Tracked(Record):
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns:  # type: ignore[override]
         if isinstance(value, Patterns):
-            value = Patterns(
-                tuple(each if each.requires_grad else each.requires_grad_() for each in value.each)
-            )
+            for weights in value.each:
+                if not weights.requires_grad:
+                    weights.requires_grad_()
         super().see(site, value)
         return value
 
@@ -239,12 +251,8 @@ class _Gates:
     def __init__(
         self, scope: HeadScope, cached: CachedRun, layers: Sequence[int], bound_metric: BoundMetric
     ) -> None:
-        self.scope, self.cached, self.layers, self.bound_metric = (
-            scope,
-            cached,
-            tuple(layers),
-            bound_metric,
-        )
+        self.scope, self.cached, self.bound_metric = scope, cached, bound_metric
+        self.layers = tuple(layers)
 
     def value(self, opened: float) -> Float[Tensor, " b"]:
         return self._run([self._gate(layer, opened) for layer in self.layers])
@@ -259,39 +267,11 @@ class _Gates:
         return outputs.values.new_full((len(outputs), outputs.values.shape[1]), opened)
 
     def _run(self, gates: list[Tensor]) -> Float[Tensor, " b"]:
-        changes = {
-            self.scope.site(layer, Tap.HEAD_OUTPUT): self._times(layer, gate)
-            for layer, gate in zip(self.layers, gates, strict=True)
-        }
+        changes: dict[Site, EditFunction] = {}
+        for layer, gate in zip(self.layers, gates, strict=True):
+            spread = gate[self.cached.head_outputs(layer).lengths.sequence_of_token].unsqueeze(-1)
+            changes[self.scope.site(layer, Tap.HEAD_OUTPUT)] = spread.mul
         return self.bound_metric(self.cached.resume(min(self.layers), ActivationEditor(changes)))[0]
-
-    def _times(self, layer: int, gate: Float[Tensor, "b h"]) -> EditFunction:
-        owners = self.cached.head_outputs(layer).lengths.sequence_of_token
-        return lambda values: values * gate[owners].unsqueeze(-1)
-
-
-def _by_head(
-    scope: HeadScope,
-    layers: Sequence[int],
-    by_head: Float[Tensor, "b some"],
-    expected: Float[Tensor, " b"],
-    steps: int,
-    bound_metric: BoundMetric,
-) -> HeadAttribution:
-    blocks = tuple(block for block in scope.blocks if block.layer in layers)
-    means, errors = weighted_mean(by_head, bound_metric.weights.cpu())
-    return HeadAttribution(
-        heads=ByHead(
-            kind="integrated gradients",
-            blocks=blocks,
-            means={"attribution": means.numpy()},
-            errors={"attribution": errors.numpy()},
-            metadata={"texts": len(by_head)},
-        ),
-        by_head=by_head,
-        expected=expected,
-        steps=steps,
-    )
 
 
 def _start_values(baseline: Literal["zero"] | Ragged, end: Ragged) -> Float[Tensor, "n c"]:
@@ -307,10 +287,10 @@ def _start_values(baseline: Literal["zero"] | Ragged, end: Ragged) -> Float[Tens
 
 def _integrate(
     gradient: Callable[[float], Tensor],
-    result: Callable[[Tensor, int], PathAttribution],
+    result: Callable[[Tensor, int], AnyPath],
     steps: int | None,
     progress: bool,
-) -> PathAttribution:
+) -> AnyPath:
     """Gauss-Legendre quadrature, with more points until the error is below the tolerance."""
     reason = ""
     for count in STEP_COUNTS if steps is None else (steps,):

@@ -1,6 +1,5 @@
 """How much every position of a text affects every other: norms of Jacobians."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,8 +42,8 @@ def influence(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found, = influence(model, [[5, 6, 7]])
-    >>> found.shape, bool((found.triu(1) == 0).all())
+    >>> norms, = influence(model, [[5, 6, 7]])
+    >>> norms.shape, bool((norms.triu(1) == 0).all())
     (torch.Size([3, 3]), True)
     """
     check_int("directions", directions, minimum=1)
@@ -56,14 +55,14 @@ def influence(
         start = layer_input_site(stack, layer)
         end = Site(layer, Tap.OUTPUT, start.sublayer, stack.name)
     inputs = read_inputs(model, texts)
-    found = []
+    norms = []
     bar = Progress("influence of positions", total=len(inputs), unit="texts", enabled=progress)
     with eval_mode(model), torch.enable_grad(), bar:
         for text in range(len(inputs)):
             jacobians = _Jacobians(model, inputs.select([text]), start, end)
-            found.append(jacobians.norms(directions, seed))
+            norms.append(jacobians.norms(directions, seed))
             bar.advance()
-    return tuple(found)
+    return tuple(norms)
 
 
 class _Jacobians:
@@ -81,14 +80,14 @@ class _Jacobians:
                 f"use texts of at most {MAX_TOKENS} tokens",
             )
         count = min(directions, width)
-        chosen = _orthogonal(width, count, seed).to(output.values)
+        normal = torch.randn(width, count, generator=torch.Generator().manual_seed(seed))
+        orthogonal = torch.linalg.qr(normal).Q.T.to(output.values)
         squares = torch.zeros(length, length, dtype=torch.float64, device=output.device)
-        pairs = [(position, each) for position in range(length) for each in range(count)]
-        for some in _groups(pairs, max(1, BATCH_TOKENS // max(1, length))):
-            rows = torch.tensor([position for position, _ in some], device=output.device)
-            towards = chosen[[each for _, each in some]]
-            moved = self._gradients(rows, towards).double().square().sum(-1)
-            squares.index_add_(0, rows, moved)
+        pairs = torch.cartesian_prod(torch.arange(length), torch.arange(count)).to(output.device)
+        for group in pairs.split(max(1, BATCH_TOKENS // max(1, length))):
+            rows, numbers = group.unbind(1)
+            gradients = self._gradients(rows, orthogonal[numbers])
+            squares.index_add_(0, rows, gradients.double().square().sum(-1))
         return (squares * (width / count)).sqrt().float()
 
     def _gradients(
@@ -131,14 +130,3 @@ class _Ends:
             return None
         self.entered = value.values.detach().requires_grad_()
         return value.with_values(self.entered)
-
-
-def _orthogonal(width: int, count: int, seed: int) -> Float[Tensor, "k c"]:
-    """The first of a random orthonormal basis."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.linalg.qr(torch.randn(width, count, generator=generator)).Q.T
-
-
-def _groups(pairs: list[tuple[int, int]], size: int) -> Iterator[list[tuple[int, int]]]:
-    for start in range(0, len(pairs), size):
-        yield pairs[start : start + size]

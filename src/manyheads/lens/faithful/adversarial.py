@@ -39,25 +39,25 @@ class Adversary:
 
 
 def jensen_shannon(
-    one: Float[Tensor, "*rows s"], other: Float[Tensor, "*rows s"]
+    p: Float[Tensor, "*rows s"], q: Float[Tensor, "*rows s"]
 ) -> Float[Tensor, "*rows"]:
     """The divergence of two distributions from their mean, in nats: 0 if equal, ln 2 at most.
 
     >>> round(float(jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))), 4)
     0.6931
     """
-    middle = (one + other) / 2
+    middle = (p + q) / 2
     tiny = torch.finfo(middle.dtype).tiny
     logs = middle.clamp(min=tiny).log()
-    parts = [each * (each.clamp(min=tiny).log() - logs) for each in (one, other)]
+    parts = [weights * (weights.clamp(min=tiny).log() - logs) for weights in (p, q)]
     return (parts[0] + parts[1]).sum(-1) / 2
 
 
 def total_variation(
-    one: Float[Tensor, "*rows v"], other: Float[Tensor, "*rows v"]
+    p: Float[Tensor, "*rows v"], q: Float[Tensor, "*rows v"]
 ) -> Float[Tensor, "*rows"]:
     """Half the sum of absolute differences."""
-    return (one - other).abs().sum(-1) / 2
+    return (p - q).abs().sum(-1) / 2
 
 
 def find_adversary(
@@ -90,8 +90,8 @@ def find_adversary(
         best = search.better(best, divergence.detach(), moved.detach())
         if best.divergence >= FAR_ENOUGH * MAX_DIVERGENCE:
             return best
-        for each, gradient in zip(scores, gradients, strict=True):
-            each.grad = gradient
+        for parameter, gradient in zip(scores, gradients, strict=True):
+            parameter.grad = gradient
         optimizer.step()
     history = torch.stack(losses)
     if history.isnan().any():
@@ -114,9 +114,9 @@ class _Search:
     def __init__(self, decision: Decision, within: float) -> None:
         self.decision, self.within = decision, within
         self.own = [decision.weights[layer] for layer in decision.layers]
-        self.seen = [decision.seen[layer] for layer in decision.layers]
+        self.visible = [decision.visible[layer] for layer in decision.layers]
         # A query that sees a single key cannot attend elsewhere.
-        self.free = [seen.sum(-1) > 1 for seen in self.seen]
+        self.free = [visible.sum(-1) > 1 for visible in self.visible]
         self.index = {layer: index for index, layer in enumerate(decision.layers)}
 
     @property
@@ -134,9 +134,10 @@ class _Search:
 
     def weights(self, scores: list[Tensor]) -> list[Tensor]:
         weights = []
-        for each, own, seen in zip(scores, self.own, self.seen, strict=True):
+        for layer_scores, own, visible in zip(scores, self.own, self.visible, strict=True):
             # A query that sees no key keeps zero weights.
-            softened = each.masked_fill(~seen & seen.any(-1, keepdim=True), -torch.inf).softmax(-1)
+            hidden = ~visible & visible.any(-1, keepdim=True)
+            softened = layer_scores.masked_fill(hidden, -torch.inf).softmax(-1)
             # A learned sink keeps its weight.
             weights.append(softened * own.sum(-1, keepdim=True))
         return weights
@@ -149,8 +150,8 @@ class _Search:
         )
         moved = total_variation(answers, decision.probabilities.expand_as(answers))
         rows = [
-            jensen_shannon(_normalized(each), _normalized(own).expand_as(each)).mean(1)[:, free]
-            for each, own, free in zip(weights, self.own, self.free, strict=True)
+            jensen_shannon(_normalized(new), _normalized(own).expand_as(new)).mean(1)[:, free]
+            for new, own, free in zip(weights, self.own, self.free, strict=True)
         ]
         return torch.cat(rows, dim=1).mean(1), moved
 

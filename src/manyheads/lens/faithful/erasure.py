@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, nan
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.errors import InputError
+from manyheads.lens.attribution.direct_logits import At
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
-from manyheads.models.model_interface import ModelInputs
-from manyheads.models.readout import ClassHead, ReadoutLayer
+from manyheads.lens.inputs.texts import ModelInputs
+from manyheads.models.decoder import Decoder
+from manyheads.models.readout import ClassHead
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.vision import Vision
 from manyheads.parts.masks import visible
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap
 
-# The position of the prediction in each text; texts with one class need none.
-At = Literal["last"] | Sequence[int]
 # From a layer, the index of a copy and its weights to the new weights.
 Reshape = Callable[[int, int, Float[Tensor, "h r s"]], Float[Tensor, "h r s"]]
 
@@ -87,26 +87,27 @@ class Decision:
         return by_layer
 
     @cached_property
-    def seen(self) -> dict[int, Bool[Tensor, "r s"]]:
+    def visible(self) -> dict[int, Bool[Tensor, "r s"]]:
         """Which keys are visible to the deciding queries in each layer."""
-        seen = {}
+        by_layer, length = {}, self._queries
         for layer, weights in self.weights.items():
-            length = self._queries
             mask = self.scope.attention(layer).config.mask
-            every = visible(mask, range(length), length, weights.shape[-1], weights.device)
-            seen[layer] = every.expand(length, -1)[self.rows]
-        return seen
+            pairs = visible(mask, range(length), length, weights.shape[-1], weights.device)
+            by_layer[layer] = pairs.expand(length, -1)[self.rows]
+        return by_layer
 
     @cached_property
     def keys(self) -> Int[Tensor, " k"]:
         """The keys that are visible to any deciding query in any of the layers."""
-        return torch.stack([each.any(0) for each in self.seen.values()]).any(0).nonzero().flatten()
+        by_layer = torch.stack([pairs.any(0) for pairs in self.visible.values()])
+        return by_layer.any(0).nonzero().flatten()
 
     def gradients(self) -> dict[int, Float[Tensor, "h r s"]]:
         """The gradient of the answer's probability with respect to each weight."""
-        added = {layer: torch.zeros_like(each) for layer, each in self.weights.items()}
-        for each in added.values():
-            each.requires_grad_()
+        added = {
+            layer: torch.zeros_like(weights, requires_grad=True)
+            for layer, weights in self.weights.items()
+        }
         with torch.enable_grad():
             answers = self.under(lambda layer, _, weights: weights + added[layer])
             gradients = torch.autograd.grad(answers[0, self.answer], list(added.values()))
@@ -120,8 +121,8 @@ class Decision:
     @property
     def copies_at_once(self) -> int:
         """How many copies run side by side."""
-        heads = max(len(each) for each in self.weights.values())
-        keys = max(each.shape[-1] for each in self.weights.values())
+        heads = max(len(weights) for weights in self.weights.values())
+        keys = max(weights.shape[-1] for weights in self.weights.values())
         return max(1, WEIGHTS_AT_ONCE // (heads * self._queries * keys))
 
     @property
@@ -134,15 +135,14 @@ class Decision:
         return self.cached.head_outputs(self.layers[0]).lengths.total
 
     def _read(self, hidden: Ragged, copies: int) -> Float[Tensor, "copies v"]:
-        model = self.scope.model
-        readout = _readout(self.scope)
+        model, readout = self.scope.model, self.scope.model.readout
+        assert readout is not None, "checked in decisions_of()"
         if isinstance(readout.config, ClassHead):
             x = readout.config.pooled(hidden.values, hidden.lengths)
         else:
             x = hidden.values.unflatten(0, (copies, -1))[:, int(self.rows[0])]
-        vectors = readout.vectors(model.table)
-        products = F.linear(readout.features(x), vectors, readout.bias)
-        return readout.finish(products).float().softmax(-1)
+        table = None if isinstance(model, Vision) else model.table
+        return readout.logits(x, table).float().softmax(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,17 +168,10 @@ def decisions_of(
 ) -> list[PendingDecision]:
     """The decision of each text, to be run one after another."""
     _check(scope, at, inputs)
-    lengths = inputs.lengths(scope.model).each
-    decisions = []
-    for text, length in enumerate(lengths):
-        rows = _rows(scope, length, text, at)
-        decisions.append(PendingDecision(scope, tuple(layers), inputs.select([text]), rows))
-    return decisions
-
-
-def _readout(scope: HeadScope) -> ReadoutLayer:
-    assert scope.model.readout is not None, "checked in decisions_of()"
-    return scope.model.readout
+    return [
+        PendingDecision(scope, tuple(layers), inputs.select([text]), _rows(scope, length, text, at))
+        for text, length in enumerate(inputs.lengths(scope.model).each)
+    ]
 
 
 def _check(scope: HeadScope, at: At, inputs: ModelInputs) -> None:
@@ -246,45 +239,45 @@ def rank_keys(decision: Decision) -> dict[str, Float[Tensor, " k"]]:
     gradients = decision.gradients()
     sums = {name: torch.zeros_like(decision.keys, dtype=torch.float64) for name in ORDERS[:-1]}
     for layer, weights in decision.weights.items():
-        each = (weights, gradients[layer], weights * gradients[layer])
-        for name, values in zip(ORDERS, each, strict=False):
+        by_order = (weights, gradients[layer], weights * gradients[layer])
+        for name, values in zip(sums, by_order, strict=True):
             sums[name] += values.double().sum((0, 1))[decision.keys]
     return sums
 
 
 def renormalize(
-    weights: Float[Tensor, "h r s"], kept: Bool[Tensor, " s"], *, sink: bool
+    weights: Float[Tensor, "h r s"], keys: Bool[Tensor, " s"], *, sink: bool
 ) -> Float[Tensor, "h r s"]:
-    """Remove some keys and rescale the others to the same sum; without any keys left, 0.
+    """Remove all but some keys and rescale their weights to the same sum; without any key, 0.
 
     The weight of a learned sink counts in the sum.
 
-    >>> kept = torch.tensor([False, True, True])
-    >>> renormalize(torch.tensor([[[0.5, 0.3, 0.2]]]), kept, sink=False)
+    >>> keys = torch.tensor([False, True, True])
+    >>> renormalize(torch.tensor([[[0.5, 0.3, 0.2]]]), keys, sink=False)
     tensor([[[0.0000, 0.6000, 0.4000]]])
     """
-    left = weights * kept
-    total = left.sum(-1, keepdim=True)
+    remaining = weights * keys
+    total = remaining.sum(-1, keepdim=True)
     if sink:
         total = total + (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
-    return left / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return remaining / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 def erase_key_weights(
-    decision: Decision, kept: Bool[Tensor, "copies s"]
+    decision: Decision, keys: Bool[Tensor, "copies s"]
 ) -> Float[Tensor, "copies v"]:
-    """The probabilities of all answers, each copy using only its kept keys."""
+    """The probabilities of all answers, each copy using only some keys."""
     sinks = decision.has_sink
     answers = []
-    for some in kept.split(decision.copies_at_once):
+    for batch in keys.split(decision.copies_at_once):
 
         def without(
-            layer: int, copy: int, weights: Tensor, some: Bool[Tensor, "few s"] = some
+            layer: int, copy: int, weights: Tensor, batch: Bool[Tensor, "few s"] = batch
         ) -> Tensor:
-            return renormalize(weights, some[copy], sink=sinks[layer])
+            return renormalize(weights, batch[copy], sink=sinks[layer])
 
         with torch.no_grad():
-            answers.append(decision.under(without, len(some)))
+            answers.append(decision.under(without, len(batch)))
     return torch.cat(answers)
 
 
@@ -295,19 +288,17 @@ def erase(decision: Decision, order: Sequence[int] | Int[Tensor, " k"], steps: i
     upper bound within one step.
     """
     order = torch.as_tensor(order, device=decision.keys.device)
-    keys = len(order)
-    counts = [ceil(keys * step / steps) for step in range(steps + 1)]
+    counts = [ceil(len(order) * step / steps) for step in range(steps + 1)]
     size = next(iter(decision.weights.values())).shape[-1]
     evaluated = sorted(set(counts))
-    kept = torch.ones(len(evaluated), size, dtype=torch.bool, device=order.device)
-    for row, count in zip(kept, evaluated, strict=True):
+    keys = torch.ones(len(evaluated), size, dtype=torch.bool, device=order.device)
+    for row, count in zip(keys, evaluated, strict=True):
         row[order[:count]] = False
-    answers = erase_key_weights(decision, kept)
+    answers = erase_key_weights(decision, keys)
     changed = (answers.argmax(-1) != decision.answer).nonzero().flatten()
-    fraction = evaluated[int(changed[0])] / keys if len(changed) else 1.0
+    fraction = evaluated[int(changed[0])] / len(order) if len(changed) else 1.0
     if answers.isnan().any():
         fraction = nan
     by_count = dict(zip(evaluated, answers[:, decision.answer].tolist(), strict=True))
-    return Erasure(
-        fraction, bool(len(changed)), torch.tensor([by_count[count] for count in counts])
-    )
+    curve = torch.tensor([by_count[count] for count in counts])
+    return Erasure(fraction, bool(len(changed)), curve)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.formatting import percent, pluralise
-from manyheads.lens.faithful.adversarial import MAX_DIVERGENCE, find_adversary
+from manyheads.lens.faithful.adversarial import MAX_DIVERGENCE, Adversary, find_adversary
 from manyheads.lens.faithful.erasure import (
     ORDERS,
     At,
@@ -32,7 +31,6 @@ from manyheads.taps import Sublayer
 
 KIND = "faithfulness"
 Values = Float[np.ndarray, " *texts"]
-GROUPS = ("erased", "flipped", "curves", "agreement")
 
 # The thresholds of the verdict. A difference must also exceed twice its standard error.
 THRESHOLDS = {
@@ -137,10 +135,10 @@ class TaskVerdict:
         return self.erased["random"] - self.erased["attention"]
 
     def _erasure(self) -> str:
-        means = {name: mean_of(each)[0] for name, each in self.erased.items()}
+        means = {name: mean_of(values)[0] for name, values in self.erased.items()}
         if np.isnan(means["attention"]):
             return "no erasure could be measured"
-        if not any((each > 0).any() for each in self.flipped.values()):
+        if not any((values > 0).any() for values in self.flipped.values()):
             return "the answer never changes, whatever is erased"
         rival = min(ORDERS[1:3], key=means.__getitem__)
         return (
@@ -171,11 +169,12 @@ class TaskVerdict:
 
     def measures(self) -> dict[str, tuple[float, float]]:
         """Means over texts and their standard errors, by name."""
-        means = {f"erased_by_{name}": mean_of(each) for name, each in self.erased.items()}
-        means |= {f"flipped_by_{name}": mean_of(each) for name, each in self.flipped.items()}
-        means |= {"gain": self.gain, "divergence": mean_of(self.divergence)}
-        means |= {"moved": mean_of(self.moved), "settled": mean_of(self.settled)}
-        return means | {f"tau_{name}": mean_of(each) for name, each in self.agreement.items()}
+        values = {f"erased_by_{name}": texts for name, texts in self.erased.items()}
+        values |= {f"flipped_by_{name}": texts for name, texts in self.flipped.items()}
+        values |= {"gain": self._gains, "divergence": self.divergence}
+        values |= {"moved": self.moved, "settled": self.settled}
+        values |= {f"tau_{name}": texts for name, texts in self.agreement.items()}
+        return {name: mean_of(texts) for name, texts in values.items()}
 
     def __str__(self) -> str:
         stopped = "" if self.complete else ", interrupted"
@@ -195,8 +194,8 @@ class Faithfulness(Tabular):
         for task in self.tasks:
             if task.name == name:
                 return task
-        known = ", ".join(task.name for task in self.tasks)
-        raise InputError(f"there is no task {name!r}", f"use {known}")
+        names = ", ".join(task.name for task in self.tasks)
+        raise InputError(f"there is no task {name!r}", f"use {names}")
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per task and measure."""
@@ -227,11 +226,11 @@ class Faithfulness(Tabular):
 
 def mean_of(values: Values) -> tuple[float, float]:
     """The mean over the texts with a value, and its standard error."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    values = values[~np.isnan(values)]
+    if not len(values):
         return float("nan"), float("nan")
-    error = known.std(ddof=1) / np.sqrt(len(known)) if len(known) > 1 else float("nan")
-    return float(known.mean()), float(error)
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    return float(values.mean()), float(error)
 
 
 def enough(values: Values) -> bool:
@@ -287,28 +286,28 @@ def faithfulness(
     tests = _Tests(steps, draws, within, iterations, torch.Generator().manual_seed(seed))
     named = texts if isinstance(texts, Mapping) else {"these texts": texts}
     tasks = []
-    for name, some in named.items():
+    for name, texts_of_task in named.items():
         position = at[name] if isinstance(at, Mapping) else at
-        tasks.append(tests.run(name, scope, chosen, some, position, progress))
+        tasks.append(tests.run(name, scope, chosen, texts_of_task, position, progress))
     options = {"steps": steps, "draws": draws, "within": within, "iterations": iterations}
     metadata = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
     return Faithfulness(tuple(tasks), metadata)
 
 
-def kendall(one: Float[np.ndarray, " k"], other: Float[np.ndarray, " k"]) -> float:
+def kendall(x: Float[np.ndarray, " k"], y: Float[np.ndarray, " k"]) -> float:
     """Kendall's tau-b, which accounts for ties; NaN if either ranking is constant.
 
     >>> kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))
     0.3333333333333333
     """
-    same = first = second = 0.0
-    for index in range(len(one) - 1):
-        by_one = np.sign(one[index + 1 :] - one[index])
-        by_other = np.sign(other[index + 1 :] - other[index])
-        same += float(by_one @ by_other)
-        first += float(np.abs(by_one).sum())
-        second += float(np.abs(by_other).sum())
-    return same / float(np.sqrt(first * second)) if first and second else float("nan")
+    agreement = untied_x = untied_y = 0.0
+    for index in range(len(x) - 1):
+        dx, dy = np.sign(x[index + 1 :] - x[index]), np.sign(y[index + 1 :] - y[index])
+        agreement += float(dx @ dy)
+        untied_x += float(np.abs(dx).sum())
+        untied_y += float(np.abs(dy).sum())
+    untied = float(np.sqrt(untied_x * untied_y))
+    return agreement / untied if untied else float("nan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,85 +323,83 @@ class _Tests:
     def run(
         self, name: str, scope: HeadScope, layers: Sequence[int], texts: Any, at: At, progress: bool
     ) -> TaskVerdict:
-        inputs = read_inputs(scope.model, texts)
-        measured: list[dict[str, Any]] = []
+        tested: list[_TextTests] = []
         complete = True
-        decisions = decisions_of(scope, layers, inputs, at)
+        decisions = decisions_of(scope, layers, read_inputs(scope.model, texts), at)
         with (
             Progress("erasing", total=len(decisions), unit="texts", enabled=progress) as bar,
             eval_mode(scope.model),
         ):
             try:
                 for decision in decisions:
-                    measured.append(self._test(decision.run()))
+                    tested.append(self._test(decision.run()))
                     bar.advance()
             except KeyboardInterrupt:
-                if not measured:
+                if not tested:
                     raise
                 complete = False
-        return _task(name, _decides(scope), measured, complete)
+        by_class = isinstance(scope.model.config.readout, ClassHead)
+        by_order = {order: [text.erasures[order] for text in tested] for order in ORDERS}
+        return TaskVerdict(
+            name=name,
+            decides="classes" if by_class else "tokens",
+            erased={
+                order: np.array([np.mean([draw.fraction for draw in draws]) for draws in texts])
+                for order, texts in by_order.items()
+            },
+            flipped={
+                order: np.array([np.mean([draw.flipped for draw in draws]) for draws in texts])
+                for order, texts in by_order.items()
+            },
+            curves={
+                order: np.mean([_mean_curve(draws) for draws in texts], axis=0)
+                for order, texts in by_order.items()
+            },
+            divergence=np.array([text.adversary.divergence for text in tested]),
+            moved=np.array([text.adversary.moved for text in tested]),
+            settled=np.array([float(text.adversary.settled) for text in tested]),
+            agreement={
+                name: np.array([text.agreement[name] for text in tested])
+                for name in tested[0].agreement
+            },
+            complete=complete,
+        )
 
-    def _test(self, decision: Decision) -> dict[str, Any]:
+    def _test(self, decision: Decision) -> "_TextTests":
         ranks = rank_keys(decision)
-        values: dict[str, Any] = {}
+        erasures = {}
         for name, scores in ranks.items():
             order = decision.keys[scores.argsort(descending=True, stable=True)]
-            values |= _mean_erasure(name, [erase(decision, order, self.steps)])
-        chances = []
+            erasures[name] = [erase(decision, order, self.steps)]
+        erasures["random"] = []
         for _ in range(self.draws):
             order = torch.randperm(len(decision.keys), generator=self.generator)
             mixed = decision.keys[order.to(decision.keys.device)]
-            chances.append(erase(decision, mixed, self.steps))
-        values |= _mean_erasure("random", chances)
+            erasures["random"].append(erase(decision, mixed, self.steps))
         adversary = find_adversary(
             decision,
             within=self.within,
             iterations=self.iterations,
             seed=int(torch.randint(2**31, (), generator=self.generator)),
         )
-        weights = _array(ranks["attention"])
-        values |= {"divergence": adversary.divergence, "moved": adversary.moved}
-        values["settled"] = float(adversary.settled)
-        values["agreement/gradient"] = kendall(weights, abs(_array(ranks["gradient"])))
-        product = _array(ranks["gradient_times_attention"])
-        return values | {"agreement/gradient_times_attention": kendall(weights, product)}
+        weights, gradient, product = (
+            values.detach().double().cpu().numpy() for values in ranks.values()
+        )
+        agreement = {
+            "gradient": kendall(weights, abs(gradient)),
+            "gradient_times_attention": kendall(weights, product),
+        }
+        return _TextTests(erasures, adversary, agreement)
 
 
-def _mean_erasure(name: str, each: Sequence[Erasure]) -> dict[str, Any]:
-    return {
-        f"erased/{name}": np.mean([one.fraction for one in each]),
-        f"flipped/{name}": np.mean([float(one.flipped) for one in each]),
-        f"curves/{name}": np.mean([_array(one.curve) for one in each], axis=0),
-    }
+@dataclass(frozen=True, slots=True, eq=False)
+class _TextTests:
+    """The tests of one text: its erasures in each order, the adversary, and Kendall's tau."""
+
+    erasures: dict[str, list[Erasure]]
+    adversary: Adversary
+    agreement: dict[str, float]
 
 
-def _task(
-    name: str, decides: str, measured: Sequence[Mapping[str, Any]], complete: bool
-) -> TaskVerdict:
-    columns = {
-        column: np.array([one[column] for one in measured], dtype=np.float64)
-        for column in measured[0]
-    }
-    groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-    for column, values in columns.items():
-        group, slash, order = column.partition("/")
-        if slash:
-            groups[group][order] = values
-    groups["curves"] = {order: curve.mean(0) for order, curve in groups["curves"].items()}
-    return TaskVerdict(
-        name=name,
-        decides=decides,
-        divergence=columns["divergence"],
-        moved=columns["moved"],
-        settled=columns["settled"],
-        complete=complete,
-        **groups,
-    )
-
-
-def _decides(scope: HeadScope) -> str:
-    return "classes" if isinstance(scope.model.config.readout, ClassHead) else "tokens"
-
-
-def _array(values: Tensor) -> Any:
-    return values.detach().double().cpu().numpy()
+def _mean_curve(draws: Sequence[Erasure]) -> Float[np.ndarray, " steps"]:
+    return torch.stack([draw.curve for draw in draws]).double().mean(0).cpu().numpy()

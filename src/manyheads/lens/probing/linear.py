@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from manyheads.encoding.text_reader import batch_by_length, require_text_model, resolve_max_length
 from manyheads.errors import InputError, MissingPackageError
+from manyheads.lens.causal.ablation import written_lengths
 from manyheads.lens.inputs.annotated import AnnotatedText, align_words
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.metrics import weighted_mean
@@ -55,15 +57,39 @@ class Items:
 
 def find_items(scope: HeadScope, texts: Any, labels: Sequence[Any]) -> Items:
     """Labels per text, per token, or per word if texts are lists of words; None skips an item."""
-    labels = [each.tolist() if hasattr(each, "tolist") else each for each in labels]
-    if _are_words(texts) and not scope.model.reads_pairs:
-        return _words(scope.model, texts, labels)
-    inputs = read_inputs(scope.model, texts)
+    labels = [own.tolist() if hasattr(own, "tolist") else own for own in labels]
+    level: Level = "token"
+    if _are_words(texts) and not isinstance(scope.model, Seq2Seq):
+        level = "word"
+        inputs, positions = split_words(scope.model, texts)
+    else:
+        inputs = read_inputs(scope.model, texts)
+        if all(own is None or isinstance(own, str | int) for own in labels):
+            level = "text"
     if len(labels) != len(inputs):
         raise InputError(f"got {len(labels)} labels for {len(inputs)} texts", "give one per text")
-    if all(each is None or isinstance(each, str | int) for each in labels):
-        return Items(inputs, "text", _texts(scope, inputs, labels))
-    return Items(inputs, "token", _tokens(scope, inputs, labels))
+    by_text = inputs.source if scope.stack_name == "encoder" else inputs.ids
+    items: list[Item] = []
+    for text, (length, own) in enumerate(
+        zip(written_lengths(scope, inputs).each, labels, strict=True)
+    ):
+        ids = None if by_text is None else by_text.of(text).tolist()
+        if level == "text":
+            kind = text if ids is None else tuple(ids)
+            candidates = [(tuple(range(length)), kind, own)]
+        elif level == "word":
+            _check_count(text, "words", len(texts[text]), own)
+            candidates = list(zip(positions[text], texts[text], own, strict=True))
+        else:
+            _check_count(text, "tokens", length, own)
+            kinds = [(text, place) for place in range(length)] if ids is None else ids
+            candidates = [((place,), kinds[place], label) for place, label in enumerate(own)]
+        items += [
+            Item(text, places, kind, label)
+            for places, kind, label in candidates
+            if label is not None and (places or level == "text")
+        ]
+    return Items(inputs, level, tuple(items))
 
 
 def split_words(
@@ -78,16 +104,16 @@ def split_words(
         raise InputError(
             "this model has no tokenizer to read words with", "set model.tokenizer, or give ids"
         )
-    longest = resolve_max_length(reader, None)
+    max_length = resolve_max_length(reader, None)
     tokenizer = plain_copy(reader.tokenizer)
     rows, positions = [], []
     for number, words in enumerate(sentences):
         written = AnnotatedText.from_words(words, ())
         with surrogates_refused([written.text], first=number):
             encoded = tokenizer.encode(written.text)
-        if longest is not None and len(encoded.ids) > longest:
+        if max_length is not None and len(encoded.ids) > max_length:
             raise InputError(
-                f"sentence {number} has {len(encoded.ids)} tokens, more than {longest}",
+                f"sentence {number} has {len(encoded.ids)} tokens, more than {max_length}",
                 "leave it out or split it",
             )
         rows.append(encoded.ids)
@@ -106,59 +132,13 @@ def _are_words(texts: Any) -> bool:
     return isinstance(first, list | tuple) and bool(first) and isinstance(first[0], str)
 
 
-def _words(model: Model, texts: Sequence[Sequence[str]], labels: Sequence[Any]) -> Items:
-    inputs, positions = split_words(model, texts)
-    found = []
-    if len(labels) != len(texts):
-        raise InputError(f"got {len(labels)} labels for {len(texts)} texts", "give one per text")
-    for text, (words, mine) in enumerate(zip(texts, labels, strict=True)):
-        _check_count(text, "words", len(words), mine)
-        for word, where, label in zip(words, positions[text], mine, strict=True):
-            if where and label is not None:
-                found.append(Item(text, where, word, label))
-    return Items(inputs, "word", tuple(found))
-
-
-def _tokens(scope: HeadScope, inputs: ModelInputs, labels: Sequence[Any]) -> tuple[Item, ...]:
-    found = []
-    for text, (length, mine) in enumerate(zip(_lengths(scope, inputs), labels, strict=True)):
-        _check_count(text, "tokens", length, mine)
-        ids = _ids(scope, inputs, text)
-        for place, label in enumerate(mine):
-            if label is not None:
-                kind = (text, place) if ids is None else ids[place]
-                found.append(Item(text, (place,), kind, label))
-    return tuple(found)
-
-
-def _texts(scope: HeadScope, inputs: ModelInputs, labels: Sequence[Any]) -> tuple[Item, ...]:
-    found = []
-    for text, (length, label) in enumerate(zip(_lengths(scope, inputs), labels, strict=True)):
-        if label is not None:
-            ids = _ids(scope, inputs, text)
-            kind = text if ids is None else tuple(ids)
-            found.append(Item(text, tuple(range(length)), kind, label))
-    return tuple(found)
-
-
 def _check_count(text: int, what: str, count: int, labels: Any) -> None:
-    if isinstance(labels, str | int) or labels is None or len(labels) != count:
-        got = 1 if isinstance(labels, str | int) or labels is None else len(labels)
+    got = 1 if isinstance(labels, str | int) or labels is None else len(labels)
+    if isinstance(labels, str | int) or labels is None or got != count:
         raise InputError(
             f"text {text} has {count} {what} and {got} labels",
             "give one label each, None to skip",
         )
-
-
-def _lengths(scope: HeadScope, inputs: ModelInputs) -> tuple[int, ...]:
-    if scope.stack_name == "encoder" and inputs.source is not None:
-        return inputs.source.lengths.each
-    return inputs.lengths(scope.model).each
-
-
-def _ids(scope: HeadScope, inputs: ModelInputs, text: int) -> list[int] | None:
-    ids = inputs.source if scope.stack_name == "encoder" else inputs.ids
-    return None if ids is None else ids.of(text).tolist()
 
 
 Source = Literal["heads", "residuals", "patterns"]
@@ -185,15 +165,11 @@ class _Pooling:
         start = dict(zip(texts, lengths.starts, strict=True))
         tokens, owners, counts = [], [], []
         for number, item in enumerate(items):
-            every = {
-                "mean": item.positions,
-                "first": item.positions[:1],
-                "last": item.positions[-1:],
-            }
-            kept = every[pool]
-            tokens += [start[item.text] + place for place in kept]
-            owners += [number] * len(kept)
-            counts.append(float(len(kept)))
+            part = {"mean": slice(None), "first": slice(1), "last": slice(-1, None)}[pool]
+            positions = item.positions[part]
+            tokens += [start[item.text] + position for position in positions]
+            owners += [number] * len(positions)
+            counts.append(float(len(positions)))
         return cls(torch.tensor(tokens), torch.tensor(owners), torch.tensor(counts))
 
     def __call__(self, values: Float[Tensor, "n h d"]) -> Float[Tensor, "k h d"]:
@@ -208,10 +184,13 @@ class _FeatureWatcher:
     def __init__(
         self, scope: HeadScope, source: Source, pool: Callable[[Lengths], _Pooling]
     ) -> None:
-        self.found: Features = {}
-        self._part, self._source, self._pool = scope, source, pool
+        self.features: Features = {}
+        self._scope, self._pool = scope, pool
         self._query: Ragged | None = None
-        self._sites = _sites(scope, source)
+        taps = (Tap.HEAD_OUTPUT,) if source == "heads" else (Tap.QUERY, Tap.KEY)
+        self._sites = {scope.site(layer, tap): layer for layer in scope.layers for tap in taps}
+        if source == "residuals":
+            self._sites = residual_sites(scope)
 
     def wants(self, site: Site) -> bool:
         return site in self._sites
@@ -221,20 +200,19 @@ class _FeatureWatcher:
         if site.tap is Tap.QUERY:
             self._query = value
             return
-        values = value.values
-        lengths = value.lengths
+        values, lengths = value.values, value.lengths
         if site.tap is Tap.KEY:
             assert self._query is not None
             values, lengths = self._pattern_features(site, self._query, value), self._query.lengths
         elif values.dim() == 2:
             values = values.unsqueeze(1)
-        self.found[self._sites[site]] = self._pool(lengths)(values)
+        self.features[self._sites[site]] = self._pool(lengths)(values)
 
     def _pattern_features(self, site: Site, query: Ragged, key: Ragged) -> Float[Tensor, "n h d"]:
         """Weights around the query and on the first key, and the entropy of the row."""
         nothing = torch.zeros(key.lengths.total, 0, device=key.device)
-        wanted = RowSumSpec(offsets=OFFSETS, marks=nothing, ids=None)
-        sums = sum_rows(tiled_scores(self._part.stack, site, query, key), wanted)
+        spec = RowSumSpec(offsets=OFFSETS, marks=nothing, ids=None)
+        sums = sum_rows(tiled_scores(self._scope.stack, site, query, key), spec)
         more = torch.stack((sums.first, sums.entropy), dim=-1)
         return torch.cat((sums.offsets, more), dim=-1)
 
@@ -257,49 +235,37 @@ def gather_features(
         Progress("reading", total=len(labeled), unit="texts", enabled=progress) as bar,
         eval_mode(scope.model),
     ):
-        for some in batch_by_length(
-            [sizes[text] for text in labeled], default_batch_tokens(scope.model)
-        ):
-            texts = [labeled[index] for index in some]
+        sizes = [sizes[text] for text in labeled]
+        for batch in batch_by_length(sizes, default_batch_tokens(scope.model)):
+            texts = [labeled[index] for index in batch]
             numbers = [number for text in texts for number in by_text[text]]
-            mine = [items.each[number] for number in numbers]
-
-            def pooling(
-                lengths: Lengths, texts: list[int] = texts, mine: list[Item] = mine
-            ) -> _Pooling:
-                return _Pooling.of(lengths, texts, mine, pool)
-
+            own = [items.each[number] for number in numbers]
+            pooling = partial(_Pooling.of, texts=texts, items=own, pool=pool)
             watcher = _FeatureWatcher(scope, source, pooling)
             with torch.inference_mode():
-                scope.model.run_hidden(items.inputs.select(texts), watcher)
-            for layer, values in watcher.found.items():
+                forward_hidden(scope.model, items.inputs.select(texts), watcher)
+            for layer, values in watcher.features.items():
                 parts.setdefault(layer, []).append(values)
             order += numbers
             bar.advance(len(texts))
     back = torch.tensor(order).argsort()
-    return {layer: torch.cat(each)[back] for layer, each in parts.items()}
+    return {layer: torch.cat(values)[back] for layer, values in parts.items()}
 
 
 def residual_sites(scope: HeadScope) -> dict[Site, int]:
     """The sites of the residual stream before the first layer and after each."""
-    found = {Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name): -1}
+    sites = {Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name): -1}
     for index, layer in enumerate(scope.stack.config.layers):
         last = Sublayer.FEEDFORWARD
         if layer.feedforward is None:
             last = Sublayer.ATTENTION if layer.cross is None else Sublayer.CROSS
-        found[Site(index, Tap.AFTER, last, scope.stack_name)] = index
-    return found
-
-
-def _sites(scope: HeadScope, source: Source) -> dict[Site, int]:
-    if source == "residuals":
-        return residual_sites(scope)
-    taps = (Tap.HEAD_OUTPUT,) if source == "heads" else (Tap.QUERY, Tap.KEY)
-    return {scope.site(layer, tap): layer for layer in scope.layers for tap in taps}
+        sites[Site(index, Tap.AFTER, last, scope.stack_name)] = index
+    return sites
 
 
 # Candidates for the inverse of the regularization.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+Strength = int | float | Literal["chosen"]
 MAX_STEPS = 1000
 FOLDS = 3
 
@@ -311,7 +277,7 @@ def probe(
     at: Source = "heads",
     *,
     pool: Pool = "mean",
-    strength: int | float | Literal["chosen"] = 1.0,
+    strength: Strength = 1.0,
     test: float = 0.25,
     stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
@@ -358,16 +324,17 @@ def probe(
         "texts": len(split.texts),
         "strength": strength,
     }
+    names = scores[0]
+    columns: dict[str, Any] = {
+        "kind": f"probe of {at}",
+        "means": {name: np.array([score[name][0] for score in scores]) for name in names},
+        "errors": {name: np.array([score[name][1] for score in scores]) for name in names},
+        "metadata": metadata,
+    }
     if at == "residuals":
-        layers = tuple(sorted(features))
-        means, errors = _columns([scores[layer] for layer in layers])
-        return ByLayer(
-            kind=f"probe of {at}", layers=layers, means=means, errors=errors, metadata=metadata
-        )
-    blocks = tuple(block for block in scope.blocks if block.layer in features)
-    means, errors = _columns([scores[block.layer] for block in blocks])
+        return ByLayer(layers=tuple(sorted(features)), **columns)
     return ByHead(
-        kind=f"probe of {at}", blocks=blocks, means=means, errors=errors, metadata=metadata
+        blocks=tuple(block for block in scope.blocks if block.layer in features), **columns
     )
 
 
@@ -428,7 +395,7 @@ class _Task:
     def majority(self) -> Float[Tensor, " k"]:
         """Whether each held-out item has the most frequent training label."""
         tested = self.split.tested
-        majority = Counter(self.labels[~tested].tolist()).most_common(1)[0][0]
+        [(majority, _)] = Counter(self.labels[~tested].tolist()).most_common(1)
         return torch.from_numpy((self.labels[tested] == majority).astype(np.float64))
 
     def mean(self, hits: Float[Tensor, " k"]) -> tuple[float, float]:
@@ -443,43 +410,35 @@ class _Task:
 Score = dict[str, tuple[float, float]]
 
 
-def _score_all(
-    features: Features, task: _Task, strength: int | float | Literal["chosen"], progress: bool
-) -> dict[int, list[Score]]:
+def _score_all(features: Features, task: _Task, strength: Strength, progress: bool) -> list[Score]:
+    """The scores of a probe for each layer or head, layer by layer."""
     majority = task.mean(task.majority)
-    total = sum(values.shape[1] for values in features.values())
-    found: dict[int, list[Score]] = {}
-    with Progress("probing", total=total, unit="probes", enabled=progress) as bar:
-        for layer, values in sorted(features.items()):
-            found[layer] = []
-            for one in values.unbind(1):
-                found[layer].append(_score(one.double().numpy(), task, strength, majority))
-                bar.advance()
-    return found
-
-
-def _score(
-    values: Float[np.ndarray, "k d"],
-    task: _Task,
-    strength: int | float | Literal["chosen"],
-    majority: tuple[float, float],
-) -> Score:
-    hits, control = (
-        _hits(values, each, task.split, strength) for each in (task.labels, task.control)
-    )
-    return {
-        "accuracy": task.mean(hits),
-        "majority": majority,
-        "control": task.mean(control),
-        "selectivity": task.mean(hits - control),
-    }
+    by_head = [head for _, values in sorted(features.items()) for head in values.unbind(1)]
+    scores: list[Score] = []
+    with Progress("probing", total=len(by_head), unit="probes", enabled=progress) as bar:
+        for head in by_head:
+            values = head.double().numpy()
+            hits, control = (
+                _hits(values, labels, task.split, strength)
+                for labels in (task.labels, task.control)
+            )
+            scores.append(
+                {
+                    "accuracy": task.mean(hits),
+                    "majority": majority,
+                    "control": task.mean(control),
+                    "selectivity": task.mean(hits - control),
+                }
+            )
+            bar.advance()
+    return scores
 
 
 def _hits(
     values: Float[np.ndarray, "k d"],
     labels: Int[np.ndarray, " k"],
     split: _Split,
-    strength: int | float | Literal["chosen"],
+    strength: Strength,
 ) -> Float[Tensor, " tested"]:
     trained, tested = ~split.tested, split.tested
     if strength == "chosen":
@@ -500,7 +459,7 @@ def _choose(
         for strength in STRENGTHS:
             predicted = _fit_predict(values[~out], labels[~out], values[out], strength)
             hits[strength] += int((predicted == labels[out]).sum())
-    return max(STRENGTHS, key=lambda each: (hits[each], -each))
+    return max(STRENGTHS, key=lambda strength: (hits[strength], -strength))
 
 
 def _fit_predict(
@@ -520,15 +479,6 @@ def _fit_predict(
         learner.fit(scale.transform(values), labels)
     predicted: Any = learner.predict(scale.transform(held_out))
     return predicted
-
-
-def _columns(
-    scores: Sequence[Sequence[Score]],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    flat = [score for each in scores for score in each]
-    means = {name: np.array([score[name][0] for score in flat]) for name in flat[0]}
-    errors = {name: np.array([score[name][1] for score in flat]) for name in flat[0]}
-    return means, errors
 
 
 def _sklearn(name: str) -> Any:

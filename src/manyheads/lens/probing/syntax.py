@@ -1,6 +1,6 @@
 """The attention-only syntactic probe: dependency heads predicted from attention weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,10 @@ class SyntaxProbe(Tabular):
 
     def ranked(self, top_k: int | None = None) -> list[tuple[Address, float, float]]:
         """Heads by how much the probe relies on them, in either direction."""
-        found = list(
-            zip(self.addresses, self.to_head.tolist(), self.from_head.tolist(), strict=True)
-        )
-        return sorted(found, key=lambda each: -max(abs(each[1]), abs(each[2])))[:top_k]
+        order = np.argsort(-np.fmax(abs(self.to_head), abs(self.from_head)), kind="stable")
+        columns = self.addresses, self.to_head.tolist(), self.from_head.tolist()
+        heads = list(zip(*columns, strict=True))
+        return [heads[index] for index in order[:top_k]]
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per method."""
@@ -124,10 +124,8 @@ def probe_syntax(
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(trees), generator=generator).tolist()
     count = min(len(trees) - 1, max(1, round(test * len(trees))))
-    tested, trained = (
-        [trees[index] for index in order[:count]],
-        [trees[index] for index in order[count:]],
-    )
+    shuffled = [trees[index] for index in order]
+    tested, trained = shuffled[:count], shuffled[count:]
     scorer = _Scorer(trees[0].attention.shape[0], trees[0].vectors.shape[1] if with_words else 0)
     _fit(scorer, trained, decay, progress)
     return _result(scope, scorer, trained, tested)
@@ -139,16 +137,16 @@ class _Tree:
 
     attention: Float[Tensor, "h w w"]
     vectors: Float[Tensor, "w c"]
-    there: Bool[Tensor, " w"]
+    has_token: Bool[Tensor, " w"]
     words: Int[Tensor, " k"]
     heads: Int[Tensor, " k"]
 
     @property
     def candidates(self) -> Bool[Tensor, "k w"]:
         """The candidate heads of each word: any other word with a token."""
-        every = self.there.expand(len(self.words), -1).clone()
-        every[torch.arange(len(self.words)), self.words] = False
-        return every
+        words = self.has_token.expand(len(self.words), -1).clone()
+        words[torch.arange(len(self.words)), self.words] = False
+        return words
 
 
 class _Scorer(nn.Module):
@@ -162,9 +160,8 @@ class _Scorer(nn.Module):
         self.by_words = nn.Parameter(torch.zeros(2, 2, heads, width)) if width else None
 
     def forward(self, tree: _Tree) -> Float[Tensor, "k w"]:
-        there = torch.einsum("hjw,h->jw", tree.attention, self.to_head)
-        back = torch.einsum("hwj,h->jw", tree.attention, self.from_head)
-        scores = there + back
+        scores = torch.einsum("hjw,h->jw", tree.attention, self.to_head)
+        scores = scores + torch.einsum("hwj,h->jw", tree.attention, self.from_head)
         if self.by_words is not None:
             added = torch.einsum("wc,dshc->dshw", tree.vectors, self.by_words)
             scores = scores + torch.einsum("hjw,hj->jw", tree.attention, added[0, 0])
@@ -187,7 +184,7 @@ def _trees(scope: HeadScope, sentences: Sequence[Any], progress: bool) -> list[_
                 f"sentence {number} has a head {wrong}", f"use 0 for the root, 1 to {len(words)}"
             )
     inputs, positions = split_words(scope.model, [words for words, _ in sentences])
-    found = []
+    trees = []
     with (
         Progress("reading", total=len(sentences), unit="sentences", enabled=progress) as bar,
         eval_mode(scope.model),
@@ -197,25 +194,25 @@ def _trees(scope: HeadScope, sentences: Sequence[Any], progress: bool) -> list[_
             assert ids is not None
             tree = _tree(scope, ids, positions[number], heads)
             if tree is not None:
-                found.append(tree)
+                trees.append(tree)
             bar.advance()
-    return found
+    return trees
 
 
 def _tree(
     scope: HeadScope, ids: Ragged, positions: Sequence[Sequence[int]], heads: Sequence[int]
 ) -> _Tree | None:
-    there = [bool(mine) for mine in positions]
+    has_token = [bool(tokens) for tokens in positions]
     pairs = [
         (word, head - 1)
         for word, head in enumerate(heads)
-        if head and word != head - 1 and there[word] and there[head - 1]
+        if head and word != head - 1 and has_token[word] and has_token[head - 1]
     ]
     if not pairs:
         return None
     belongs = torch.zeros(len(positions), ids.lengths.total)
-    for word, mine in enumerate(positions):
-        belongs[word, list(mine)] = 1.0
+    for word, tokens in enumerate(positions):
+        belongs[word, list(tokens)] = 1.0
     mean = belongs / belongs.sum(1, keepdim=True).clamp(min=1)
     watcher = _WordAttention(scope, mean, belongs)
     with torch.no_grad():
@@ -225,7 +222,7 @@ def _tree(
     words, above = torch.tensor(pairs).unbind(1)
     # Normalized, so that the scale of a model's embeddings does not matter.
     vectors = vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-6)
-    return _Tree(torch.cat(watcher.found), vectors, torch.tensor(there), words, above)
+    return _Tree(torch.cat(watcher.by_layer), vectors, torch.tensor(has_token), words, above)
 
 
 class _WordAttention(Record):
@@ -233,12 +230,12 @@ class _WordAttention(Record):
 
     def __init__(self, scope: HeadScope, mean: Tensor, belongs: Tensor) -> None:
         super().__init__(scope.site(layer, Tap.PATTERN) for layer in scope.layers)
-        self.found: list[Tensor] = []
+        self.by_layer: list[Tensor] = []
         self._mean, self._belongs = mean, belongs
 
     def see(self, _: Any, value: Ragged | Patterns) -> None:
         assert isinstance(value, Patterns)
-        self.found.append(self._mean @ value.shares(0).float().cpu() @ self._belongs.T)
+        self.by_layer.append(self._mean @ value.shares(0).float().cpu() @ self._belongs.T)
 
 
 def _fit(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) -> None:
@@ -255,7 +252,9 @@ def _fit(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) 
             for tree in trees:
                 logs = scorer(tree).log_softmax(-1)
                 total = total - logs.gather(1, tree.heads[:, None]).sum()
-            squares = sum((each.square().sum() for each in scorer.parameters()), torch.zeros(()))
+            squares = sum(
+                (weight.square().sum() for weight in scorer.parameters()), torch.zeros(())
+            )
             total = total / words + decay * squares
             total.backward()
             bar.advance()
@@ -268,20 +267,20 @@ def _fit(scorer: _Scorer, trees: Sequence[_Tree], decay: float, progress: bool) 
 def _result(
     scope: HeadScope, scorer: _Scorer, trained: Sequence[_Tree], tested: Sequence[_Tree]
 ) -> SyntaxProbe:
-    offset = int(np.argmax([_accuracy(trained, _by_offset(each)) for each in OFFSETS]))
-    single = torch.stack([_single_hits(tree) for tree in trained]).sum(0)
-    best = int(single.argmax())
-    ways = {
+    distances = torch.cat([tree.heads - tree.words for tree in trained])
+    offset = OFFSETS[int(np.argmax([float((distances == offset).sum()) for offset in OFFSETS]))]
+    best = int(torch.stack([_by_head(tree).sum(1) for tree in trained]).sum(0).argmax())
+    ways: dict[str, Callable[[_Tree], Bool[Tensor, " k"]]] = {
         "probe": lambda tree: scorer(tree).argmax(-1) == tree.heads,
         "head": lambda tree: _by_head(tree)[best],
-        "offset": _by_offset(OFFSETS[offset]),
+        "offset": lambda tree: tree.heads - tree.words == offset,
     }
     scores = {}
     with torch.no_grad():
         for name, way in ways.items():
             hits = [way(tree).double() for tree in tested]
-            counts = torch.tensor([float(len(each)) for each in hits])
-            mean, error = weighted_mean(torch.stack([each.mean() for each in hits]), counts)
+            counts = torch.tensor([float(len(words)) for words in hits])
+            mean, error = weighted_mean(torch.stack([words.mean() for words in hits]), counts)
             scores[name] = (float(mean), float(error))
     names = [address for block in scope.blocks for address in block.addresses]
     direction = "to the head" if best < len(names) else "from the head"
@@ -293,26 +292,14 @@ def _result(
         metadata={
             "words": sum(len(tree.words) for tree in tested),
             "sentences": [len(trained), len(tested)],
-            "offset": OFFSETS[offset],
+            "offset": offset,
             "head": f"{names[best % len(names)]} {direction}",
             "with_words": scorer.by_words is not None,
         },
     )
 
 
-def _by_offset(offset: int) -> Any:
-    return lambda tree: tree.heads - tree.words == offset
-
-
-def _accuracy(trees: Sequence[_Tree], way: Any) -> float:
-    return float(torch.cat([way(tree) for tree in trees]).float().mean())
-
-
 def _by_head(tree: _Tree) -> Bool[Tensor, "ways k"]:
     """Whether each single head, in either direction, finds each word's head."""
     both = torch.cat((tree.attention, tree.attention.transpose(1, 2)))[:, tree.words]
     return both.masked_fill(~tree.candidates, -1.0).argmax(-1) == tree.heads
-
-
-def _single_hits(tree: _Tree) -> Float[Tensor, " ways"]:
-    return _by_head(tree).double().sum(1)

@@ -16,7 +16,6 @@ from manyheads.formatting import percent, pluralise, without_nan
 from manyheads.lens.head_kinds.image_attention import PatchAttention
 from manyheads.lens.head_kinds.significance import benjamini_hochberg, chance_above, interval
 from manyheads.lens.head_kinds.word_targets import WordTargetScores
-from manyheads.lens.measure.measures import offset_name
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.tables import ByHead
@@ -220,29 +219,29 @@ class KindScores:
 def with_draws(scores: KindScores, draws: Sequence[KindScores | None]) -> KindScores:
     """Count in how many draws each head has the kind, in the same form; None did not measure it."""
     held = np.zeros(len(scores.scores), dtype=int)
-    for each in draws:
-        if each is None:
+    for draw in draws:
+        if draw is None:
             continue
         same = np.ones(len(held), dtype=bool)
-        if scores.details is not None and each.details is not None:
-            same = np.array(scores.details) == np.array(each.details)
-        held += each.above & same
+        if scores.details is not None and draw.details is not None:
+            same = np.array(scores.details) == np.array(draw.details)
+        held += draw.above & same
     return replace(scores, draws=len(draws), held=held)
 
 
 def correct_for_chance(scores: Sequence[KindScores]) -> tuple[list[KindScores], int]:
     """Refuse what chance explains, corrected for all tests on annotated text; and their number."""
-    tested = [each.p_values for each in scores if each.p_values is not None]
+    tested = [kind.p_values for kind in scores if kind.p_values is not None]
     tests = sum(map(len, tested))
     if not tests:
         return list(scores), 0
     significant = iter(np.split(benjamini_hochberg(np.concatenate(tested)), len(tested)))
     why = f"chance explains it, after correction for {tests:,} tests"
     return [
-        each
-        if each.p_values is None
-        else replace(each, refusals={**each.refusals, why: ~next(significant)})
-        for each in scores
+        kind
+        if kind.p_values is None
+        else replace(kind, refusals={**kind.refusals, why: ~next(significant)})
+        for kind in scores
     ], tests
 
 
@@ -254,22 +253,19 @@ def label_heads(
     Kinds come in the order of `kinds.toml`, those of one kind by their margin. The nearest kind has
     the highest score relative to its threshold. A silent head has neither.
     """
-    rank = {kind: place for place, kind in enumerate(_table())}
+    order = list(_table())
     labels: dict[Address, tuple[Label, ...]] = {}
     nearest: dict[Address, Label] = {}
     for index, address in enumerate(addresses):
-        tried = [] if silent[index] else [each for each in scores if not _unknown(each, index)]
-        own = [each.score(index) for each in tried if not each.refusal(index)]
-        labels[address] = tuple(sorted(own, key=lambda each: (rank[each.kind], -each.margin)))
+        tried = [kind for kind in scores if not (silent[index] or np.isnan(kind.scores[index]))]
+        own = [kind.score(index) for kind in tried if not kind.refusal(index)]
+        own.sort(key=lambda label: (order.index(label.kind), -label.margin))
+        labels[address] = tuple(own)
         if tried and not own:
-            best = max(tried, key=lambda each: each.share_of_threshold(index))
+            best = max(tried, key=lambda kind: kind.share_of_threshold(index))
             label = best.score(index)
             nearest[address] = replace(label, evidence=f"{label.evidence}; {best.refusal(index)}")
     return labels, nearest
-
-
-def _unknown(scores: KindScores, index: int) -> bool:
-    return bool(np.isnan(scores.scores[index]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,112 +277,122 @@ class SampleSize:
     over: str
 
 
-def position_scores(
-    measured: Statistics, uniform: Mapping[str, FloatsByHead], table: Thresholds, sample: SampleSize
-) -> Iterator[KindScores]:
-    """Previous-token, next-token, self and positional heads, sinks and broad heads."""
-    measures = {
-        "previous-token": ("previous_token", "the previous token"),
-        "next-token": ("next_token", "the next token"),
-        "self": ("self", "the token itself"),
-    }
-    for kind, (measure, where) in measures.items():
-        if measure in measured:
-            yield _weight_scores(kind, measured, measure, uniform, table, where, sample)
-    yield from _other_offsets(measured, uniform, table, sample)
-    yield _sink_scores(measured, uniform, table, sample)
-    yield broad_scores(measured, table, sample)
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightKinds:
+    """Kinds decided by mean weights: those of all heads, and those of uniform attention."""
 
+    measured: Statistics | PatchAttention
+    uniform: Mapping[str, FloatsByHead]
+    thresholds: Thresholds
+    sample: SampleSize
 
-def _sink_scores(
-    measured: Statistics, uniform: Mapping[str, FloatsByHead], table: Thresholds, sample: SampleSize
-) -> KindScores:
-    """By the first token, or by special tokens where the texts have some."""
-    fraction = measured.class_fractions.get("special", 0.0)
-    if "on_special" not in measured or not fraction:
-        return _weight_scores(
-            "sink", measured, "first_token", uniform, table, "the first token", sample
+    def positions(self) -> Iterator[KindScores]:
+        """Previous-token, next-token, self and positional heads, sinks and broad heads."""
+        yield from self._if_measured("previous-token", "previous_token", "the previous token")
+        yield from self._if_measured("next-token", "next_token", "the next token")
+        yield from self._if_measured("self", "self", "the token itself")
+        yield from self._other_offsets()
+        yield self._sink()
+        yield self.broad()
+
+    def repeats(self) -> Iterator[KindScores]:
+        """Duplicate-token and induction heads, on repeated random tokens."""
+        copies = "earlier copies of the token"
+        yield from self._if_measured("duplicate-token", "duplicate_token", copies)
+        yield from self._if_measured("induction", "induction", "the token after an earlier copy")
+
+    def patches(self) -> Iterator[KindScores]:
+        """Heads of a vision model, by where they attend on the grid of patches."""
+        yield self._on("self", "self", "the patch itself")
+        yield self._on("local", "local", "the eight patches around")
+        yield self._on("row", "row", "other patches of its row")
+        yield self._on("column", "column", "other patches of its column")
+        yield self._on("class-token", "class-token", "the class token")
+
+    def punctuation(self) -> Iterator[KindScores]:
+        """Heads that attend to punctuation, where the texts have any."""
+        fraction = self._fraction("punctuation")
+        if fraction:
+            where = f"punctuation, which is {percent(fraction)} of the tokens,"
+            yield self._on("punctuation", "on_punctuation", where, fraction)
+
+    def broad(self) -> KindScores:
+        """Heads that attend evenly to all keys."""
+        entropy = self.measured.means["normalized_entropy"]
+
+        def evidence(index: int) -> str:
+            value = percent(float(entropy[index]))
+            return f"spreads its weight: normalized entropy is {value} over {self.sample.over}"
+
+        uniform = self._on("broad", "normalized_entropy", "", 0.0)
+        return replace(uniform, evidence=evidence)
+
+    def _sink(self) -> KindScores:
+        """By the first token, or by special tokens where the texts have some."""
+        fraction = self._fraction("special")
+        if "on_special" not in self.measured.means or not fraction:
+            return self._on("sink", "first_token", "the first token")
+        first = self.uniform.get("first_token", np.zeros(1))
+        return self._on("sink", "on_special", "special tokens", np.fmax(first, fraction))
+
+    def _other_offsets(self) -> Iterator[KindScores]:
+        names = [name for name in self.measured.means if name.startswith("offset")]
+        if not names:
+            return
+        offsets = [int(name.removeprefix("offset")) for name in names]
+        values = np.stack([self.measured.means[name] for name in names])
+        best = np.where(np.isnan(values), -1.0, values).argmax(0)
+        heads = np.arange(values.shape[1])
+        unknown = np.full(values.shape[1], np.nan)
+        columns = [
+            np.stack([table.get(name, unknown) for name in names])[best, heads]
+            for table in (self.measured.means, self.measured.errors, self.uniform)
+        ]
+        chosen = [offsets[index] for index in best]
+
+        def evidence(index: int) -> str:
+            side = "before" if chosen[index] < 0 else "after"
+            return self._evidence(columns[0][index], f"the token {abs(chosen[index])} {side}")
+
+        yield KindScores(
+            kind="positional",
+            scores=columns[0],
+            thresholds=self.thresholds["positional"].over_uniform(columns[2]),
+            evidence=evidence,
+            errors=columns[1],
+            samples=np.full_like(columns[0], self.sample.count),
+            unit=self.sample.unit,
+            details=[f"{offset:+d}" for offset in chosen],
         )
-    first = uniform.get("first_token", np.zeros(len(measured.addresses)))
-    return _weight_scores(
-        "sink",
-        measured,
-        "on_special",
-        {"on_special": np.fmax(first, fraction)},
-        table,
-        "special tokens",
-        sample,
-    )
 
+    def _if_measured(self, kind: str, measure: str, where: str) -> Iterator[KindScores]:
+        if measure in self.measured.means:
+            yield self._on(kind, measure, where)
 
-def broad_scores(measured: Statistics, table: Thresholds, sample: SampleSize) -> KindScores:
-    """Heads that attend evenly to all keys."""
-    entropy = measured["normalized_entropy"]
+    def _on(
+        self, kind: str, measure: str, where: str, uniform: FloatsByHead | float | None = None
+    ) -> KindScores:
+        """A kind by the weight on some keys, more than that of uniform attention."""
+        scores = self.measured.means[measure]
+        unknown = np.full_like(scores, np.nan)
+        if uniform is None:
+            uniform = self.uniform.get(measure, unknown)
+        return KindScores(
+            kind=kind,
+            scores=scores,
+            thresholds=self.thresholds[kind].over_uniform(np.zeros_like(scores) + uniform),
+            evidence=lambda index: self._evidence(scores[index], where),
+            errors=self.measured.errors.get(measure, unknown),
+            samples=np.full_like(scores, self.sample.count),
+            unit=self.sample.unit,
+        )
 
-    def evidence(index: int) -> str:
-        value = percent(float(entropy.means[index]))
-        return f"spreads its weight: normalized entropy is {value} over {sample.over}"
+    def _evidence(self, weight: float, where: str) -> str:
+        return f"puts {percent(float(weight))} of its weight on {where} over {self.sample.over}"
 
-    return KindScores(
-        kind="broad",
-        scores=entropy.means,
-        thresholds=np.full_like(entropy.means, table["broad"].above),
-        evidence=evidence,
-        errors=entropy.errors,
-        samples=np.full_like(entropy.means, sample.count),
-        unit=sample.unit,
-    )
-
-
-def _other_offsets(
-    measured: Statistics, uniform: Mapping[str, FloatsByHead], table: Thresholds, sample: SampleSize
-) -> Iterator[KindScores]:
-    offsets = [int(name.removeprefix("offset")) for name in measured.names if name[:6] == "offset"]
-    if not offsets:
-        return
-    columns = [measured[offset_name(offset)] for offset in offsets]
-    values = np.stack([column.means for column in columns])
-    best = np.where(np.isnan(values), -1.0, values).argmax(0)
-    heads = np.arange(values.shape[1])
-    unknown = np.full(values.shape[1], np.nan)
-    uniform_values = np.stack([uniform.get(offset_name(offset), unknown) for offset in offsets])
-    scores, best_offsets = values[best, heads], [offsets[index] for index in best]
-
-    def evidence(index: int) -> str:
-        side = "before" if best_offsets[index] < 0 else "after"
-        where = f"the token {abs(best_offsets[index])} {side}"
-        return f"puts {percent(float(scores[index]))} of its weight on {where} over {sample.over}"
-
-    yield KindScores(
-        kind="positional",
-        scores=scores,
-        thresholds=table["positional"].over_uniform(uniform_values[best, heads]),
-        evidence=evidence,
-        errors=np.stack([column.errors for column in columns])[best, heads],
-        samples=np.full_like(scores, sample.count),
-        unit=sample.unit,
-        details=[f"{offset:+d}" for offset in best_offsets],
-    )
-
-
-def repeat_scores(
-    measured: Statistics, uniform: Mapping[str, FloatsByHead], table: Thresholds, sample: SampleSize
-) -> Iterator[KindScores]:
-    """Duplicate-token and induction heads, on repeated random tokens."""
-    measures = {
-        "duplicate-token": ("duplicate_token", "earlier copies of the token"),
-        "induction": ("induction", "the token after an earlier copy"),
-    }
-    for kind, (measure, where) in measures.items():
-        if measure in measured:
-            yield _weight_scores(kind, measured, measure, uniform, table, where, sample)
-
-
-def punctuation_scores(measured: Statistics, table: Thresholds, sample: SampleSize) -> KindScores:
-    fraction = measured.class_fractions["punctuation"]
-    where = f"punctuation, which is {percent(float(fraction))} of the tokens,"
-    even = {"on_punctuation": np.full(len(measured.addresses), fraction)}
-    return _weight_scores("punctuation", measured, "on_punctuation", even, table, where, sample)
+    def _fraction(self, token_class: str) -> float:
+        assert isinstance(self.measured, Statistics), "patches have no classes of tokens"
+        return float(self.measured.class_fractions.get(token_class, 0.0))
 
 
 def copying_scores(measured: ByHead, table: Thresholds) -> KindScores:
@@ -431,7 +437,7 @@ def word_target_scores(
 
     def evidence(index: int) -> str:
         columns = measured.accuracy, measured.baseline, measured.weight, measured.rivals
-        accuracy, baseline, weight, rivals = (percent(float(each[index])) for each in columns)
+        accuracy, baseline, weight, rivals = (percent(float(column[index])) for column in columns)
         beside = f", all its rivals {rivals}" if threshold.times_rivals else ""
         return (
             f"attends most to the right word for {accuracy} of {measured.counts[index]:,.0f} words "
@@ -459,7 +465,9 @@ def drawn_word_scores(
 ) -> KindScores:
     """A kind on synthetic texts, whose groups are independent draws."""
     whole = word_target_scores(kind, measured, table, detail)
-    draws = [word_target_scores(kind, each, table, detail, min_words=1) for each in measured.groups]
+    draws = [
+        word_target_scores(kind, group, table, detail, min_words=1) for group in measured.groups
+    ]
     return with_draws(whole, draws)
 
 
@@ -467,18 +475,18 @@ def confirmed_word_scores(
     kind: str, measured: WordTargetScores, table: Thresholds, detail: str = ""
 ) -> KindScores:
     """A kind chosen on one half of annotated text, scored and tested on the other half."""
-    one, other = measured.groups
-    chosen, scored = (word_target_scores(kind, each, table, detail) for each in (one, other))
-    bounds = np.full(len(other.counts), table[kind].above)
-    excess = other.accuracy - other.baseline
+    chosen, scored = (word_target_scores(kind, half, table, detail) for half in measured.groups)
+    tested = measured.groups[1]
+    bounds = np.full(len(tested.counts), table[kind].above)
+    excess = tested.accuracy - tested.baseline
     margin = np.full_like(bounds, table[kind].over_baseline)
     return replace(
         scored,
         refusals={**scored.refusals, "the other half of the text does not have it": ~chosen.above},
         # Both must hold, so that the larger p-value is that of the two together.
         p_values=np.fmax(
-            chance_above(scored.scores, bounds, other.errors, other.texts),
-            chance_above(excess, margin, other.excess_errors, other.texts),
+            chance_above(scored.scores, bounds, tested.errors, tested.texts),
+            chance_above(excess, margin, tested.excess_errors, tested.texts),
         ),
     )
 
@@ -489,10 +497,10 @@ def coreference_scores(measured: Sequence[WordTargetScores], table: Thresholds) 
     The score is that of the worse part. A single part cannot tell coreference from gender.
     """
     if len(measured) == 1:
-        (only,) = (word_target_scores("coreference", each, table) for each in measured)
-        alone = np.ones(len(only.scores), dtype=bool)
-        return replace(only, refusals={"only one half of counterbalanced text is given": alone})
-    parts = [confirmed_word_scores("coreference", each, table) for each in measured]
+        half = word_target_scores("coreference", measured[0], table)
+        alone = np.ones(len(half.scores), dtype=bool)
+        return replace(half, refusals={"only one half of counterbalanced text is given": alone})
+    parts = [confirmed_word_scores("coreference", part, table) for part in measured]
     worse = (np.nan_to_num(parts[1].scores) < np.nan_to_num(parts[0].scores)).astype(int)
     heads = np.arange(len(worse))
 
@@ -500,8 +508,8 @@ def coreference_scores(measured: Sequence[WordTargetScores], table: Thresholds) 
         return np.stack(columns)[worse, heads]
 
     def evidence(index: int) -> str:
-        one, two = (percent(float(part.scores[index])) for part in parts)
-        return f"{parts[worse[index]].evidence(index)}; {one} and {two} in the two halves"
+        first, second = (percent(float(part.scores[index])) for part in parts)
+        return f"{parts[worse[index]].evidence(index)}; {first} and {second} in the two halves"
 
     return KindScores(
         kind="coreference",
@@ -514,45 +522,4 @@ def coreference_scores(measured: Sequence[WordTargetScores], table: Thresholds) 
         fraction=True,
         refusals={"it does not hold in both halves": ~(parts[0].above & parts[1].above)},
         p_values=np.fmax.reduce([part.p_values for part in parts if part.p_values is not None]),
-    )
-
-
-def patch_scores(
-    measured: PatchAttention, table: Thresholds, sample: SampleSize
-) -> Iterator[KindScores]:
-    """Heads of a vision model, by where they attend on the grid of patches."""
-    targets = {
-        "self": "the patch itself",
-        "local": "the eight patches around",
-        "row": "other patches of its row",
-        "column": "other patches of its column",
-        "class-token": "the class token",
-    }
-    for kind, where in targets.items():
-        yield _weight_scores(kind, measured, kind, measured.uniform, table, where, sample)
-
-
-def _weight_scores(
-    kind: str,
-    measured: Statistics | PatchAttention,
-    measure: str,
-    uniform: Mapping[str, FloatsByHead],
-    table: Thresholds,
-    where: str,
-    sample: SampleSize,
-) -> KindScores:
-    scores = measured.means[measure]
-    unknown = np.full_like(scores, np.nan)
-
-    def evidence(index: int) -> str:
-        return f"puts {percent(float(scores[index]))} of its weight on {where} over {sample.over}"
-
-    return KindScores(
-        kind=kind,
-        scores=scores,
-        thresholds=table[kind].over_uniform(uniform.get(measure, unknown)),
-        evidence=evidence,
-        errors=measured.errors.get(measure, unknown),
-        samples=np.full_like(scores, sample.count),
-        unit=sample.unit,
     )

@@ -17,15 +17,11 @@ from manyheads.lens.head_kinds.criteria import (
     Label,
     SampleSize,
     Threshold,
-    broad_scores,
+    WeightKinds,
     confirmed_word_scores,
     copying_scores,
     coreference_scores,
     drawn_word_scores,
-    patch_scores,
-    position_scores,
-    punctuation_scores,
-    repeat_scores,
     with_draws,
 )
 from manyheads.lens.head_kinds.image_attention import measure_image_attention
@@ -79,27 +75,23 @@ def uniform_scores(
     """
     assert inputs.ids is not None, "images have no tokens"
     ids = {model.readout_stack: inputs.ids, "encoder": inputs.source}
-    stacks = model.stacks()
-    known: dict[tuple[str, Sublayer, Mask], dict[str, float]] = {}
+    stacks = stacks_of(model)
+    by_mask: dict[tuple[str, Sublayer, Mask], dict[str, float]] = {}
     by_block = []
     for block in blocks:
         mask = mask_in(stacks[block.stack].config.layers[block.layer], block.sublayer)
         key = block.stack, block.sublayer, mask
-        if key not in known:
-            crosses = model.reads_pairs and block.sublayer is Sublayer.CROSS
+        if key not in by_mask:
+            crosses = isinstance(model, Seq2Seq) and block.sublayer is Sublayer.CROSS
             queries, keys = ids[block.stack], inputs.source if crosses else ids[block.stack]
             assert queries is not None
             assert keys is not None
-            known[key] = _uniform_measures(queries, keys, mask, offsets, same=not crosses)
-        by_block.append(known[key])
-    names = dict.fromkeys(name for each in by_block for name in each)
+            by_mask[key] = _uniform_measures(queries, keys, mask, offsets, same=not crosses)
+        by_block.append(by_mask[key])
+    names = dict.fromkeys(name for measures in by_block for name in measures)
+    heads = [block.heads for block in blocks]
     return {
-        name: np.concatenate(
-            [
-                np.full(block.heads, each.get(name, np.nan))
-                for block, each in zip(blocks, by_block, strict=True)
-            ]
-        )
+        name: np.repeat([measures.get(name, np.nan) for measures in by_block], heads)
         for name in names
     }
 
@@ -158,14 +150,14 @@ class HeadTests:
     complete: bool = True
 
     def measure(self, texts: Any, offsets: Sequence[int] = ()) -> Statistics:
-        found = statistics(self.model, texts, offsets=offsets, progress=self.progress)
-        self.note(found)
-        return found
+        measured = statistics(self.model, texts, offsets=offsets, progress=self.progress)
+        self.note(measured)
+        return measured
 
-    def note(self, found: Statistics) -> None:
-        self.complete &= found.complete
+    def note(self, measured: Statistics) -> None:
+        self.complete &= measured.complete
         if self.output_share is None:
-            self.output_share = found.means["output_share"]
+            self.output_share = measured.means["output_share"]
 
     def measure_draws(
         self,
@@ -187,9 +179,9 @@ class HeadTests:
                 raise
             self.complete = False
         whole = merge_statistics(draws)
-        by_draw = [{each.name: each for each in score(draw)} for draw in draws]
+        by_draw = [{kind.name: kind for kind in score(draw)} for draw in draws]
         self.scores += [
-            with_draws(each, [own.get(each.name) for own in by_draw]) for each in score(whole)
+            with_draws(kind, [kinds.get(kind.name) for kinds in by_draw]) for kind in score(whole)
         ]
         return whole
 
@@ -206,33 +198,33 @@ class HeadTests:
             self.missing[kind] = "no word pair has tokens of its own"
             return {}
         self.metadata[f"{kind}_texts"] = len(aligned)
-        found, complete = measure_word_targets(
+        by_task, complete = measure_word_targets(
             self.model, aligned, label=label, progress=self.progress
         )
         self.complete &= complete
-        return found
+        return by_task
 
 
 def merge_statistics(draws: Sequence[Statistics]) -> Statistics:
     """The means of independent draws of the same size, with their errors."""
     if len(draws) == 1:
         return draws[0]
-    names = [name for name in draws[0].names if all(name in each for each in draws)]
+    names = [name for name in draws[0].names if all(name in draw for draw in draws)]
     with np.errstate(invalid="ignore"):
-        means = {name: np.mean([each.means[name] for each in draws], axis=0) for name in names}
+        means = {name: np.mean([draw.means[name] for draw in draws], axis=0) for name in names}
         errors = {
-            name: np.sqrt(np.sum([each.errors[name] ** 2 for each in draws], axis=0)) / len(draws)
+            name: np.sqrt(np.sum([draw.errors[name] ** 2 for draw in draws], axis=0)) / len(draws)
             for name in names
         }
-    fractions = [each.class_fractions for each in draws]
+    fractions = [draw.class_fractions for draw in draws]
     metadata = draws[0].metadata | {
-        "texts": sum(each.metadata["texts"] for each in draws),
-        "tokens": sum(each.metadata["tokens"] for each in draws),
+        "texts": sum(draw.metadata["texts"] for draw in draws),
+        "tokens": sum(draw.metadata["tokens"] for draw in draws),
         "class_fractions": {
-            name: float(np.mean([each.get(name, 0.0) for each in fractions]))
+            name: float(np.mean([by_name.get(name, 0.0) for by_name in fractions]))
             for name in fractions[0]
         },
-        "complete": all(each.complete for each in draws),
+        "complete": all(draw.complete for draw in draws),
     }
     return replace(draws[0], means=means, errors=errors, metadata=metadata)
 
@@ -259,41 +251,39 @@ def measure_repeats(
     tests: HeadTests, model: TextReader, sequences: int, seed: int, *, positional: bool
 ) -> None:
     """Repeated random tokens; without texts they also decide the positional kinds."""
-    made = repeated_tokens(model, sequences, seed)
-    inputs = inputs_from_ids(model, SpecialTokens.of(model), made)
+    repeated = repeated_tokens(model, sequences, seed)
+    inputs = inputs_from_ids(model, SpecialTokens.of(model), repeated)
     # An offset beyond the shortest block could be a repetition.
-    shortest = min(len(each) for each in made) // 2
-    furthest = min(MAX_OFFSET, shortest - 3)
+    furthest = min(MAX_OFFSET, min(map(len, repeated)) // 2 - 3)
     offsets = [offset for offset in OFFSETS if positional and abs(offset) <= furthest]
     uniform = uniform_scores(model, inputs, blocks_of(model), offsets)
-    over = f"{sequences:,} random sequences"
+    sample = SampleSize(sequences, "sequences", f"{sequences:,} random sequences")
     tests.metadata |= {"sequences": sequences, "seed": seed}
 
-    def score(found: Statistics) -> Iterable[KindScores]:
-        sample = SampleSize(sequences, "sequences", over)
+    def score(measured: Statistics) -> Iterable[KindScores]:
+        kinds = WeightKinds(measured, uniform, tests.thresholds, sample)
         if positional:
-            yield from position_scores(found, uniform, tests.thresholds, sample)
-        repeated = replace(sample, over=f"{over} repeated once")
-        yield from repeat_scores(found, uniform, tests.thresholds, repeated)
+            yield from kinds.positions()
+        over = f"{sample.over} repeated once"
+        yield from replace(kinds, sample=replace(sample, over=over)).repeats()
 
     tests.measure_draws(inputs, deal(sequences), offsets, score)
 
 
 def measure_texts(tests: HeadTests, inputs: ModelInputs, measured: Statistics | None) -> None:
-    """Given texts decide the positional kinds and punctuation."""
-    found = tests.measure(inputs, OFFSETS) if measured is None else measured
-    tests.note(found)
+    """The texts decide the positional kinds and punctuation."""
+    measured = tests.measure(inputs, OFFSETS) if measured is None else measured
+    tests.note(measured)
     sizes = np.cumsum(inputs.sizes(tests.model))
-    few = inputs.select(range(max(1, int((sizes <= UNIFORM_TOKENS).sum()))))
-    offsets = [offset for offset in OFFSETS if offset_name(offset) in found]
-    uniform = uniform_scores(tests.model, few, found.blocks, offsets)
-    texts = found.metadata["texts"]
+    first = inputs.select(range(max(1, int((sizes <= UNIFORM_TOKENS).sum()))))
+    offsets = [offset for offset in OFFSETS if offset_name(offset) in measured]
+    uniform = uniform_scores(tests.model, first, measured.blocks, offsets)
+    texts = measured.metadata["texts"]
     tests.metadata["texts"] = texts
     sample = SampleSize(texts, "texts", pluralise(texts, "given text"))
-    tests.scores += position_scores(found, uniform, tests.thresholds, sample)
-    if found.class_fractions.get("punctuation"):
-        tests.scores.append(punctuation_scores(found, tests.thresholds, sample))
-    else:
+    kinds = WeightKinds(measured, uniform, tests.thresholds, sample)
+    tests.scores += [*kinds.positions(), *kinds.punctuation()]
+    if not measured.class_fractions.get("punctuation"):
         tests.missing.setdefault("punctuation", "the texts have no punctuation")
 
 
@@ -302,19 +292,19 @@ def measure_punctuation(
 ) -> None:
     """Random words with punctuation between them."""
     special = SpecialTokens.of(model)
-    made = punctuated_texts(words, seed=seed)
     context = resolve_max_length(model, None)
     limit = None if context is None else context - 1
     tokenizer = plain_copy(model.tokenizer)
-    ids = [[*special.bos, *tokenizer.encode(text).ids][:limit] for text in made]
+    texts = punctuated_texts(words, seed=seed)
+    ids = [[*special.bos, *tokenizer.encode(text).ids][:limit] for text in texts]
     sample = SampleSize(len(ids), "texts", f"{len(ids):,} synthetic texts")
 
-    def score(found: Statistics) -> Iterable[KindScores]:
-        if found.class_fractions.get("punctuation"):
-            yield punctuation_scores(found, tests.thresholds, sample)
+    def score(measured: Statistics) -> Iterable[KindScores]:
+        return WeightKinds(measured, {}, tests.thresholds, sample).punctuation()
 
-    found = tests.measure_draws(inputs_from_ids(model, special, ids), deal(len(ids)), (), score)
-    if not found.class_fractions.get("punctuation"):
+    inputs = inputs_from_ids(model, special, ids)
+    measured = tests.measure_draws(inputs, deal(len(ids)), (), score)
+    if not measured.class_fractions.get("punctuation"):
         tests.missing.setdefault("punctuation", "the tokenizer has none")
 
 
@@ -337,8 +327,12 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
         tests.missing["copying"] = "the heads write to one of two residual streams"
         return
     blocks = blocks_of(model)
-    layers = model.stacks()[stack].config.layers
-    present = {each for each in sublayers for layer in layers if getattr(layer, each.value)}
+    layers = stacks_of(model)[stack].config.layers
+    present = {
+        sublayer
+        for sublayer in sublayers
+        if any(getattr(layer, sublayer.value) for layer in layers)
+    }
     if not present:
         tests.missing["copying"] = "the heads of mixers read more than one token at a time"
         return
@@ -346,18 +340,18 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
     metadata: Metadata = {"vocabulary": model.config.embedding.vocabulary}
     for sublayer in sublayers:
         if sublayer in present:
-            found = score_copying(
+            circuits = score_copying(
                 model,
                 sample=COPYING_WORDS,
                 stack=stack,
                 sublayer=sublayer,
                 progress=tests.progress,
             )
-            metadata |= found.metadata
-            scored |= {address: found.of(address) for address in found.addresses}
-    every = [address for block in blocks for address in block.addresses]
+            metadata |= circuits.metadata
+            scored |= {address: circuits.of(address) for address in circuits.addresses}
+    addresses = [address for block in blocks for address in block.addresses]
     means = {
-        name: np.array([scored.get(address, {}).get(name, np.nan) for address in every])
+        name: np.array([scored.get(address, {}).get(name, np.nan) for address in addresses])
         for name in ("copying", "copying_eigenvalues")
     }
     every_head = ByHead(kind="circuits", blocks=blocks, means=means, metadata=metadata)
@@ -377,8 +371,8 @@ def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
         ]
         measured = tests.measure_words(kind, texts, f"testing {kind} heads")
         tests.scores += [
-            drawn_word_scores(kind, found, tests.thresholds, task)
-            for task, found in measured.items()
+            drawn_word_scores(kind, scores, tests.thresholds, task)
+            for task, scores in measured.items()
         ]
 
 
@@ -390,11 +384,11 @@ def measure_syntax(tests: HeadTests, sentences: Sequence[AnnotatedText]) -> None
         for text, half in zip(sentences, halve(len(sentences)), strict=True)
     ]
     measured = tests.measure_words("syntactic", halves, "reading a treebank")
-    for task, found in measured.items():
-        if min(np.nanmax(half.counts) for half in found.groups) < MIN_WORDS:
+    for task, scores in measured.items():
+        if min(np.nanmax(half.counts) for half in scores.groups) < MIN_WORDS:
             rare.append(task)
         else:
-            tests.scores.append(confirmed_word_scores("syntactic", found, tests.thresholds, task))
+            tests.scores.append(confirmed_word_scores("syntactic", scores, tests.thresholds, task))
     tests.metadata["rare_relations"] = rare
 
 
@@ -405,22 +399,21 @@ def measure_coreference(tests: HeadTests, parts: Sequence[Sequence[AnnotatedText
         for text, half in zip(own, halve(len(own)), strict=True):
             pairs = tuple(replace(pair, task=f"{pair.task}, {PARTS[part]}") for pair in text.pairs)
             texts.append(replace(text, pairs=pairs, group=half))
-    measured = tests.measure_words("coreference", texts, "testing coreference")
-    found = list(measured.values())
-    if not found:
+    scores = list(tests.measure_words("coreference", texts, "testing coreference").values())
+    if not scores:
         return
-    tests.scores.append(coreference_scores(found, tests.thresholds))
+    tests.scores.append(coreference_scores(scores, tests.thresholds))
     if len(parts) == 1:
         tests.missing["coreference"] = (
             "only one half of counterbalanced text is given, which cannot tell coreference from "
             "gender: give both"
         )
-    elif len(found) == 2:
-        one, two = found
-        enough = np.fmin(one.counts, two.counts) >= MIN_WORDS
+    elif len(scores) == 2:
+        first, second = scores
+        enough = np.fmin(first.counts, second.counts) >= MIN_WORDS
         tests.bias = (
-            np.where(enough, one.accuracy - two.accuracy, np.nan),
-            np.where(enough, np.hypot(one.errors, two.errors), np.nan),
+            np.where(enough, first.accuracy - second.accuracy, np.nan),
+            np.where(enough, np.hypot(first.errors, second.errors), np.nan),
         )
 
 
@@ -431,8 +424,8 @@ def measure_images(tests: HeadTests, model: Vision, images: Any, seed: int) -> N
     tests.metadata |= {"images": count, "given": images is not None}
     sample = SampleSize(count, "images", pluralise(count, "image"))
 
-    def score(found: Statistics) -> Iterable[KindScores]:
-        yield broad_scores(found, tests.thresholds, sample)
+    def score(measured: Statistics) -> Iterable[KindScores]:
+        yield WeightKinds(measured, {}, tests.thresholds, sample).broad()
 
     if draws:
         tests.measure_draws(inputs, deal(count), (), score)
@@ -441,10 +434,14 @@ def measure_images(tests: HeadTests, model: Vision, images: Any, seed: int) -> N
     if tests.complete:
         patches = measure_image_attention(model, inputs, draws, progress=tests.progress)
         tests.complete &= patches.complete
-        by_draw = [list(patch_scores(each, tests.thresholds, sample)) for each in patches.draws]
-        for number, each in enumerate(patch_scores(patches, tests.thresholds, sample)):
-            own = [scores[number] for scores in by_draw]
-            tests.scores.append(with_draws(each, own) if own else each)
+        whole, *by_draw = (
+            list(WeightKinds(group, group.uniform, tests.thresholds, sample).patches())
+            for group in (patches, *patches.draws)
+        )
+        if by_draw:
+            draws_of_kinds = zip(*by_draw, strict=True)
+            whole = list(map(with_draws, whole, draws_of_kinds))
+        tests.scores += whole
 
 
 def partners_of_induction(
@@ -452,14 +449,16 @@ def partners_of_induction(
 ) -> dict[Address, InductionPartner]:
     """The heads that induction heads build on, by ablation unless the tests were interrupted."""
     induction = [
-        address for address, own in labels.items() if any(each.kind == "induction" for each in own)
+        address
+        for address, own in labels.items()
+        if any(label.kind == "induction" for label in own)
     ]
-    previous = next((each.scores for each in tests.scores if each.kind == "previous-token"), None)
+    previous = next((kind.scores for kind in tests.scores if kind.kind == "previous-token"), None)
     if not induction or previous is None:
         return {}
     inputs = None
     if tests.complete:
-        made = repeated_tokens(tests.model, PARTNER_SEQUENCES, seed)
-        inputs = inputs_from_ids(tests.model, SpecialTokens.of(tests.model), made)
+        repeated = repeated_tokens(tests.model, PARTNER_SEQUENCES, seed)
+        inputs = inputs_from_ids(tests.model, SpecialTokens.of(tests.model), repeated)
     by_head = dict(zip(labels, previous.tolist(), strict=True))
     return find_partners(tests.model, induction, by_head, inputs, progress=tests.progress)

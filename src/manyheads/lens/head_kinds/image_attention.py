@@ -48,7 +48,7 @@ def measure_image_attention(
 
     def visit(batch: ModelInputs, numbers: list[int]) -> None:
         patches = _PatchSums(
-            [(each.shape[1] // side, each.shape[2] // side) for each in batch.images],
+            [(image.shape[1] // side, image.shape[2] // side) for image in batch.images],
             1 + model.config.patches.registers,
         )
         with torch.inference_mode():
@@ -117,8 +117,8 @@ class _PatchSums:
         first = min(max(skip - rows.start, 0), len(rows))
         queries = range(max(rows.start - skip, 0), max(rows.stop - skip, 0))
         masks = _patch_masks(*self._grids[text], queries, skip)
-        seen = visible[first:].cpu().float()
-        uniform = seen / seen.sum(1, keepdim=True).clamp(min=1)
+        sight = visible[first:].cpu().float()
+        uniform = sight / sight.sum(1, keepdim=True).clamp(min=1)
         attention = torch.cat((uniform[None], weights[:, first:].cpu()))
         by_kind = torch.einsum("hts,mts->mh", attention, masks)
         patches = torch.full((len(PATCH_KINDS), 1), float(masks.shape[1]))

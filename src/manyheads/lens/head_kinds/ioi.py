@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
+from manyheads.lens.causal.ablation import replace_heads
 from manyheads.lens.causal.path_patching import patch_paths
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
@@ -93,14 +94,14 @@ class IOIHeads(ByHead):
         mover takes over when the name movers are ablated (section 3.4 of arXiv 2211.00593).
         """
         return {
-            name: [Head.parse(each) for each in heads]
+            name: [Head.parse(head) for head in heads]
             for name, heads in self.metadata["roles"].items()
         }
 
     @property
     def unconfirmed(self) -> list[Head]:
         """Heads that resemble name movers by direct effect alone."""
-        return [Head.parse(each) for each in self.metadata["unconfirmed"]]
+        return [Head.parse(head) for head in self.metadata["unconfirmed"]]
 
 
 def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
@@ -116,13 +117,13 @@ def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
     clean, corrupted, objects, subjects = [], [], [], []
     for number in range(prompts):
         template = TEMPLATES[number % len(TEMPLATES)]
-        one, other, *strangers = draw.sample(sorted(names), 5)
+        first, second, *strangers = draw.sample(sorted(names), 5)
         words = {"place": draw.choice(PLACES), "thing": draw.choice(THINGS)}
-        giver = one if number % 2 else other
-        clean.append(template.format(first=one, second=other, giver=giver, **words))
+        giver, receiver = (first, second) if number % 2 else (second, first)
+        clean.append(template.format(first=first, second=second, giver=giver, **words))
         a, b, c = strangers
         corrupted.append(template.format(first=a, second=b, giver=c, **words))
-        objects.append(names[other if number % 2 else one])
+        objects.append(names[receiver])
         subjects.append(names[giver])
     return IOIPrompts(tuple(clean), tuple(corrupted), tuple(objects), tuple(subjects))
 
@@ -138,25 +139,20 @@ def find_ioi_heads(
     attention = _last_token_attention(scope, task)
     column = direct.heads["logit"].means
     difference = float(direct.logits.mean())
-    told = assign_roles(scope.heads, column / abs(difference), attention)
+    by_effect = assign_roles(scope.heads, column / abs(difference), attention)
     knockout = _Knockout(scope, task, direct)
-    candidates = told["name movers"] + told["negative name movers"]
+    candidates = by_effect["name movers"] + by_effect["negative name movers"]
     ablation, takeover = knockout.alone(candidates)
     confirmed = {head for head in candidates if knockout.confirms(head)}
-    roles = {name: [head for head in heads if head in confirmed] for name, heads in told.items()}
+    roles = {
+        name: [head for head in heads if head in confirmed] for name, heads in by_effect.items()
+    }
     movers = roles["name movers"]
     backup, roles["backup name movers"] = knockout.backups(movers)
     inhibition = np.full(len(scope.heads), np.nan)
     if movers:
-        paths = patch_paths(
-            model,
-            task.clean,
-            task.corrupted,
-            task.metric,
-            receivers=movers,
-            through="query",
-            progress=progress,
-        )
+        prompts = task.clean, task.corrupted
+        paths = patch_paths(model, *prompts, task.metric, receivers=movers, progress=progress)
         inhibition = paths["effect"].means
     roles["inhibition heads"] = assign_roles(
         scope.heads, column / abs(difference), attention, inhibition
@@ -180,7 +176,8 @@ def find_ioi_heads(
         },
         metadata={
             "logit_difference": difference,
-            "accuracy": _accuracy(direct),
+            # Of the prompts where the object is more likely than the subject.
+            "accuracy": float((direct.logits > 0).double().mean()),
             "prompts": len(task.clean),
             "roles": {name: [str(head) for head in heads] for name, heads in roles.items()},
             "unconfirmed": [str(head) for head in candidates if head not in confirmed],
@@ -209,44 +206,43 @@ class _Knockout:
     def __init__(self, scope: HeadScope, task: IOIPrompts, direct: DirectLogits) -> None:
         self.scope, self.task, self.direct = scope, task, direct
         sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
-        self._other = ActivationEditor({}, sites)
+        self._corrupted = ActivationEditor({}, sites)
         with eval_mode(scope.model), torch.no_grad():
-            scope.model.run_inputs(read_inputs(scope.model, list(task.corrupted)), self._other)
-        self._place = {head: place for place, head in enumerate(scope.heads)}
+            forward(scope.model, read_inputs(scope.model, list(task.corrupted)), self._corrupted)
+        self._index = {head: index for index, head in enumerate(scope.heads)}
         self._effects: dict[Head, tuple[float, float, float]] = {}
 
     def alone(
         self, heads: Sequence[Head]
     ) -> tuple[Float[np.ndarray, "2 h"], Float[np.ndarray, " h"]]:
         """How far the logit difference falls without each head, and how much others take over."""
-        columns = np.full((3, len(self._place)), np.nan)
+        columns = np.full((3, len(self._index)), np.nan)
         for head in heads:
-            found = self._run([head])
-            change, error = map(float, _mean_and_errors(self.direct.logits - found.logits))
-            rises = found.by_head - self.direct.by_head
-            rises[:, self._place[head]] = 0
-            columns[:, self._place[head]] = change, error, float(rises.sum(1).mean())
-            self._effects[head] = change, error, columns[2, self._place[head]]
+            ablated = self._run([head])
+            change, error = map(float, _mean_and_errors(self.direct.logits - ablated.logits))
+            rises = ablated.by_head - self.direct.by_head
+            rises[:, self._index[head]] = 0
+            self._effects[head] = change, error, float(rises.sum(1).mean())
+            columns[:, self._index[head]] = self._effects[head]
         return columns[:2], columns[2]
 
     def confirms(self, head: Head) -> bool:
         """Whether the logit difference moves as the direct effect says, or others take over."""
-        effect = float(self.direct.heads["logit"].means[self._place[head]])
+        effect = float(self.direct.heads["logit"].means[self._index[head]])
         return is_confirmed(effect, *self._effects[head])
 
     def backups(self, movers: Sequence[Head]) -> tuple[Float[np.ndarray, "2 h"], list[Head]]:
         """How much direct effects rise without the name movers, and the heads that take over."""
-        rise = np.full((2, len(self._place)), np.nan)
+        rise = np.full((2, len(self._index)), np.nan)
         if not movers:
             return rise, []
-        found = self._run(movers)
-        rise[:] = np.stack(_mean_and_errors(found.by_head - self.direct.by_head))
-        rise[:, [self._place[head] for head in movers]] = np.nan
+        rise[:] = _mean_and_errors(self._run(movers).by_head - self.direct.by_head)
+        rise[:, [self._index[head] for head in movers]] = np.nan
         to_object, to_subject = _last_token_attention(self.scope, self.task, self._edits(movers))
         least = BACKUP_ABOVE * abs(float(self.direct.logits.mean()))
-        known = np.nan_to_num(rise)
-        takes = (known[0] >= least) & (known[0] > MIN_ERRORS * known[1]) & (to_object > to_subject)
-        return rise, _ranked(self.scope.heads, takes, known[0])
+        mean, error = np.nan_to_num(rise)
+        takes = (mean >= least) & (mean > MIN_ERRORS * error) & (to_object > to_subject)
+        return rise, _ranked(self.scope.heads, takes, mean)
 
     def _run(self, heads: Sequence[Head]) -> DirectLogits:
         task = self.task
@@ -259,15 +255,7 @@ class _Knockout:
         for layer in {head.layer for head in heads}:
             site = self.scope.site(layer, Tap.HEAD_OUTPUT)
             own = [head.head for head in heads if head.layer == layer]
-
-            def replace_heads(
-                values: Tensor, own: list[int] = own, other: Tensor = self._other[site].values
-            ) -> Tensor:
-                values = values.clone()
-                values[:, own] = other[:, own]
-                return values
-
-            edits[site] = replace_heads
+            edits[site] = replace_heads([own], self._corrupted[site].values)
         return edits
 
 
@@ -299,19 +287,14 @@ def assign_roles(
         "inhibition heads": [],
     }
     if inhibition is not None:
-        known = np.nan_to_num(inhibition)
-        inhibits = (known >= INHIBITION_ABOVE) & (to_subject > to_object)
-        roles["inhibition heads"] = _ranked(heads, inhibits, known)
+        effect = np.nan_to_num(inhibition)
+        inhibits = (effect >= INHIBITION_ABOVE) & (to_subject > to_object)
+        roles["inhibition heads"] = _ranked(heads, inhibits, effect)
     return roles
 
 
 def _ranked(heads: tuple[Head, ...], chosen: Any, scores: Float[np.ndarray, " h"]) -> list[Head]:
     return [heads[index] for index in np.argsort(-scores, kind="stable") if chosen[index]]
-
-
-def _accuracy(direct: DirectLogits) -> float:
-    """The fraction of prompts where the object is more likely than the subject."""
-    return float((direct.logits > 0).double().mean())
 
 
 def _single_tokens(tokenizer: Any) -> dict[str, int]:

@@ -97,11 +97,12 @@ class Kinds(Tabular):
             for address, labels in self.labels.items()
             if (own := [label for label in labels if kind in (label.kind, label.name)])
         ]
-        known = {label.kind for labels in self.labels.values() for label in labels}
-        if not scored and kind not in known | set(self.metadata.get("thresholds", {})):
-            measured = ", ".join(self.metadata.get("thresholds", {}))
-            raise InputError(f"there is no kind {kind!r}", f"use {measured} or {MIXED}")
-        return tuple(address for _, address in sorted(scored, key=lambda each: -each[0]))
+        measured = self.metadata.get("thresholds", {})
+        labels = [label.kind for labels in self.labels.values() for label in labels]
+        if not scored and kind not in (*labels, *measured):
+            kinds = ", ".join(measured)
+            raise InputError(f"there is no kind {kind!r}", f"use {kinds} or {MIXED}")
+        return tuple(address for _, address in sorted(scored, key=lambda pair: -pair[0]))
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per label, and one for each head without labels."""
@@ -121,8 +122,11 @@ class Kinds(Tabular):
         table = Table(*titles, box=None, pad_edge=False, title=KIND, title_justify="left")
         for address, labels in list(self.labels.items())[:max_rows]:
             evidence = labels[0].evidence if labels else self.why_mixed(address)
-            cells = [self.describe(address), *self._bias_cells(address), evidence]
-            table.add_row(str(address), *cells)
+            cells = [str(address), self.describe(address), evidence]
+            if BIAS in self.scores:
+                bias = self.scores[BIAS]
+                cells.insert(2, f"{bias.of(address):+.2f} ± {bias.error_of(address):.2f}")
+            table.add_row(*cells)
         if max_rows is not None and len(self.labels) > max_rows:
             more = len(self.labels) - max_rows
             table.caption = f"{more} more heads: table(max_rows=None), frame() or save()"
@@ -176,12 +180,6 @@ class Kinds(Tabular):
         unknown = dict.fromkeys(_label_record(blank))
         record = unknown | {"kind": MIXED, "detail": "", "evidence": self.why_mixed(address)}
         return record if near is None else record | {"nearest": near.name, "score": near.score}
-
-    def _bias_cells(self, address: Address) -> list[str]:
-        if BIAS not in self.scores:
-            return []
-        bias = self.scores[BIAS]
-        return [f"{bias.of(address):+.2f} ± {bias.error_of(address):.2f}"]
 
 
 def _label_record(label: Label) -> dict[str, Any]:
@@ -345,16 +343,18 @@ def _result(tests: HeadTests, seed: int) -> Kinds:
     partners = partners_of_induction(tests, labels, seed)
     metadata = tests.metadata | {
         "thresholds": {
-            kind: asdict(each) for kind, each in tests.thresholds.items() if kind != "silent"
+            kind: asdict(threshold)
+            for kind, threshold in tests.thresholds.items()
+            if kind != "silent"
         },
         "missing": tests.missing,
-        "partners": {str(head): _partner_record(each) for head, each in partners.items()},
+        "partners": {str(head): _partner_record(partner) for head, partner in partners.items()},
         "tests": count,
         "silent": [str(head) for head, quiet in zip(addresses, silent, strict=True) if quiet],
         "complete": tests.complete,
     }
-    means = {each.name: each.scores for each in tests.scores}
-    errors = {each.name: each.errors for each in tests.scores}
+    means = {kind.name: kind.scores for kind in tests.scores}
+    errors = {kind.name: kind.errors for kind in tests.scores}
     if tests.bias is not None:
         means[BIAS], errors[BIAS] = tests.bias
     scores = ByHead(kind="scores of kinds", blocks=blocks, means=means, errors=errors)

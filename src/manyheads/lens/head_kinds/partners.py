@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.lens.attention_maps.typology import duplicate_ideal, induction_ideal
+from manyheads.lens.causal.ablation import replace_heads
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
@@ -50,8 +52,8 @@ class InductionPartner:
         composition = f"composition {self.composition:.2f}"
         if self.confirmed:
             fall = f"its score falls from {self.score:.2f} to {self.without:.2f} without it"
-            known = "" if np.isnan(self.composition) else f" ({composition})"
-            return f"builds on {self.address}: {fall}{known}"
+            note = "" if np.isnan(self.composition) else f" ({composition})"
+            return f"builds on {self.address}: {fall}{note}"
         return f"its keys read {self.address} by weights alone ({composition})"
 
 
@@ -83,17 +85,15 @@ def find_partners(
     """
     partners = {}
     # The weights of a wrapped model are not read.
-    for stack in dict.fromkeys(each.stack for each in induction if model.native):
-        scope = head_scope(model, stack)
+    for stack in dict.fromkeys(address.stack for address in induction if model.native):
+        scope, attention = head_scope(model, stack), (stack, Sublayer.ATTENTION)
         own = [
-            each.head
-            for each in induction
-            if each.stack == stack and each.sublayer is Sublayer.ATTENTION
+            address.head for address in induction if (address.stack, address.sublayer) == attention
         ]
         weights = {
-            each.head: 0.0 if np.isnan(weight) else weight
-            for each, weight in previous.items()
-            if (each.stack, each.sublayer) == (stack, Sublayer.ATTENTION)
+            address.head: 0.0 if np.isnan(weight) else weight
+            for address, weight in previous.items()
+            if (address.stack, address.sublayer) == attention
         }
         for head, partner in _partners_in(scope, own, weights, inputs, progress).items():
             partners[Address(head, stack)] = partner
@@ -109,29 +109,34 @@ def _partners_in(
 ) -> dict[Head, InductionPartner]:
     circuits = Circuits(scope)
     composed: dict[Head, dict[Head, float]] = {head: {} for head in induction}
-    pairs = [(each, head) for head in induction for each in previous if each.layer < head.layer]
+    pairs = [
+        (earlier, head) for head in induction for earlier in previous if earlier.layer < head.layer
+    ]
     with Progress("composing heads", total=len(pairs), unit="pairs", enabled=progress) as bar:
-        for each, head in pairs:
-            attend = all(scope.config(one.layer) is not None for one in (each, head))
-            composed[head][each] = key_composition(circuits, each, head) if attend else np.nan
+        for earlier, head in pairs:
+            attend = (
+                scope.config(earlier.layer) is not None and scope.config(head.layer) is not None
+            )
+            score = key_composition(circuits, earlier, head) if attend else np.nan
+            composed[head][earlier] = score
             bar.advance()
     candidates = {
-        head: [*_largest(previous, known, BY_ATTENTION), *_largest(scores, known, BY_WEIGHTS)]
+        head: [*_largest(previous, scores, BY_ATTENTION), *_largest(scores, scores, BY_WEIGHTS)]
         for head, scores in composed.items()
-        if (known := list(scores))
+        if scores
     }
     effects = {}
     if inputs is not None and candidates:
-        every = list(dict.fromkeys(each for some in candidates.values() for each in some))
+        every = list(dict.fromkeys(head for heads in candidates.values() for head in heads))
         effects = _ablated_scores(scope, list(candidates), every, inputs, progress)
     partners = {}
-    for head, some in candidates.items():
-        chosen = _by_ablation(effects, head, some)
+    for head, heads in candidates.items():
+        chosen = _by_ablation(effects, head, heads)
         if chosen is not None:
             address = Address(chosen[0], scope.stack_name)
             partners[head] = InductionPartner(address, composed[head][chosen[0]], *chosen[1:], True)
             continue
-        looking_back = [each for each in composed[head] if previous[each] > 0.5]
+        looking_back = [earlier for earlier in composed[head] if previous[earlier] > 0.5]
         for best in _largest(composed[head], looking_back, 1):
             address = Address(best, scope.stack_name)
             partners[head] = InductionPartner(address, composed[head][best])
@@ -139,18 +144,20 @@ def _partners_in(
 
 
 def _largest(values: Mapping[Head, float], among: Iterable[Head], count: int) -> list[Head]:
-    known = [head for head in among if not np.isnan(values[head])]
-    return sorted(known, key=lambda head: -values[head])[:count]
+    heads = [head for head in among if not np.isnan(values[head])]
+    return sorted(heads, key=lambda head: -values[head])[:count]
 
 
 def _by_ablation(
-    effects: Mapping[Head | None, Mapping[Head, Float[Tensor, " b"]]], head: Head, some: list[Head]
+    effects: Mapping[Head | None, Mapping[Head, Float[Tensor, " b"]]],
+    head: Head,
+    candidates: list[Head],
 ) -> tuple[Head, float, float] | None:
     """The head whose absence costs most, the score with it and without it; None if none does."""
     if not effects:
         return None
     whole = effects[None][head]
-    best = min(some, key=lambda each: float(effects[each][head].mean()))
+    best = min(candidates, key=lambda earlier: float(effects[earlier][head].mean()))
     lost = whole - effects[best][head]
     error = lost.std() / len(lost) ** 0.5 if len(lost) > 1 else lost.new_tensor(torch.inf)
     enough = lost.mean() >= MIN_LOSS * whole.mean() and lost.mean() > MIN_ERRORS * error
@@ -165,36 +172,33 @@ def _ablated_scores(
     progress: bool,
 ) -> dict[Head | None, dict[Head, Float[Tensor, " b"]]]:
     """The induction score of each text and head, as it is (None) and without each candidate."""
-    sites = [scope.site(layer, Tap.PATTERN) for layer in sorted({each.layer for each in induction})]
+    sites = [scope.site(layer, Tap.PATTERN) for layer in sorted({head.layer for head in induction})]
     ids = inputs.source if scope.stack_name == "encoder" else inputs.ids
     assert ids is not None, "images have no induction heads"
-    targets = [_after_copies(ids.of(text)) for text in range(len(ids))]
-    found: dict[Head | None, dict[Head, Tensor]] = {}
+    # The queries that repeat a token, and the keys after its earlier copies.
+    targets = [
+        (duplicate_ideal(tokens).any(1), induction_ideal(tokens)) for tokens in ids.cpu().to_list()
+    ]
+    scores: dict[Head | None, dict[Head, Tensor]] = {}
     bar = Progress("removing heads", total=len(candidates), unit="heads", enabled=progress)
     with eval_mode(scope.model), torch.inference_mode(), bar:
         run = CachedRun(scope, inputs, record=sites)
-        for layer in sorted({each.layer for each in candidates}):
-            own: list[Head | None] = [each for each in candidates if each.layer == layer]
-            own += [] if found else [None]
-            means = run.head_outputs(layer).values.mean(0)
-
-            def ablate(values: Tensor, own: Any = own, means: Tensor = means) -> Tensor:
-                copies = values.unflatten(0, (len(own), -1)).clone()
-                for copy, head in zip(copies, own, strict=True):
-                    if head is not None:
-                        copy[:, head.head] = means[head.head]
-                return copies.flatten(0, 1)
-
-            editor = ActivationEditor({scope.site(layer, Tap.HEAD_OUTPUT): ablate}, sites)
-            run.resume(layer, editor, len(own))
-            for place, head in enumerate(own):
-                found[head] = {
-                    each: _scores(editor, scope, each, targets, place * len(targets))
-                    for each in induction
-                    if head is None or each.layer > head.layer
+        for layer in sorted({head.layer for head in candidates}):
+            removed: list[Head | None] = [head for head in candidates if head.layer == layer]
+            heads = len(removed)
+            removed += [] if scores else [None]
+            means = run.head_outputs(layer).values.mean(0, keepdim=True)
+            change = replace_heads([[head.head] if head else [] for head in removed], means)
+            editor = ActivationEditor({scope.site(layer, Tap.HEAD_OUTPUT): change}, sites)
+            run.resume(layer, editor, len(removed))
+            for copy, head in enumerate(removed):
+                scores[head] = {
+                    later: _scores(editor, scope, later, targets, copy * len(targets))
+                    for later in induction
+                    if head is None or later.layer > head.layer
                 }
-            bar.advance(sum(head is not None for head in own))
-    return found
+            bar.advance(heads)
+    return scores
 
 
 def _scores(
@@ -209,14 +213,6 @@ def _scores(
     return torch.stack(scores)
 
 
-def _after_copies(ids: Tensor) -> tuple[Bool[Tensor, " t"], Bool[Tensor, "t t"]]:
-    """Which queries repeat a token, and the keys after its earlier copies."""
-    same = (ids[:, None] == ids[None, :]).cpu().tril(-1)
-    after = torch.zeros_like(same)
-    after[:, 1:] = same[:, :-1]
-    return same.any(1), after
-
-
 def add_partners(
     labels: dict[Address, tuple[Label, ...]], partners: Mapping[Address, InductionPartner]
 ) -> dict[Address, tuple[Label, ...]]:
@@ -228,6 +224,8 @@ def add_partners(
         return replace(label, evidence=f"{label.evidence}; {note}")
 
     return {
-        address: tuple(extend(address, each) if each.kind == "induction" else each for each in own)
+        address: tuple(
+            extend(address, label) if label.kind == "induction" else label for label in own
+        )
         for address, own in labels.items()
     }

@@ -27,7 +27,7 @@ def chance_above(values: Floats, bounds: Floats, errors: Floats, samples: Floats
     with np.errstate(invalid="ignore", divide="ignore"):
         t = (values - bounds) / errors
         z = t * (1 - 1 / (4 * freedom)) / np.sqrt(1 + t**2 / (2 * freedom))
-    return np.array([1.0 if np.isnan(each) else 0.5 * erfc(each / sqrt(2)) for each in z])
+    return np.array([1.0 if np.isnan(score) else 0.5 * erfc(score / sqrt(2)) for score in z])
 
 
 def benjamini_hochberg(p: Floats, rate: float = FALSE_DISCOVERY_RATE) -> Bool[np.ndarray, " h"]:

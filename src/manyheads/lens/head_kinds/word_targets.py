@@ -5,7 +5,7 @@ from it their mean; special tokens are not words. A head is compared with the be
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -88,12 +88,12 @@ def measure_word_targets(
         batch_tokens=min(BATCH_TOKENS, default_batch_tokens(model)),
         progress=progress,
     )
-    found = {}
+    scores = {}
     for task in counts.tasks:
         groups = [counts.result(task, blocks, [group]) for group in range(counts.groups)]
         whole = counts.result(task, blocks, range(counts.groups))
-        found[task] = replace(whole, groups=tuple(groups))
-    return found, summary.complete
+        scores[task] = replace(whole, groups=tuple(groups))
+    return scores, summary.complete
 
 
 @dataclass(slots=True, eq=False)
@@ -112,39 +112,37 @@ class _Sums:
 
     @classmethod
     def zeros(cls, groups: int, tasks: int, heads: int) -> "_Sums":
-        shape, left = (groups, tasks), 1 + len(BASELINES)
+        shape, fixed = (groups, tasks), 1 + len(BASELINES)
         return cls(
-            torch.zeros(*shape, left + 1 + 3 * heads),
+            torch.zeros(*shape, fixed + 1 + 3 * heads),
             torch.zeros(shape),
-            torch.zeros(*shape, left, left + heads),
+            torch.zeros(*shape, fixed, fixed + heads),
             torch.zeros(*shape, heads),
         )
 
     def add(self, group: int, tasks: Int[Tensor, " p"], rows: Float[Tensor, "p columns"]) -> None:
         """Add the words of one text."""
-        left, heads = self.crossed.shape[2], self.squares.shape[2]
+        fixed, heads = self.crossed.shape[2], self.squares.shape[2]
         present, owner = tasks.unique(return_inverse=True)
         summed = rows.new_zeros(len(present), rows.shape[1]).index_add(0, owner, rows)
-        counted = summed[:, : left + heads]
+        counted = summed[:, : fixed + heads]
         self.values[group, present] += summed
         self.texts[group, present] += 1
-        self.crossed[group, present] += counted[:, :left, None] * counted[:, None, :]
-        self.squares[group, present] += counted[:, left:].square()
+        self.crossed[group, present] += counted[:, :fixed, None] * counted[:, None, :]
+        self.squares[group, present] += counted[:, fixed:].square()
 
-    def merge(self, other: "_Sums") -> None:
+    def merge(self, batch: "_Sums") -> None:
         # Not in place: the sums of a batch are inference tensors.
-        self.values = self.values + other.values
-        self.texts = self.texts + other.texts
-        self.crossed = self.crossed + other.crossed
-        self.squares = self.squares + other.squares
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(batch, field.name))
 
 
 class _TargetCounts:
     """The sums of all finished batches, by attention."""
 
     def __init__(self, texts: Sequence[AlignedText]) -> None:
-        every = dict.fromkeys(pair.task for text in texts for pair in text.pairs)
-        self.tasks = {task: row for row, task in enumerate(every)}
+        names = dict.fromkeys(pair.task for text in texts for pair in text.pairs)
+        self.tasks = {task: row for row, task in enumerate(names)}
         self.groups = 1 + max(text.group for text in texts)
         self.sums: dict[Block, _Sums] = {}
 
@@ -176,8 +174,8 @@ class _TargetCounts:
         sums = self.sums.get(block, _Sums.zeros(self.groups, len(self.tasks), heads))
         best = int(sums.values[:, task, 1 : 1 + choices].sum(0).argmax())
         values, texts, crossed, squares = (
-            each[groups, task].double().sum(0).numpy()
-            for each in (sums.values, sums.texts, sums.crossed, sums.squares)
+            table[groups, task].double().sum(0).numpy()
+            for table in (sums.values, sums.texts, sums.crossed, sums.squares)
         )
         count, means = values[0], values[1:] / (values[0] or np.nan)
         baseline, accuracy = means[best], means[choices : choices + heads]
@@ -205,7 +203,7 @@ class _TargetCounts:
             "excess_errors": excess,
         }
         same = {"counts": count, "texts": texts, "baseline": baseline, "uniform": uniform}
-        return parts | {name: np.full(heads, each) for name, each in same.items()}, best
+        return parts | {name: np.full(heads, value) for name, value in same.items()}, best
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,17 +240,22 @@ class _PairArrays:
             torch.tensor([bool(pair.candidates) for pair in pairs]),
         )
 
-    def baselines(self, seen: Bool[Tensor, "p w"]) -> Float[Tensor, "p choices"]:
+    def baselines(self, visible: Bool[Tensor, "p w"]) -> Float[Tensor, "p choices"]:
         """Which baselines are right: fixed offsets, or a candidate by its order."""
-        words = seen.shape[1]
+        words = visible.shape[1]
         at = self.sources[:, None] + torch.tensor(OFFSETS)
         inside = (at >= 0) & (at < words)
         by_offset = self.right.gather(1, at.clamp(0, words - 1)) & inside
         word = torch.arange(words)
         distance = (word[None] - self.sources[:, None]).abs().double()
-        orders = (word.double().expand_as(seen), -word.double().expand_as(seen), distance)
-        chosen = [order.masked_fill(~seen, torch.inf).argmin(1, keepdim=True) for order in orders]
-        by_order = torch.cat([self.right.gather(1, each) for each in chosen], dim=1)
+        position = word.double().expand_as(visible)
+        by_order = torch.cat(
+            [
+                self.right.gather(1, order.masked_fill(~visible, torch.inf).argmin(1, keepdim=True))
+                for order in (position, -position, distance)
+            ],
+            dim=1,
+        )
         by_order &= self.has_candidates[:, None]
         by_offset &= ~self.has_candidates[:, None]
         return torch.cat((by_offset, by_order), dim=1).float()
@@ -284,10 +287,9 @@ class _WordTargetSums:
         attention = (mean[pairs.sources] @ weights.cpu() @ words.T).float()
         sight = visible.cpu().float()
         even = mean[pairs.sources] @ (sight / sight.sum(1, keepdim=True).clamp(min=1)) @ words.T
-        seen = (words[pairs.sources] @ sight @ words.T) > 0
-        seen &= pairs.allowed
-        right, wrong = seen & pairs.right, seen & ~pairs.right
-        rivals = seen & pairs.rivals
+        in_sight = ((words[pairs.sources] @ sight @ words.T) > 0) & pairs.allowed
+        right, wrong = in_sight & pairs.right, in_sight & ~pairs.right
+        rivals = in_sight & pairs.rivals
         alone = pairs.rivals.any(1) & ~rivals.any(1)
         valid = right.any(1) & wrong.any(1) & ~alone
         best_right = attention.masked_fill(~right, -1.0).amax(-1)
@@ -295,7 +297,7 @@ class _WordTargetSums:
         hits = (best_right > best_wrong).float()
         on_right, on_rivals = (attention * right).sum(-1), (attention * rivals).sum(-1)
         ones = torch.ones(len(valid), 1)
-        baselines, uniform = pairs.baselines(seen), (even * right).sum(-1, keepdim=True)
+        baselines, uniform = pairs.baselines(in_sight), (even * right).sum(-1, keepdim=True)
         values = torch.cat((ones, baselines, hits.T, uniform, on_right.T, on_rivals.T), dim=1)
         if block not in self.sums:
             self.sums[block] = _Sums.zeros(

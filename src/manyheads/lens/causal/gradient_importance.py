@@ -89,7 +89,7 @@ def rank_correlation(first: Float[np.ndarray, " h"], second: Float[np.ndarray, "
     ranks = [_ranks(values[measured]) for values in (first, second)]
     if measured.sum() < 2 or any(values.std() == 0 for values in ranks):
         return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def product_by_head(record: ActivationEditor, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:

@@ -152,8 +152,7 @@ class _Paths:
                 copies = copies.clone()
                 for copy, head in zip(copies, senders, strict=True):
                     copy[:, head.head] = self.other_run[site].values[:, head.head]
-            frozen = copies.flatten(0, 1)
-            changes[site] = lambda _, frozen=frozen: frozen
+            changes[site] = _always(copies.flatten(0, 1))
         return changes
 
     def _receive(self, site: Site, receivers: list[Head], received: Tensor) -> EditFunction:
@@ -169,6 +168,10 @@ class _Paths:
             return values
 
         return change
+
+
+def _always(values: Tensor) -> EditFunction:
+    return lambda _: values
 
 
 def _frozen_sites(scope: HeadScope) -> list[Site]:

@@ -10,10 +10,10 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError
 from manyheads.formatting import percent, pluralise
+from manyheads.lens.attribution.direct_logits import At
 from manyheads.lens.faithful.adversarial import MAX_DIVERGENCE, Adversary, find_adversary
 from manyheads.lens.faithful.erasure import (
     ORDERS,
-    At,
     Decision,
     Erasure,
     decisions_of,

@@ -176,9 +176,8 @@ def _ablated_scores(
     ids = inputs.source if scope.stack_name == "encoder" else inputs.ids
     assert ids is not None, "images have no induction heads"
     # The queries that repeat a token, and the keys after its earlier copies.
-    targets = [
-        (duplicate_ideal(tokens).any(1), induction_ideal(tokens)) for tokens in ids.cpu().to_list()
-    ]
+    texts = [ids.of(text).cpu() for text in range(len(ids))]
+    targets = [(duplicate_ideal(tokens).any(1), induction_ideal(tokens)) for tokens in texts]
     scores: dict[Head | None, dict[Head, Tensor]] = {}
     bar = Progress("removing heads", total=len(candidates), unit="heads", enabled=progress)
     with eval_mode(scope.model), torch.inference_mode(), bar:

@@ -85,7 +85,7 @@ class TracedRun:
         """Logits of the vocabulary or of token classes at some positions."""
         if self.model.readout is None:
             return None
-        table = getattr(self.model, "table", None)
+        table = self.model.table
         return self.model.readout.logits(self.hidden.values[rows], table).float()
 
     def losses(self) -> Float[Tensor, " t"]:

@@ -186,9 +186,7 @@ def _probabilities(
         return None
     if loaded.output == "classes":
         assert run.model.readout is not None
-        return (
-            run.model.readout(run.hidden, getattr(run.model, "table", None))[0].float().softmax(-1)
-        )
+        return run.model.readout(run.hidden, run.model.table)[0].float().softmax(-1)
     logits = run.logits(torch.tensor([position], device=run.hidden.device))
     assert logits is not None
     return logits[0].softmax(-1)

@@ -42,7 +42,7 @@ def test_pictures_show_every_weight_and_numbers_go_to_a_file_of_json(
     def draw_head_map(pattern: Any, *_: Any, title: str, **__: Any) -> None:
         drawn[title.split()[1].rstrip(":")] = pattern
 
-    monkeypatch.setattr("manyheads.pictures.draw_head_map", draw_head_map)
+    monkeypatch.setattr("manyheads.report.pictures.draw_head_map", draw_head_map)
     for limit in ("MIN_KEYS", "MAX_KEYS"):
         monkeypatch.setattr(f"manyheads.report.data.{limit}", 2)
     numbers = folder / "made" / "heads.json"

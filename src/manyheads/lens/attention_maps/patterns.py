@@ -254,7 +254,7 @@ class _RequestWatcher:
     def run(self, model: Model, texts: Any) -> "list[Pattern | TopKeys]":
         inputs = read_inputs(model, texts)
         with eval_mode(model), torch.inference_mode():
-            forward_hidden(model, inputs, self)
+            model.run_hidden(inputs, self)
         return self.results
 
     def wants(self, site: Site) -> bool:

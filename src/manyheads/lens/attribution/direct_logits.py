@@ -29,7 +29,6 @@ from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, ReadoutLayer
-from manyheads.models.vision import Vision
 from manyheads.parts.feedforward import ConstantLayer
 from manyheads.parts.norms import ChannelScale, LayerNorm, Normalize, PostNorm
 from manyheads.ragged import Lengths, Ragged
@@ -111,7 +110,7 @@ def attribute_logits(
     inputs = read_inputs(model, texts)
     with eval_mode(model), torch.no_grad():
         record = ActivationEditor(edits or {}, _sites(scope))
-        forward(model, inputs, record)
+        model.run_inputs(inputs, record)
         final = record[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
         table = model.table
@@ -475,14 +474,13 @@ def logit_lens(
         raise InputError(
             f"this {type(model).__name__} has no language head", "use a model that has one"
         )
-    assert not isinstance(model, Vision), "a Vision has a class head or none"
     check_one_stream(scope.stack)
     inputs, stack = read_inputs(model, texts), scope.stack
     with eval_mode(model), torch.no_grad():
         sites = [layer_input_site(stack, layer) for layer in range(len(stack.layers))]
         final = Site(-1, Tap.FINAL, stack=scope.stack_name)
         record = ActivationEditor({}, [*sites, final])
-        forward(model, inputs, record)
+        model.run_inputs(inputs, record)
         indices = token_indices(record[final].lengths, at)
         rows = [stack.final_norm(record[site].values[indices]) for site in sites]
         rows.append(record[final].values[indices])

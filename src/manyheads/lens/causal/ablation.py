@@ -60,7 +60,7 @@ class ReplacementValues:
         sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
         record = ActivationEditor({}, sites.values())
         donors = self.inputs.select([self.donors[text] for text in texts])
-        forward(self.scope.model, donors, record)
+        self.scope.model.run_inputs(donors, record)
         lengths = written_lengths(self.scope, self.inputs.select(texts))
         owners, by_layer = lengths.sequence_of_token, {}
         for layer, site in sites.items():
@@ -115,7 +115,7 @@ def _means(
     tokens = 0
     for texts in batch_ranges(inputs.sizes(scope.model), batch_tokens):
         record = ActivationEditor({}, sites.values())
-        forward(scope.model, inputs.select(texts), record)
+        scope.model.run_inputs(inputs.select(texts), record)
         for layer, site in sites.items():
             sums[layer] = sums.get(layer, 0) + record[site].values.double().sum(0)
         tokens += record[next(iter(sites.values()))].lengths.total
@@ -221,7 +221,7 @@ class HeadAblation:
         evaluation, model = self.evaluation, self.scope.model
         tokens = sum(evaluation.sizes) * max(1, len(sets))
         unembedding = []
-        if model.readout is not None and not isinstance(model, Vision):
+        if model.readout is not None and not model.reads_images:
             unembedding = [model.readout.vectors(model.table)]
         parameters = [matrix for matrix in unembedding if isinstance(matrix, nn.Parameter)]
         with eval_mode(model), column_major_weights(model, tokens, *parameters):

@@ -217,7 +217,7 @@ class Evaluation:
             for texts, bound_metric in metrics.items():
                 record = ActivationEditor(variant.changes, [_last(variant.model)])
                 with eval_mode(variant.model):
-                    forward_hidden(variant.model, self.inputs.select(texts), record)
+                    variant.model.run_hidden(self.inputs.select(texts), record)
                 hidden = record[_last(variant.model)]
                 # Not bound to a name, so that the model is freed afterwards.
                 values = replace(bound_metric, model=variant.model)(hidden).double().cpu()
@@ -267,7 +267,7 @@ class Evaluation:
         """Append the products of a batch at each site, and return the weights of its texts."""
         bound_metric = self.bind(texts)
         with eval_mode(self.model), torch.enable_grad():
-            forward_hidden(self.model, self.inputs.select(texts), record)
+            self.model.run_hidden(self.inputs.select(texts), record)
             total = bound_metric(record[_last(self.model)]).sum()
             gradients = torch.autograd.grad(total, [record[site].values for site in sites])
         for sums_at_site, site, gradient in zip(sums, sites, gradients, strict=True):
@@ -287,7 +287,7 @@ class Evaluation:
             for texts in batches:
                 record = ActivationEditor(changes or {}, sites)
                 with eval_mode(self.model), torch.no_grad():
-                    forward_hidden(self.model, self.inputs.select(texts), record)
+                    self.model.run_hidden(self.inputs.select(texts), record)
                 yield record
                 bar.advance()
 

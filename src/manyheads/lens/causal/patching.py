@@ -23,7 +23,6 @@ from manyheads.lens.inputs.metrics import BoundMetric, Metric, bind_metric, weig
 from manyheads.lens.inputs.texts import Targets, read_inputs
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths
 from manyheads.taps import Head, Site, Sublayer, Tap

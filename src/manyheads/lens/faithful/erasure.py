@@ -16,11 +16,8 @@ from torch import Tensor
 from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import At
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
-from manyheads.lens.inputs.texts import ModelInputs
-from manyheads.models.decoder import Decoder
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import ClassHead
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
 from manyheads.parts.masks import visible
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap
@@ -141,8 +138,7 @@ class Decision:
             x = readout.config.pooled(hidden.values, hidden.lengths)
         else:
             x = hidden.values.unflatten(0, (copies, -1))[:, int(self.rows[0])]
-        table = None if isinstance(model, Vision) else model.table
-        return readout.logits(x, table).float().softmax(-1)
+        return readout.logits(x, model.table).float().softmax(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

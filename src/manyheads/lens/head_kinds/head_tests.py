@@ -75,14 +75,14 @@ def uniform_scores(
     """
     assert inputs.ids is not None, "images have no tokens"
     ids = {model.readout_stack: inputs.ids, "encoder": inputs.source}
-    stacks = stacks_of(model)
+    stacks = model.stacks()
     by_mask: dict[tuple[str, Sublayer, Mask], dict[str, float]] = {}
     by_block = []
     for block in blocks:
         mask = mask_in(stacks[block.stack].config.layers[block.layer], block.sublayer)
         key = block.stack, block.sublayer, mask
         if key not in by_mask:
-            crosses = isinstance(model, Seq2Seq) and block.sublayer is Sublayer.CROSS
+            crosses = model.reads_pairs and block.sublayer is Sublayer.CROSS
             queries, keys = ids[block.stack], inputs.source if crosses else ids[block.stack]
             assert queries is not None
             assert keys is not None
@@ -327,7 +327,7 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
         tests.missing["copying"] = "the heads write to one of two residual streams"
         return
     blocks = blocks_of(model)
-    layers = stacks_of(model)[stack].config.layers
+    layers = model.stacks()[stack].config.layers
     present = {
         sublayer
         for sublayer in sublayers

@@ -208,7 +208,7 @@ class _Knockout:
         sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
         self._corrupted = ActivationEditor({}, sites)
         with eval_mode(scope.model), torch.no_grad():
-            forward(scope.model, read_inputs(scope.model, list(task.corrupted)), self._corrupted)
+            scope.model.run_inputs(read_inputs(scope.model, list(task.corrupted)), self._corrupted)
         self._index = {head: index for index, head in enumerate(scope.heads)}
         self._effects: dict[Head, tuple[float, float, float]] = {}
 

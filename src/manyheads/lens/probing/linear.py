@@ -59,7 +59,7 @@ def find_items(scope: HeadScope, texts: Any, labels: Sequence[Any]) -> Items:
     """Labels per text, per token, or per word if texts are lists of words; None skips an item."""
     labels = [own.tolist() if hasattr(own, "tolist") else own for own in labels]
     level: Level = "token"
-    if _are_words(texts) and not isinstance(scope.model, Seq2Seq):
+    if _are_words(texts) and not scope.model.reads_pairs:
         level = "word"
         inputs, positions = split_words(scope.model, texts)
     else:
@@ -243,7 +243,7 @@ def gather_features(
             pooling = partial(_Pooling.of, texts=texts, items=own, pool=pool)
             watcher = _FeatureWatcher(scope, source, pooling)
             with torch.inference_mode():
-                forward_hidden(scope.model, items.inputs.select(texts), watcher)
+                scope.model.run_hidden(items.inputs.select(texts), watcher)
             for layer, values in watcher.features.items():
                 parts.setdefault(layer, []).append(values)
             order += numbers

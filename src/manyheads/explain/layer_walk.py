@@ -144,9 +144,9 @@ class Walk:
 
     def cell(self, key: int) -> Cell:
         """The score of the chosen token and another, written out."""
-        query = self[Stage.QUERY].hand[self.position, self.head]
-        other = self[Stage.KEY].hand[key, self.head]
-        return Cell(tuple(query.tolist()), tuple(other.tolist()))
+        query_vector = self[Stage.QUERY].hand[self.position, self.head]
+        key_vector = self[Stage.KEY].hand[key, self.head]
+        return Cell(tuple(query_vector.tolist()), tuple(key_vector.tolist()))
 
     def powers(self) -> tuple[float, ...]:
         """The numerators of the softmax of the chosen row: e to the power of each score."""
@@ -181,7 +181,7 @@ def walk(
     _check_choice("position", position, len(sentences[sentence]), "a sentence of {} tokens")
     _check_choice("head", head, _parts(model)[0].config.heads, "a layer of {} heads")
     ids = _assign_ids(sentences, model.config.embedding.vocabulary)
-    batch = Ragged.from_list([torch.tensor(each) for each in ids])
+    batch = Ragged.from_list([torch.tensor(row) for row in ids])
     with torch.no_grad():
         by_model = _by_model(model, batch, sentence)
         by_hand = _by_hand(model, batch.of(sentence))
@@ -230,13 +230,13 @@ def split_words(texts: Sequence[str]) -> Sentences:
 
 def _assign_ids(sentences: Sentences, vocabulary: int) -> tuple[tuple[int, ...], ...]:
     """Ids in the order of first appearance."""
-    known: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     ids = tuple(
-        tuple(known.setdefault(word, len(known)) for word in sentence) for sentence in sentences
+        tuple(numbers.setdefault(word, len(numbers)) for word in sentence) for sentence in sentences
     )
-    if len(known) > vocabulary:
+    if len(numbers) > vocabulary:
         raise InputError(
-            f"{len(known)} different tokens do not fit into a vocabulary of {vocabulary}",
+            f"{len(numbers)} different tokens do not fit into a vocabulary of {vocabulary}",
             "give fewer or shorter texts",
         )
     return ids

@@ -136,11 +136,12 @@ class ScalingPage:
             table.add_column(f"\n{scaled}", justify="right", no_wrap=True)
         for row in self.rows:
             pair = [_columns(row.plain), _columns(row.scaled)]
+            largest = [columns["largest"] for columns in pair]
             table.add_row(
                 Text(str(row.size), style="bold"),
-                *[f"{each['variance']:.2f}" for each in pair],
-                *[Text(f" {each['largest']:.3f} ", style=heat(each["largest"])) for each in pair],
-                *[f"{each['gradient']:.2f}" for each in pair],
+                *[f"{columns['variance']:.2f}" for columns in pair],
+                *[Text(f" {weight:.3f} ", style=heat(weight)) for weight in largest],
+                *[f"{columns['gradient']:.2f}" for columns in pair],
             )
         return table
 

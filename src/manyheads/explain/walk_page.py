@@ -4,13 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxtyping import Float
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from manyheads.console import TerminalPage, heat, short, visible
 from manyheads.explain.layer_walk import TOLERANCE, Stage, Walk
@@ -113,48 +111,85 @@ def weights_table(walk: Walk, window: range, sum_name: str, width: int) -> Table
     """The attention pattern of the chosen head, or a window of it, as a heat map."""
     pattern = walk[Stage.WEIGHTS].model[walk.head]
     words = [visible(word) for word in walk.tokens]
-    label = _label_width(words)
+    label = min(16, max(map(cell_len, words))) + 1
     column = max(6, min(11, (width - label - 10) // len(window)))
     table = Table.grid()
     header = [Text(short(words[key], column - 1) + " ", style="dim") for key in window]
     table.add_row("", "", *header, Text(f" {sum_name}", style="dim"))
+    largest = float(pattern.max())
     for query in window:
         chosen = query == walk.position
+        weights = pattern[query][window.start : window.stop].tolist()
         table.add_row(
             "▸ " if chosen else "  ",
             Text(short(words[query], label)),
-            *_heat_cells(pattern[query][window.start : window.stop], float(pattern.max()), column),
+            *(Text(f"{weight:.3f}".center(column), heat(weight / largest)) for weight in weights),
             f" {pattern[query].sum():.3f}",
             style="bold" if chosen else "",
         )
     return table
 
 
-def _heat_cells(row: Float[Tensor, " s"], largest: float, width: int) -> list[Text]:
-    return [
-        Text(f"{weight:.3f}".center(width), style=heat(weight / largest)) for weight in row.tolist()
-    ]
-
-
-def _label_width(words: Sequence[str]) -> int:
-    return min(16, max(map(cell_len, words))) + 1
-
-
-# The section of the words, the formula and the shape of each step.
-HEADINGS = (
-    ("tokens", "", "n"),
-    ("embeddings", "√{width}·E[id]", "n × c"),
-    ("positions", "x = √{width}·E[id] + P[position]", "n × c"),
-    ("projections", "Q = x·W_Q + b_Q, …", "n × c → 3 × n × h × d"),
-    ("scores", "S = Q·Kᵀ / √{size}", "h × n × n"),
-    ("weights", "A = softmax(S)", "h × n × n"),
-    ("heads", "A·V", "n × h × d"),
-    ("concatenated", "[H0 … H{last_head}]", "n × h × d → n × c"),
-    ("output", "[H0 … H{last_head}]·W_O + b_O", "n × c"),
-    ("attention_norm", "LayerNorm(x + attention)", "n × c"),
-    ("feedforward", "ReLU(x·W₁ + b₁)·W₂ + b₂", "n × c → n × f → n × c"),
-    ("feedforward_norm", "LayerNorm(x + feed-forward)", "n × c"),
+# The section of the words, the formula, the shape and the stages of each step.
+STEPS: tuple[tuple[str, str, str, tuple[Stage, ...]], ...] = (
+    ("tokens", "", "n", ()),
+    ("embeddings", "√{width}·E[id]", "n × c", (Stage.EMBEDDINGS,)),
+    ("positions", "x = √{width}·E[id] + P[position]", "n × c", (Stage.POSITIONS, Stage.INPUT)),
+    (
+        "projections",
+        "Q = x·W_Q + b_Q, …",
+        "n × c → 3 × n × h × d",
+        (Stage.QUERY, Stage.KEY, Stage.VALUE),
+    ),
+    ("scores", "S = Q·Kᵀ / √{size}", "h × n × n", ()),
+    ("weights", "A = softmax(S)", "h × n × n", (Stage.WEIGHTS,)),
+    ("heads", "A·V", "n × h × d", (Stage.HEAD_OUTPUTS,)),
+    ("concatenated", "[H0 … H{last_head}]", "n × h × d → n × c", (Stage.CONCATENATED,)),
+    ("output", "[H0 … H{last_head}]·W_O + b_O", "n × c", (Stage.ATTENTION_OUTPUT,)),
+    (
+        "attention_norm",
+        "LayerNorm(x + attention)",
+        "n × c",
+        (Stage.ATTENTION_SUM, Stage.ATTENTION_NORMED),
+    ),
+    (
+        "feedforward",
+        "ReLU(x·W₁ + b₁)·W₂ + b₂",
+        "n × c → n × f → n × c",
+        (Stage.NEURONS, Stage.FEEDFORWARD_OUTPUT),
+    ),
+    (
+        "feedforward_norm",
+        "LayerNorm(x + feed-forward)",
+        "n × c",
+        (Stage.FEEDFORWARD_SUM, Stage.FEEDFORWARD_NORMED),
+    ),
 )
+# The steps that show the chosen token at some stages, by the words of each row.
+ROWS = {
+    "positions": {
+        "positions.embedding": Stage.EMBEDDINGS,
+        "positions.position": Stage.POSITIONS,
+        "positions.sum": Stage.INPUT,
+    },
+    "output": {"output.row": Stage.ATTENTION_OUTPUT},
+    "attention_norm": {
+        "rows.x": Stage.INPUT,
+        "attention_norm.attention": Stage.ATTENTION_OUTPUT,
+        "rows.sum": Stage.ATTENTION_SUM,
+        "rows.normed": Stage.ATTENTION_NORMED,
+    },
+    "feedforward": {
+        "feedforward.neurons": Stage.NEURONS,
+        "feedforward.output": Stage.FEEDFORWARD_OUTPUT,
+    },
+    "feedforward_norm": {
+        "rows.x": Stage.ATTENTION_NORMED,
+        "feedforward_norm.feedforward": Stage.FEEDFORWARD_OUTPUT,
+        "rows.sum": Stage.FEEDFORWARD_SUM,
+        "rows.normed": Stage.FEEDFORWARD_NORMED,
+    },
+}
 
 
 class WalkPage:
@@ -167,6 +202,7 @@ class WalkPage:
         self.tokens = [visible(token) for token in walk.tokens]
         self.heads, self.size = walk[Stage.QUERY].model.shape[1:]
         self.width, self.hidden = self.heads * self.size, walk[Stage.NEURONS].model.shape[1]
+        active = walk[Stage.NEURONS].model > 0
         self.facts: dict[str, object] = {
             "sentences": len(walk.sentences),
             "sentence": walk.sentence,
@@ -181,31 +217,33 @@ class WalkPage:
             "last_position": len(walk.tokens) - 1,
             "token": self.tokens[walk.position],
             "other": self.tokens[walk.strongest_key],
+            "active": int(active[walk.position].sum()),
+            "fraction": float(active.float().mean()),
         }
 
     def show(self) -> None:
         """Print all steps, and whether model and hand agree."""
         self._start()
-        steps = (
-            self._tokens,
-            self._embeddings,
-            self._positions,
-            self._projections,
-            self._scores,
-            self._weights,
-            self._heads,
-            self._concatenated,
-            self._output,
-            self._attention_norm,
-            self._feedforward,
-            self._feedforward_norm,
-        )
-        for number, (step, (name, formula, shape)) in enumerate(
-            zip(steps, HEADINGS, strict=True), start=1
-        ):
+        steps = {
+            "tokens": self._tokens,
+            "embeddings": self._embeddings,
+            "projections": self._projections,
+            "scores": self._scores,
+            "weights": self._weights,
+            "heads": self._heads,
+            "concatenated": self._concatenated,
+        }
+        roots = {"embeddings": math.sqrt(self.width), "scores": math.sqrt(self.size)}
+        for number, (name, formula, shape, stages) in enumerate(STEPS, start=1):
             title = f"{number:2} {self._word(f'{name}.title')}"
             self.page.heading(title, formula.format(**self.facts), self._sizes(shape))
-            step()
+            self.page.paragraph(self._word(f"{name}.text", root=roots.get(name)))
+            if name in ROWS:
+                self._show_token(ROWS[name])
+            else:
+                steps[name]()
+            if stages:
+                self._agree(*stages)
         self._result()
 
     def draw(self, path: Path) -> None:
@@ -234,7 +272,6 @@ class WalkPage:
         self.page.paragraph(self._word("start.choice"))
 
     def _tokens(self) -> None:
-        self.page.paragraph(self._word("tokens.text"))
         if len(self.walk.sentences) > 1:
             self._batch()
         names = [self._word(f"tokens.{name}") for name in ("position", "word", "id")]
@@ -252,39 +289,22 @@ class WalkPage:
         self.page.blank_line()
 
     def _embeddings(self) -> None:
-        self.page.paragraph(self._word("embeddings.text", root=math.sqrt(self.width)))
         window = self._window(MAX_KEYS)
         values = self.walk[Stage.EMBEDDINGS].model
         rows = [(self.tokens[position], values[position].tolist()) for position in window]
         self.page.number_rows(rows, strong=window.index(self.walk.position))
         self._describe_window(MAX_KEYS)
-        self._agree(Stage.EMBEDDINGS)
-
-    def _positions(self) -> None:
-        self.page.paragraph(self._word("positions.text"))
-        self._show_token(
-            ("positions.embedding", Stage.EMBEDDINGS),
-            ("positions.position", Stage.POSITIONS),
-            ("positions.sum", Stage.INPUT),
-        )
-        self._agree(Stage.POSITIONS, Stage.INPUT)
 
     def _projections(self) -> None:
-        self.page.paragraph(self._word("projections.text"))
-        stages = {"query": Stage.QUERY, "key": Stage.KEY, "value": Stage.VALUE}
-        here = self.walk.position, self.walk.head
+        position, head = self.walk.position, self.walk.head
+        stages = (Stage.QUERY, Stage.KEY, Stage.VALUE)
+        rows = [(stage.value, self.walk[stage].model[position, head]) for stage in stages]
         self.page.number_rows(
-            [
-                (self._word(f"projections.{name}"), self.walk[stage].model[here].tolist())
-                for name, stage in stages.items()
-            ]
+            [(self._word(f"projections.{name}"), values.tolist()) for name, values in rows]
         )
-        self._agree(*stages.values())
 
     def _scores(self) -> None:
-        walk, other = self.walk, self.walk.strongest_key
-        cell = walk.cell(other)
-        self.page.paragraph(self._word("scores.text", root=cell.root))
+        walk, cell = self.walk, self.walk.cell(self.walk.strongest_key)
         columns = ("key", "product", "hand", "kernel", "difference")
         names = {name: self._word(f"scores.{name}") for name in columns}
         self.page.show(scores_table(walk, self._window(MAX_KEYS), names, self.page.width))
@@ -292,18 +312,15 @@ class WalkPage:
         self.page.paragraph(self._word("scores.cell"))
         terms = [_times(q, k) for q, k in zip(cell.query, cell.key, strict=True)]
         self.page.paragraph(f"q·k = {' + '.join(terms)} = {cell.product:.4f}", "cyan")
-        kernel = float(walk[Stage.SCORES].model[walk.head, walk.position, other])
+        step = walk[Stage.SCORES]
+        kernel = float(step.model[walk.head, walk.position, walk.strongest_key])
         by_hand = f"{cell.product:.4f} / √{self.size} = {cell.product:.4f} / {cell.root:g}"
         name = self._word("scores.kernel")
         self.page.paragraph(f"{by_hand} = {cell.score:.4f}   ({name}: {kernel:.4f})", "cyan")
-        step = walk[Stage.SCORES]
-        count, difference = step.model.numel(), step.difference
-        self._print_agreement(
-            self._word("agreement.scores", count=count, difference=difference), difference
-        )
+        facts = {"count": step.model.numel(), "difference": step.difference}
+        self._print_agreement(self._word("agreement.scores", **facts), step.difference)
 
     def _weights(self) -> None:
-        self.page.paragraph(self._word("weights.text"))
         self.page.blank_line()
         window = self._window(MAX_KEYS)
         sum_name = self._word("weights.sum")
@@ -317,64 +334,23 @@ class WalkPage:
         self.page.paragraph(f"{terms[top]} / ({_sum_of(terms)})", "cyan")
         weight = f"{powers[top]:.3f} / {total:.3f} = {powers[top] / total:.4f}"
         self.page.paragraph(f"= {weight}", "cyan")
-        self._agree(Stage.WEIGHTS)
 
     def _heads(self) -> None:
         walk = self.walk
-        self.page.paragraph(self._word("heads.text"))
         pairs = walk.first_channel()
         total = sum(weight * value for weight, value in pairs)
         self.page.paragraph(f"{_sum_of([_times(*pair) for pair in pairs])} = {total:.3f}", "cyan")
         outputs = walk[Stage.HEAD_OUTPUTS].model[walk.position].tolist()
         rows = [(str(Head(0, index)), output) for index, output in enumerate(outputs)]
         self.page.number_rows(rows, strong=walk.head)
-        self._agree(Stage.HEAD_OUTPUTS)
 
     def _concatenated(self) -> None:
-        self.page.paragraph(self._word("concatenated.text"))
         outputs = self.walk[Stage.CONCATENATED].model[self.walk.position].tolist()
         table = Table(box=box.MINIMAL, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
         for head in range(self.heads):
             table.add_column(str(Head(0, head)), no_wrap=True)
         table.add_row(*[f"{first:.2f} …" for first in outputs[:: self.size]])
         self.page.show(table)
-        self._agree(Stage.CONCATENATED)
-
-    def _output(self) -> None:
-        self.page.paragraph(self._word("output.text"))
-        self._show_token(("output.row", Stage.ATTENTION_OUTPUT))
-        self._agree(Stage.ATTENTION_OUTPUT)
-
-    def _attention_norm(self) -> None:
-        self.page.paragraph(self._word("attention_norm.text"))
-        self._show_token(
-            ("rows.x", Stage.INPUT),
-            ("attention_norm.attention", Stage.ATTENTION_OUTPUT),
-            ("rows.sum", Stage.ATTENTION_SUM),
-            ("rows.normed", Stage.ATTENTION_NORMED),
-        )
-        self._moments(Stage.ATTENTION_SUM, Stage.ATTENTION_NORMED)
-        self._agree(Stage.ATTENTION_SUM, Stage.ATTENTION_NORMED)
-
-    def _feedforward(self) -> None:
-        neurons = self.walk[Stage.NEURONS].model > 0
-        active, fraction = int(neurons[self.walk.position].sum()), float(neurons.float().mean())
-        self.page.paragraph(self._word("feedforward.text", active=active, fraction=fraction))
-        self._show_token(
-            ("feedforward.neurons", Stage.NEURONS), ("feedforward.output", Stage.FEEDFORWARD_OUTPUT)
-        )
-        self._agree(Stage.NEURONS, Stage.FEEDFORWARD_OUTPUT)
-
-    def _feedforward_norm(self) -> None:
-        self.page.paragraph(self._word("feedforward_norm.text"))
-        self._show_token(
-            ("rows.x", Stage.ATTENTION_NORMED),
-            ("feedforward_norm.feedforward", Stage.FEEDFORWARD_OUTPUT),
-            ("rows.sum", Stage.FEEDFORWARD_SUM),
-            ("rows.normed", Stage.FEEDFORWARD_NORMED),
-        )
-        self._moments(Stage.FEEDFORWARD_SUM, Stage.FEEDFORWARD_NORMED)
-        self._agree(Stage.FEEDFORWARD_SUM, Stage.FEEDFORWARD_NORMED)
 
     def _result(self) -> None:
         step, agrees = self.walk[Stage.RESULT], self.walk.agrees
@@ -406,21 +382,23 @@ class WalkPage:
             facts = {"first": window[0], "last": window[-1], "count": count}
             self.page.paragraph(self._word("tokens.part", **facts), "dim")
 
-    def _show_token(self, *rows: tuple[str, Stage]) -> None:
-        """Print the chosen token at several stages."""
+    def _show_token(self, stages: Mapping[str, Stage]) -> None:
+        """Print the chosen token at some stages, and its mean and deviation around a norm."""
         position = self.walk.position
         self.page.number_rows(
-            [(self._word(key), self.walk[stage].model[position].tolist()) for key, stage in rows]
+            [
+                (self._word(key), self.walk[stage].model[position].tolist())
+                for key, stage in stages.items()
+            ]
         )
-
-    def _moments(self, before: Stage, after: Stage) -> None:
         moments = []
-        for stage in (before, after):
-            row = self.walk[stage].hand[self.walk.position]
+        for stage in (stages[key] for key in ("rows.sum", "rows.normed") if key in stages):
+            row = self.walk[stage].hand[position]
             # Adding zero turns -0.000 into 0.000.
             mean, deviation = round(float(row.mean()), 3) + 0.0, float(row.std(correction=0))
             moments.append(self._word("rows.moments", mean=mean, deviation=deviation))
-        self.page.paragraph(" → ".join(moments))
+        if moments:
+            self.page.paragraph(" → ".join(moments))
 
     def _agree(self, *stages: Stage) -> None:
         difference = max(self.walk[stage].difference for stage in stages)
@@ -446,5 +424,5 @@ def _sum_of(terms: Sequence[str]) -> str:
     return " + ".join([*terms[:MAX_TERMS], *more])
 
 
-def _times(left: float, right: float) -> str:
-    return f"{_signed(left)}×{_signed(right)}"
+def _times(a: float, b: float) -> str:
+    return f"{_signed(a)}×{_signed(b)}"

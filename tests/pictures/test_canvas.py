@@ -28,7 +28,7 @@ def test_a_drawing_has_its_words_as_words_and_no_date(name: str, tmp_path: Path)
     assert "<dc:date>" not in path.read_text("utf-8")
 
 
-def test_it_is_said_what_the_share_beside_a_gate_is_of(tmp_path: Path) -> None:
+def test_the_fraction_beside_a_gate_is_labeled(tmp_path: Path) -> None:
     path = tmp_path / "gates.svg"
     PICTURES["gates"](path, "light")
     assert path.read_text("utf-8").count("% closed") == 12

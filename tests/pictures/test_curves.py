@@ -70,7 +70,7 @@ def test_a_curve_must_have_a_value_per_step(tmp_path: Path) -> None:
         draw_training([1, 2], panels, tmp_path / "picture.png")
 
 
-def test_there_is_a_panel_per_quantity(tmp_path: Path) -> None:
+def test_every_quantity_has_a_panel(tmp_path: Path) -> None:
     panels = [
         ScalingCurves(title="дисперсия", plain=[8.0, 16.0], scaled=[1.0, 1.0], logarithmic=True),
         ScalingCurves(title="вес", plain=[0.4, 0.6], scaled=[0.1, 0.1]),

@@ -133,5 +133,5 @@ def test_a_phone_has_a_theme_button_of_full_size(page: Any) -> None:
     page.set_viewport_size({"width": 1280, "height": 900})
 
 
-def test_nothing_ran_or_was_asked_for_that_is_not_ours(page: Any) -> None:
+def test_only_the_page_itself_runs_and_nothing_is_requested(page: Any) -> None:
     assert page.trouble == []

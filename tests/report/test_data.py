@@ -39,7 +39,7 @@ def test_the_inspection_is_the_one_that_the_lens_makes() -> None:
     assert result.inspection.duplicate_pairs == other.duplicate_pairs
 
 
-def test_gradients_are_used_where_they_are_asked_for() -> None:
+def test_gradients_are_used_on_request() -> None:
     result = collect_report(decoder(), WORDS * 4, name="it", by="gradient", progress=False)
     assert result.importance is not None
     assert result.importance.by == "gradient"

@@ -54,7 +54,7 @@ def test_an_image_is_brought_to_the_size_and_range_of_the_model(photo: Path) -> 
     assert len(picture.patches) == 1 + 4 * 4
 
 
-def test_a_model_says_its_own_range() -> None:
+def test_a_model_has_its_own_range_of_pixels() -> None:
     model = vision()
     model.side_files = {"preprocessor_config.json": b'{"image_mean": [0.1, 0.2, 0.3]}'}
     mean, deviation = image_normalization(model, 3)

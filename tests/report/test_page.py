@@ -51,7 +51,7 @@ def test_whatever_a_text_holds_is_harmless() -> None:
     assert "a &lt;b&gt;model&lt;/b&gt;" in page()
 
 
-def test_nothing_is_asked_of_another_place() -> None:
+def test_nothing_is_requested_from_elsewhere() -> None:
     assert not re.search(r"(src|href)=\"(?!#)", page())
     assert "https://" not in page()
     assert "@import" not in page()
@@ -70,11 +70,11 @@ def test_nothing_is_left_to_be_filled_in() -> None:
     assert "{{" not in without_data
 
 
-def test_commands_name_what_was_given_as_a_shell_reads_it() -> None:
+def test_commands_quote_paths_for_a_shell() -> None:
     assert "manyheads studio &#x27;some where&#x27;" in page()
 
 
-def test_each_measure_says_how_it_was_made() -> None:
+def test_each_measure_has_a_definition() -> None:
     data = json.loads(Seen(page()).scripts[0])
     assert all(len(each["about"]) > 20 for each in data["measures"])
     assert "arXiv 1905.10650" in page()

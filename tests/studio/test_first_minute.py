@@ -117,7 +117,7 @@ def test_nothing_moves_while_somebody_types_or_points(page: Page, studio: LiveSe
     assert page.locator(".place-heads").evaluate("card => card.offsetHeight") == tall
 
 
-def test_there_is_one_loss_whichever_heads_are_off(
+def test_the_loss_is_shown_once_whichever_heads_are_off(
     page: Page, studio: LiveServer, tmp_path: Path
 ) -> None:
     visit(page, studio)
@@ -156,7 +156,7 @@ def test_token_counts_are_live_and_a_patch_that_cannot_work_is_not_offered(
     expect(every).to_be_enabled()
 
 
-def test_a_field_says_its_limits(page: Page, studio: LiveServer) -> None:
+def test_a_field_shows_its_limits(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     hint, button = page.locator(".hint"), page.get_by_role("button", name="Generate")
     expect(hint).to_be_hidden()

@@ -231,7 +231,7 @@ def test_images_are_read_as_patches(client: TestClient) -> None:
     assert len(ask(client, "statistics", model="sees", image=image())["heads"]) == 8
 
 
-def test_an_encoder_says_what_could_stand_there(client: TestClient) -> None:
+def test_an_encoder_predicts_the_masked_token(client: TestClient) -> None:
     response = ask(client, "predictions", model="reads", text=TEXT, position=2)
     assert response["output"] == "masked token"
     assert response["loss"] is None

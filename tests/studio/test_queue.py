@@ -37,7 +37,7 @@ def studio() -> Any:
         yield result
 
 
-def test_work_that_is_given_up_leaves_no_complaint() -> None:
+def test_cancelled_work_leaves_no_warning() -> None:
     complaints: list[Any] = []
 
     async def given_up() -> None:
@@ -137,7 +137,7 @@ def test_a_line_that_is_too_long_is_closed() -> None:
     asyncio.run(crowd())
 
 
-def test_two_users_at_once_get_what_each_asked_for(studio: LiveServer) -> None:
+def test_two_users_at_once_get_their_own_answers(studio: LiveServer) -> None:
     alone = {
         at: post(
             studio.endpoint, "attention_from", {"text": TEXT, "heads": ["L0H0"], "position": at}

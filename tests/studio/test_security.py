@@ -95,7 +95,7 @@ def test_a_link_may_lead_here(client: TestClient) -> None:
     assert client.get("/", headers={**headers, "sec-fetch-dest": "iframe"}).status_code == 403
 
 
-def test_elsewhere_than_on_loopback_a_token_is_asked_for(guarded: TestClient) -> None:
+def test_a_token_is_required_outside_loopback(guarded: TestClient) -> None:
     for path in ("/", "/main.js", "/api/models", "/?token=wrong", "/?token="):
         assert guarded.get(path).status_code == 403
     opened = guarded.get("/?token=secret")
@@ -274,7 +274,7 @@ def _read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("drips", [True, False])
-def test_a_slow_body_is_given_up(
+def test_a_slow_body_is_refused(
     live: LiveServer, monkeypatch: pytest.MonkeyPatch, drips: bool
 ) -> None:
     monkeypatch.setattr(security, "LIMITS", replace(LIMITS, body_seconds=0.4))

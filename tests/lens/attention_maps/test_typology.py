@@ -27,7 +27,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_an_ideal_picture_is_told_with_its_score(name: str) -> None:
+def test_an_ideal_pattern_gets_its_type_and_score(name: str) -> None:
     pattern, detail = PICTURES[name]
     result = typology(pattern)
     assert (result.name, result.detail) == (name, detail)
@@ -71,7 +71,7 @@ def test_segments_are_blocks_of_any_size() -> None:
     assert typology(pattern).score < 1.0
 
 
-def test_long_pictures_are_told_too() -> None:
+def test_long_patterns_get_a_type_too() -> None:
     assert str(typology(blocks(300, 32))) == "block 32 (1.00)"
     assert str(typology(offset_head(300, -100))) == "offset -100 (1.00)"
 

@@ -48,7 +48,7 @@ def test_the_largest_tokens_and_the_last_are_shown_in_their_order() -> None:
     assert "t4" in str(rolled([0.0] * 4 + [7.0] + [0.0] * 40))
 
 
-def test_so_many_steps_are_taken_and_what_they_miss_is_told() -> None:
+def test_the_number_of_steps_is_used_and_their_error_reported() -> None:
     model, text = models.decoder(layers=1), "The cat sat on the"
     few, many = (
         attribute(model, text, "mat", method="integrated", steps=steps, progress=False)

@@ -67,7 +67,7 @@ def test_tokens_add_up_to_the_difference_from_nothing() -> None:
     assert result.of(1).shape == (3,)
 
 
-def test_a_path_says_whether_it_converged() -> None:
+def test_a_path_has_a_flag_for_convergence() -> None:
     model = build(gpt2(width=32, heads=2, layers=2, vocabulary=50, positions=16), seed=0)
     few, many = (
         integrate_inputs(model, [[1, 2, 3, 4]], steps=steps, progress=False) for steps in (1, 128)
@@ -131,7 +131,7 @@ def test_images_and_pairs_integrate_too() -> None:
         assert result.completeness < 1e-3
 
 
-def test_routers_that_jump_leave_a_rest_that_is_told() -> None:
+def test_routers_that_jump_leave_a_reported_rest() -> None:
     model, batch = small(DECODERS["experts"]), ids((5, 4))
     few = integrate_inputs(model, batch, steps=8, progress=False)
     assert few.completeness > 1e-3
@@ -148,7 +148,7 @@ def test_steps_that_are_no_path_are_refused() -> None:
         integrate_heads(model, batch, steps=5000)
 
 
-def test_progress_has_a_total_and_says_why_it_goes_on(
+def test_progress_has_a_total_and_the_reason_for_more_steps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)

@@ -197,7 +197,7 @@ def test_texts_may_be_ids_a_ragged_or_strings() -> None:
     np.testing.assert_array_equal(result[0], result[2])
 
 
-def test_texts_that_are_cut_are_told_of() -> None:
+def test_truncated_texts_are_reported() -> None:
     model = build(gpt2(width=32, heads=2, layers=1, vocabulary=300, positions=4), seed=0)
     model.tokenizer = tiny.tokenizer()
     with pytest.warns(
@@ -339,7 +339,7 @@ def test_a_metric_of_ones_own_sees_logits_and_numbers_of_texts() -> None:
         ablate(model, batch, metric=CustomMetric(lambda *_: torch.zeros(1)), progress=False)
 
 
-def test_masked_words_are_asked_where_they_are() -> None:
+def test_masked_words_are_predicted_at_their_positions() -> None:
     model, batch = small(ENCODERS["bert"]), ids((5, 7))
     targets = [{1: 4, 3: 8}, {6: 2}]
     result = ablate(model, batch, targets=targets, progress=False)
@@ -352,7 +352,7 @@ def test_masked_words_are_asked_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", VISIONS)
-def test_images_are_asked_for_their_classes(name: str) -> None:
+def test_images_are_scored_by_their_classes(name: str) -> None:
     model = small(VISIONS[name])
     result = ablate(model, images(), targets=[0, 4, 2, 2], batch_tokens=20, progress=False)
     watch = Take({Site(1, Tap.HEAD_OUTPUT): [1]})

@@ -91,7 +91,7 @@ def decision_of(model: Any, texts: Any, **more: Any) -> Decision:
     ].run()
 
 
-def test_attention_that_is_all_there_is_explains() -> None:
+def test_attention_that_decides_alone_explains() -> None:
     report = faithfulness(
         handmade(), {"marks": [LONG, OTHER] * 4}, steps=10, iterations=1, progress=False
     )
@@ -200,7 +200,7 @@ def test_nan_passes_no_test() -> None:
     assert math.isnan(find_adversary(decision_of(small(DECODERS["gpt2"]), ids((1,)))).divergence)
 
 
-def test_an_answer_that_nothing_changes_is_told_so() -> None:
+def test_an_answer_that_nothing_changes_is_reported() -> None:
     model = handmade(equal_values=True)
     with torch.no_grad():
         model.readout.bias[1] = 1.0

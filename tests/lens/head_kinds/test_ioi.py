@@ -42,7 +42,7 @@ def model() -> Any:
     return built
 
 
-def test_every_name_is_one_token_and_the_subject_is_said_twice(model: Any) -> None:
+def test_every_name_is_one_token_and_the_subject_occurs_twice(model: Any) -> None:
     task = ioi_prompts(model, prompts=12, seed=5)
     for clean, corrupted, right, wrong in zip(
         task.clean, task.corrupted, task.objects, task.subjects, strict=True
@@ -80,7 +80,7 @@ def test_scores_are_those_of_attribution_and_attention(model: Any) -> None:
         assert ((result[name].means >= 0) & (result[name].means <= 1)).all()
 
 
-def test_roles_are_told_from_scores() -> None:
+def test_roles_follow_from_scores() -> None:
     heads = tuple(Head(0, head) for head in range(6))
     direct = np.array([0.5, -0.3, 0.5, 0.02, 0.9, 0.0])
     to_object = np.array([0.6, 0.5, 0.1, 0.0, 0.4, 0.2])

@@ -83,14 +83,14 @@ def test_planted_heads_are_labeled_exactly_so_and_nothing_else_is(planted: Kinds
     assert planted.metadata["silent"] == ["L1H2"]
 
 
-def test_planted_heads_are_found_on_any_draw_and_few_sequences() -> None:
+def test_planted_heads_are_labeled_on_any_draw_and_few_sequences() -> None:
     model, expected = planted_model()
     result = found_in(model, sequences=6, seed=11)
     message = {head: result.best(head) for head in expected}
     assert message == {head: MIXED if kind == DEAD else kind for head, kind in expected.items()}
 
 
-def test_an_induction_head_is_told_with_the_head_without_which_it_fails(planted: Kinds) -> None:
+def test_an_induction_head_names_the_head_without_which_it_fails(planted: Kinds) -> None:
     (label,) = planted.of(Head(1, 0))
     score = composition_scores(planted_model()[0], "key").of(Head(0, 0), Head(1, 0))
     partner = planted.metadata["partners"]["L1H0"]
@@ -107,7 +107,7 @@ def test_an_induction_head_is_told_with_the_head_without_which_it_fails(planted:
     )
 
 
-def test_a_partner_by_composition_that_ablation_denies_is_told_by_weights_alone() -> None:
+def test_a_partner_that_ablation_denies_is_named_by_weights_alone() -> None:
     """A head that the keys read most, but which changes nothing, is not the partner."""
     model, _ = planted_model()
     attention, stream = attention_of(model.stack, 0), Stream(WORDS, PLACES)
@@ -131,7 +131,7 @@ def test_a_partner_by_composition_that_ablation_denies_is_told_by_weights_alone(
         assert "by weights alone" in str(alone)
 
 
-def test_texts_that_are_given_decide_what_goes_by_place() -> None:
+def test_texts_decide_the_positional_kinds() -> None:
     model, _ = planted_model()
     result = found_in(model, [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]] * 3, sequences=5)
     assert names(result.of(Head(0, 0))) == ["previous-token"]
@@ -144,7 +144,7 @@ def test_texts_that_are_given_decide_what_goes_by_place() -> None:
     )
 
 
-def test_heads_that_look_ahead_or_by_an_offset_are_told() -> None:
+def test_heads_that_attend_ahead_or_at_an_offset_are_labeled() -> None:
     offsets = {1: "next-token", 0: "self", -1: "previous-token", -3: "positional -3"}
     model = text_model([offset_look(offset) for offset in (*offsets, 5)], causal=False)
     result = found_in(model, sequences=8)
@@ -181,7 +181,7 @@ def tokenizer() -> Any:
     return split
 
 
-def test_heads_for_marks_and_numbers_are_told_on_texts_of_the_models_own_words(
+def test_heads_for_marks_and_numbers_are_labeled_on_texts_of_the_models_own_words(
     tokenizer: Any,
 ) -> None:
     vocabulary, places = tokenizer.get_vocab_size(), 160
@@ -269,7 +269,7 @@ def vision_model() -> Vision:
     return model
 
 
-def test_heads_of_images_are_told_by_where_they_look_on_the_grid() -> None:
+def test_heads_of_images_are_labeled_by_where_they_attend_on_the_grid() -> None:
     model = vision_model()
     result = found_in(model)
     message = [names(result.of(Head(0, head))) for head in range(6)]
@@ -293,7 +293,7 @@ def test_images_are_looked_at_in_pieces_with_one_answer(monkeypatch: pytest.Monk
         np.testing.assert_allclose(pieces.scores.means[name], whole.scores.means[name], atol=1e-6)
 
 
-def test_the_ends_of_lines_are_asked_where_the_tokenizer_keeps_them() -> None:
+def test_the_ends_of_lines_are_tested_where_the_tokenizer_keeps_them() -> None:
     words = " ".join(FALLBACK_WORDS) + "\n".join((*MARKS, *DIGITS))
     made = train_tokenizer(InMemoryTexts((words,) * 3), 400, progress=False)
     model: Any = build(
@@ -410,7 +410,7 @@ def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_
             np.testing.assert_array_equal(again.scores.means[name], planted.scores.means[name])
 
 
-def test_a_head_or_kind_that_is_not_there_is_refused(planted: Kinds) -> None:
+def test_an_unknown_head_or_kind_is_refused(planted: Kinds) -> None:
     with refuses(InputError, "there is no head L2H0: use L0H0 to L1H3."):
         planted.of(Head(2, 0))
     with refuses(InputError, "'clever'", "previous-token"):
@@ -496,7 +496,7 @@ def draw(score: float, *, threshold: float = 0.4, heads: int = 1) -> KindScores:
         ((0.9, 0.9, 0.3, 0.3, 0.3), None),
     ],
 )
-def test_a_label_says_in_how_many_draws_it_holds_and_needs_most(
+def test_a_label_counts_the_draws_in_which_it_holds_and_needs_most(
     scores: tuple[float, ...], inputs: str | None
 ) -> None:
     whole = with_draws(draw(0.46), [draw(each) for each in scores])

@@ -50,7 +50,7 @@ def sentences(count: int) -> list[list[str]]:
     return [list(generator.choice(WORDS, size=generator.integers(4, 9))) for _ in range(count)]
 
 
-def test_what_one_head_says_is_found_in_that_head() -> None:
+def test_a_probe_finds_a_label_in_the_head_that_writes_it() -> None:
     model, batch = small(DECODERS["llama"]), ids(LENGTHS * 2)
     spoken = observe(model, batch, Site(1, Tap.HEAD_OUTPUT)).values[:, 2]
     direction = torch.randn(spoken.shape[1], generator=torch.Generator().manual_seed(0))
@@ -80,7 +80,7 @@ def test_types_learned_by_heart_are_not_selective() -> None:
     assert abs(first["selectivity"]) < 0.1
 
 
-def test_what_a_pattern_shows_is_found_in_it() -> None:
+def test_a_probe_finds_a_label_in_the_pattern_that_shows_it() -> None:
     model, batch = small(DECODERS["alibi"]), ids(LENGTHS * 3)
     patterns = observe(model, batch, Site(0, Tap.PATTERN))
     before = torch.cat([each[1].diagonal(-1) for each in patterns.each])
@@ -242,7 +242,7 @@ def trees(reader: Any) -> list[tuple[list[str], list[int]]]:
     return result
 
 
-def test_trees_that_one_head_draws_are_told_from_attention(reader: Any, trees: Any) -> None:
+def test_trees_of_one_head_are_predicted_from_attention(reader: Any, trees: Any) -> None:
     result = probe_syntax(reader, trees, progress=False)
     assert result.metadata["head"] == "L0H1 to the head"
     assert result.scores["head"][0] == pytest.approx(1.0)
@@ -255,7 +255,7 @@ def test_trees_that_one_head_draws_are_told_from_attention(reader: Any, trees: A
         probe_syntax(reader, turned, progress=False)
 
 
-def test_a_fixed_offset_is_found_as_such(reader: Any) -> None:
+def test_a_fixed_offset_is_recognized(reader: Any) -> None:
     chains = [(words, [*range(2, len(words) + 1), 0]) for words in sentences(10)]
     result = probe_syntax(reader, chains, progress=False)
     assert result.metadata["offset"] == 1

@@ -11,7 +11,7 @@ from manyheads.errors import InputError
 from manyheads.lens import inspect
 from manyheads.models.build import build
 from manyheads.models.readout import NoReadout
-from manyheads.report.data import collect_report, report_json
+from manyheads.report.data import collect_report, report_json, suggest_commands
 from manyheads.taps import Head
 from tests.report.small import WORDS, decoder, report, with_importance
 
@@ -112,3 +112,17 @@ def test_what_was_not_measured_is_null_and_all_of_it_is_json() -> None:
     assert message["importance"] is None
     assert "loss_change" not in message["rows"][0]
     json.dumps(message, allow_nan=False)
+
+
+def test_idle_heads_are_to_be_pruned_and_the_studio_comes_last() -> None:
+    idle = with_importance(change=np.array([0.5, 0.0, 0.0, 0.2]))
+    advice = suggest_commands(idle, model_path="it", text_file="a b.txt")
+    assert advice[0].command.startswith("manyheads prune it --file 'a b.txt'")
+    assert "2 of 4 heads" in advice[0].why
+    assert advice[-1].command == "manyheads studio it"
+
+
+def test_needed_heads_are_left_alone() -> None:
+    needed = with_importance(change=np.full(4, 0.5))
+    commands = [each.command for each in suggest_commands(needed, model_path="it", text_file="t")]
+    assert not any("--loss-budget" in each for each in commands)

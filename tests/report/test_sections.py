@@ -1,5 +1,93 @@
-from manyheads.report import collect_report, sections
+"""Labels have their score, interval and sample; sentences count pieces and heads correctly."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from manyheads.lens.head_kinds.criteria import Label
+from manyheads.lens.head_kinds.kinds import BIAS, Kinds
+from manyheads.lens.results.tables import ByHead
+from manyheads.report import collect_report, render_report, sections
+from manyheads.report.data import ReportData
+from manyheads.report.sections import head_table
 from tests.report.small import WORDS, decoder, report
+
+LABEL = Label(
+    kind="duplicate-token",
+    score=0.46,
+    threshold=0.4,
+    evidence="puts 46% of its weight there",
+    error=0.05,
+    interval=(0.36, 0.56),
+    samples=64,
+    unit="sequences",
+    draws=(5, 5),
+)
+
+
+def labeled() -> ReportData:
+    """The first head with a label, the second without, and the bias of all."""
+    result = report()
+    heads = result.statistics.addresses
+    scores = ByHead(
+        kind="scores of kinds",
+        blocks=result.statistics.blocks,
+        means={BIAS: np.linspace(-0.4, 0.4, len(heads))},
+        errors={BIAS: np.full(len(heads), 0.03)},
+    )
+    near = replace(LABEL, score=0.31, draws=(0, 5), evidence="puts 31% there; it needs 0.40")
+    kinds = Kinds(
+        labels={head: (LABEL,) if head == heads[0] else () for head in heads},
+        scores=scores,
+        nearest=dict.fromkeys(heads[1:], near),
+    )
+    return replace(result, inspection=replace(result.inspection, kinds=kinds))
+
+
+def data_of(page: str) -> Any:
+    result = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert result is not None
+    return json.loads(result[1])
+
+
+def test_the_table_has_score_interval_and_sample_or_the_nearest_kind() -> None:
+    result = labeled()
+    _, body = head_table(result, result.measures())
+    first, second, *_ = body.splitlines()
+    assert "0.46 [0.36, 0.56], 5 of 5 draws" in first
+    assert "mixed, nearest duplicate-token 0.31" in second
+    assert "it needs 0.40" in second
+
+
+def test_the_page_gets_the_same_as_data_and_the_bias_as_a_measure() -> None:
+    result = labeled()
+    data = data_of(render_report(result, model_path="it", text_file="text.txt", made="now"))
+    (label,) = data["heads"][0]["kinds"]
+    assert (label["score"], label["interval"], label["sample"]) == (
+        0.46,
+        [0.36, 0.56],
+        "5 of 5 draws",
+    )
+    assert data["heads"][1]["nearest"]["score"] == 0.31
+    assert data["heads"][1]["why"].endswith("it needs 0.40")
+    (bias,) = [each for each in data["measures"] if each["name"] == BIAS]
+    assert bias["values"][0] == -0.4
+
+
+def test_the_inspection_shows_labels_and_bias_in_its_table_and_rows() -> None:
+    inspection = labeled().inspection
+    rows = inspection.rows()
+    assert rows[0]["kinds"] == "duplicate-token 0.46 ± 0.05 (5 of 5 draws)"
+    assert rows[1]["nearest_kind"].startswith("duplicate-token 0.31")
+    assert (rows[0][BIAS], rows[0]["bias_error"]) == (-0.4, 0.03)
+    table = inspection.table()
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["Kinds"][0] == "duplicate-token 0.46 ± 0.05 (5 of 5 draws)"
+    assert cells["Kinds"][1] == "mixed, nearest duplicate-token 0.31"
+    assert cells["Bias"][0] == "−0.400 ±0.03"
 
 
 def test_one_piece_is_one_piece() -> None:

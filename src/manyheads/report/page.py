@@ -48,7 +48,7 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
         "name": escape(report.name),
         "made": escape(made),
         "input": "text" if report.input.image is None else "image",
-        "style": _read_part("style.css"),
+        "style": _read_part("theme.css", "pictures") + _read_part("style.css"),
         "overview": sections.overview(report),
         "about": sections.about_model(report),
         "importance": sections.importance(report),

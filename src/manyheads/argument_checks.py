@@ -1,10 +1,9 @@
 """The arguments of public functions, checked against their annotations before any work."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
-from inspect import Parameter, isfunction, signature
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
@@ -18,11 +17,6 @@ Config = TypeVar("Config")
 
 # What a seed may be everywhere: torch takes 64 bits with a sign, numpy no negative numbers.
 MAX_SEED = 2**63
-
-
-def checked_functions(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The functions among these, each refusing arguments that do not fit its annotations."""
-    return {name: checked(value) for name, value in names.items() if isfunction(value)}
 
 
 def checked(function: Function) -> Function:
@@ -85,13 +79,6 @@ def check_fields(kind: type[Config]) -> type[Config]:
 
     kind.__init__ = init  # type: ignore[method-assign]
     return kind
-
-
-def check_fields_of(names: Mapping[str, Any]) -> None:
-    """Check the fields of every dataclass among these."""
-    for value in names.values():
-        if isinstance(value, type) and is_dataclass(value):
-            check_fields(value)
 
 
 def check_argument(name: str, value: object, hint: Any) -> None:

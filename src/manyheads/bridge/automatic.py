@@ -1,11 +1,10 @@
 """Functions that take a `transformers` model where they expect one of ours."""
 
 import sys
-from collections.abc import Callable, Mapping
 from functools import wraps
-from inspect import isfunction, signature
 from typing import Any
 
+from manyheads.argument_checks import Function, checked
 from manyheads.bridge.wrapped_model import wrap
 from manyheads.errors import NativeModelError
 
@@ -25,33 +24,30 @@ def as_model(value: Any) -> Any:
     return wrap(value) if compiled or is_of_transformers(value) else value
 
 
-def wrapping_arguments(names: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """The functions among these that take models, so that they wrap those of `transformers`."""
-    found = {}
-    for name, function in names.items():
-        if isfunction(function) and MODELS & set(list(signature(function).parameters)[:2]):
-            found[name] = _wrapping(function)
-    return found
+def wrapping_models(function: Function) -> Function:
+    """A function with checked arguments that also takes models of `transformers`."""
+    inner = checked(function)
 
-
-def _wrapping(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         named = {
             name: as_model(value) if name in MODELS else value for name, value in kwargs.items()
         }
-        return function(*(as_model(value) for value in args[:2]), *args[2:], **named)
+        return inner(*(as_model(value) for value in args[:2]), *args[2:], **named)
 
-    return call
+    return call  # type: ignore[return-value]
 
 
-def native_only(names: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """The functions among these that take a model, so that they refuse those of `transformers`."""
-    found = {}
-    for name, function in names.items():
-        if isfunction(function) and "model" in list(signature(function).parameters)[:1]:
-            found[name] = _refusing(name, function)
-    return found
+def native_models_only(function: Function) -> Function:
+    """A function with checked arguments that refuses models of `transformers`."""
+    inner = checked(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        require_native(args[0] if args else kwargs.get("model"), function.__name__)
+        return inner(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def require_native(model: Any, operation: str) -> None:
@@ -68,12 +64,3 @@ def native_model_error(model: Any, operation: str) -> NativeModelError:
     families = sys.modules.get("manyheads.checkpoints.families")
     opens = None if families is None else family in families.FAMILIES
     return NativeModelError(operation, family, opens=opens)
-
-
-def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        require_native(args[0] if args else kwargs.get("model"), name)
-        return function(*args, **kwargs)
-
-    return call

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.argument_checks import checked
 from manyheads.errors import InputError
 from manyheads.ragged import Lengths, Ragged
 
@@ -21,6 +22,7 @@ TRAINING_PRODUCTS = 2**26
 Rows = Callable[[int, int], Tensor]
 
 
+@checked
 def maxsim(query: Float[Tensor, "q c"], documents: Ragged) -> Float[Tensor, " d"]:
     """The score of each document: the sum over query vectors of the largest product with its own.
 
@@ -38,6 +40,7 @@ def maxsim(query: Float[Tensor, "q c"], documents: Ragged) -> Float[Tensor, " d"
         return _scores(queries, documents.lengths, _rows_of(documents))[0]
 
 
+@checked
 def maxsim_matrix(queries: Ragged, documents: Ragged) -> Float[Tensor, "b d"]:
     """The score of every query with every document, as `maxsim` gives it, without gradients."""
     _check(queries.values, documents.values)

@@ -6,9 +6,6 @@
 >>> found = lens.statistics(model, [[5, 6, 7, 5, 6], [8, 9]])
 """
 
-from manyheads.argument_checks import checked_functions
-from manyheads.bridge.automatic import wrapping_arguments
-
 # Some functions are named as the file they live in: here the name means the function.
 from manyheads.lens.attention_maps.overlap import overlap
 from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys, patterns, top_keys
@@ -191,7 +188,3 @@ __all__ = [
     "typology",
     "weight_similarity",
 ]
-
-# Every function refuses wrong arguments, and takes a model of `transformers` as well.
-globals().update(checked_functions({name: globals()[name] for name in __all__}))
-globals().update(wrapping_arguments({name: globals()[name] for name in __all__}))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.formatting import UNKNOWN
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.head_tests import OFFSETS
@@ -310,6 +311,7 @@ class Inspection(Tabular):
         )
 
 
+@wrapping_models
 def inspect(
     model: Model,
     texts: Any = None,

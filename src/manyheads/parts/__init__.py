@@ -1,6 +1,5 @@
 """The parts of a layer: masks, positions, norms, feed-forwards, experts and gates."""
 
-from manyheads.argument_checks import check_fields_of
 from manyheads.parts.experts import ClampedSwiGLU, Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
@@ -79,5 +78,3 @@ __all__ = [
     "Window",
     "YarnScaling",
 ]
-
-check_fields_of({name: globals()[name] for name in __all__})

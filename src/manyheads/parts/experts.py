@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import FeedForward, SwiGLU
 from manyheads.ragged import Ragged
@@ -80,6 +81,7 @@ _each.register_autograd(_backward, setup_context=_keep)
 ALIGNMENT = 8
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedSwiGLU:
     """gate * sigmoid(alpha * gate) * (1 + input), both clamped to `limit`, as in gpt-oss."""
@@ -92,6 +94,7 @@ class ClampedSwiGLU:
         return gate * torch.sigmoid(gate * self.alpha) * (1 + passed)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """`count` SwiGLU experts of which each token visits the `top_k` most likely.

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.devices import trains_compiled
 from manyheads.ragged import Ragged
 from manyheads.taps import Tap, WatchContext, observe
@@ -29,6 +30,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
     """Two projections with an activation between them."""
@@ -40,6 +42,7 @@ class MLP:
     dropout: float = 0.0
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeGLU:
     """act(x W) * (x V), projected back (arXiv 2002.05202), with GELU by erf or by tanh."""
@@ -51,6 +54,7 @@ class GeGLU:
     dropout: float = 0.0
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwiGLU:
     """act(x W) * (x V), projected back (arXiv 2002.05202), with SiLU."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.taps import Tap
 
@@ -22,6 +23,7 @@ GATE_TAPS: dict[GatePlace, Tap] = {
 }
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """A gate of the gated-attention study (arXiv 2505.06708).

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyheads.annotations import NonNegativeInt, PositiveInt
+from manyheads.argument_checks import check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Mask(ABC):
         return Or(self, other)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Full(Mask):
     """Every query sees every key: encoders, and cross-attention to another sequence."""
@@ -81,6 +83,7 @@ class Full(Mask):
         return True
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Causal(Mask):
     """Each query sees itself and what came before."""
@@ -99,6 +102,7 @@ class Causal(Mask):
         return True
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Window(Mask):
     """Each query sees `before` keys to its left, `after` to its right, and itself.
@@ -125,6 +129,7 @@ class Window(Mask):
         return True
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Prefix(Mask):
     """The first `length` tokens see each other, later ones only backwards (arXiv 1910.10683)."""
@@ -141,6 +146,7 @@ class Prefix(Mask):
         return Band(math.inf, max(self.length - 1, 0))
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class GlobalTokens(Mask):
     """Tokens at `positions` see all tokens and are seen by all (arXiv 2004.05150).
@@ -169,6 +175,7 @@ class GlobalTokens(Mask):
         return Band(math.inf, math.inf)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Blocks(Mask):
     """Each block of `size` queries sees itself and its neighbor blocks (arXiv 2007.14062)."""
@@ -188,6 +195,7 @@ class Blocks(Mask):
         return Band((self.before + 1) * self.size - 1, (self.after + 1) * self.size - 1)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class RandomBlocks(Mask):
     """Each block of queries sees `count` blocks of keys drawn by `seed` (arXiv 2007.14062).

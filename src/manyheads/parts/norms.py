@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 
+
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorm:
     """Subtract the mean, divide by the standard deviation, scale (arXiv 1607.06450).
@@ -20,6 +23,7 @@ class LayerNorm:
     centered: bool = False
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RMSNorm:
     """Divide by the root mean square, scale (arXiv 1910.07467); `centered` as in LayerNorm."""
@@ -29,6 +33,7 @@ class RMSNorm:
     centered: bool = False
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class NoNorm:
     """No norm."""
@@ -37,6 +42,7 @@ class NoNorm:
 Norm = LayerNorm | RMSNorm | NoNorm
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class PreNorm:
     """x + f(norm(x)): the residual stream itself is not normed (arXiv 2002.04745)."""
@@ -44,6 +50,7 @@ class PreNorm:
     norm: Norm = LayerNorm()
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class PostNorm:
     """norm(x + f(x)), as in the 2017 Transformer and BERT."""
@@ -51,6 +58,7 @@ class PostNorm:
     norm: Norm = LayerNorm()
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class SandwichNorm:
     """x + norm(f(norm(x))): a norm before and one after the sublayer (arXiv 2105.13290)."""
@@ -58,6 +66,7 @@ class SandwichNorm:
     norm: Norm = LayerNorm()
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class OutputNorm:
     """x + norm(f(x)): only what the sublayer adds is normed, as in OLMo 2 (arXiv 2501.00656)."""
@@ -65,6 +74,7 @@ class OutputNorm:
     norm: Norm = RMSNorm()
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class ScaledPreNorm:
     """x + scale * f(norm(x)), with a learned scale per channel (LayerScale, arXiv 2103.17239).

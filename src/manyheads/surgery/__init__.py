@@ -1,7 +1,5 @@
 """Change a model: select and prune heads, neurons and layers, add gates, train adapters."""
 
-from manyheads.argument_checks import checked_functions
-from manyheads.bridge.automatic import native_only
 from manyheads.surgery.finetune.loop import RecoveryConfig, recover
 from manyheads.surgery.finetune.trainable import (
     freeze,
@@ -68,7 +66,3 @@ __all__ = [
     "unfreeze_all",
     "unmerge",
 ]
-
-# Every function refuses wrong arguments, and needs a model that manyheads computes itself.
-globals().update(checked_functions({name: globals()[name] for name in __all__}))
-globals().update(native_only({name: globals()[name] for name in __all__}))

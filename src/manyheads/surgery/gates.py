@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.bridge.automatic import require_native
+from manyheads.bridge.automatic import native_models_only, require_native
 from manyheads.errors import ConfigError, InputError
 from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.lens.inputs.metrics import bind_metric
@@ -43,6 +43,7 @@ CLOSED_SIGMOID = -4.0
 BATCH_TOKENS = 8192
 
 
+@native_models_only
 def add_gates(
     model: AnyModel,
     gate: Gate,
@@ -269,6 +270,7 @@ class GatedModel:
         return "\n".join(lines)
 
 
+@native_models_only
 def train_gates(
     model: Model,
     gate: Gate,

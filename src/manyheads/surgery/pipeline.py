@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from manyheads.attention import Attention
-from manyheads.bridge.automatic import require_native
+from manyheads.bridge.automatic import native_models_only, require_native
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table
 from manyheads.lens.causal.evaluate import Evaluation, Variant
@@ -127,6 +127,7 @@ class PruningResult:
         return plain_table([""], ["before", "after", "ratio"], rows)
 
 
+@native_models_only
 def run_pruning(
     model: Model,
     texts: Sequence[Any],

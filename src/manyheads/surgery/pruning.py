@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import InputError
 from manyheads.lens.causal.ablation import replacement_values
 from manyheads.lens.causal.evaluate import default_batch_tokens
@@ -23,6 +24,7 @@ from manyheads.taps import Head, Sublayer
 FILE = "surgery.json"
 
 
+@native_models_only
 def origins(model: Model) -> dict[Address, Address]:
     """For every head of a model its address in the model that pruning started from.
 
@@ -97,6 +99,7 @@ ReplaceWith = Literal["zero", "mean"]
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 
+@native_models_only
 def prune(
     model: AnyModel,
     heads: Heads,
@@ -133,6 +136,7 @@ def prune(
     return _pruned(model, kept, means)
 
 
+@native_models_only
 def prune_neurons(
     model: AnyModel, neurons: Mapping[int, Sequence[int]], *, stack: StackName | None = None
 ) -> AnyModel:
@@ -161,6 +165,7 @@ def prune_neurons(
     return _pruned(model, kept, None)
 
 
+@native_models_only
 def prune_layers(
     model: AnyModel, layers: Iterable[int], *, stack: StackName | None = None
 ) -> AnyModel:

@@ -1,6 +1,5 @@
 """Put encoders to work: search documents, find entities, classify and filter corpora."""
 
-from manyheads.argument_checks import checked_functions
 from manyheads.encoding.late_scores import maxsim, maxsim_matrix
 from manyheads.tasks.extraction.calibration import (
     Calibration,
@@ -83,6 +82,3 @@ __all__ = [
     "score_entities",
     "train_codec",
 ]
-
-# Every function refuses wrong arguments.
-globals().update(checked_functions({name: globals()[name] for name in __all__}))

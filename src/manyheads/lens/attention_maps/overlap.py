@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import for_each_batch
@@ -29,6 +30,7 @@ ROWS = {"cpu": 128, "cuda": 1024}
 CHUNK_WEIGHTS = {"cpu": 2**23, "cuda": 2**28}
 
 
+@wrapping_models
 def overlap(
     model: Model,
     texts: Any,

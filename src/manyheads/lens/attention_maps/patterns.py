@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.typology import PatternType, typology
 from manyheads.lens.inputs.texts import read_inputs
@@ -189,6 +190,7 @@ class PatternSet(Tabular):
     __repr__ = __str__
 
 
+@wrapping_models
 def patterns(
     model: Model,
     texts: Any,
@@ -210,6 +212,7 @@ def patterns(
     return PatternSet(tuple(pattern for pattern in results if isinstance(pattern, Pattern)))
 
 
+@wrapping_models
 def top_keys(
     model: Model,
     texts: Any,

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import read_inputs
@@ -21,6 +22,7 @@ from manyheads.taps import Patterns, Record, Tap
 MIN_CAPACITY = 1e-12
 
 
+@wrapping_models
 def attention_rollout(
     model: Model, texts: Any, *, stack: StackName | None = None
 ) -> tuple[Float[Tensor, "_ _"], ...]:
@@ -37,6 +39,7 @@ def attention_rollout(
     return tuple(roll_out(layers) for layers in _residual_patterns(model, texts, stack))
 
 
+@wrapping_models
 def attention_flow(
     model: Model,
     texts: Any,

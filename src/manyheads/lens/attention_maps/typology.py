@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from manyheads.argument_checks import checked
 from manyheads.errors import InputError, ShapeError
 
 # A pattern that overlaps less than this with every ideal is mixed.
@@ -41,6 +42,7 @@ class _Candidate(NamedTuple):
     detail: int | None = None
 
 
+@checked
 def typology(
     pattern: Float[Tensor, "t s"],
     visible: Bool[Tensor, "t s"] | None = None,
@@ -164,6 +166,7 @@ def induction_ideal(ids: Sequence[int] | Tensor) -> Float[Tensor, "t s"]:
     return shifted
 
 
+@checked
 def detect(
     pattern: Float[Tensor, "t s"],
     ideal: Float[Tensor, "t s"],

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table
@@ -176,6 +177,7 @@ class Attribution(Tabular):
         return not self.path_steps or is_converged(self.completeness, [self.value])
 
 
+@wrapping_models
 def attribute(
     model: Model,
     text: Any,

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.bridge.residual_writes import FrozenNorm
 from manyheads.bridge.structure import ProbedAttention, linear_weight
 from manyheads.bridge.wrapped_parts import WrappedStack
@@ -81,6 +82,7 @@ class DirectLogits(Result):
         return "\n".join(lines)
 
 
+@wrapping_models
 def attribute_logits(
     model: Model,
     texts: Any,
@@ -452,6 +454,7 @@ class LogitLens(Result):
         )
 
 
+@wrapping_models
 def logit_lens(
     model: Model,
     texts: Any,

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, ShapeError
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs.cached_run import (
@@ -110,6 +111,7 @@ def is_converged(completeness: float, expected: Sequence[float]) -> bool:
 AnyPath = TypeVar("AnyPath", bound=PathAttribution)
 
 
+@wrapping_models
 def integrate_inputs(
     model: Model,
     texts: Any,
@@ -152,6 +154,7 @@ def integrate_inputs(
         return _integrate(gradient, result, steps, progress)
 
 
+@wrapping_models
 def integrate_heads(
     model: Model,
     texts: Any,
@@ -196,6 +199,7 @@ def integrate_heads(
         return _integrate(gates.gradient, result, steps, progress)
 
 
+@wrapping_models
 def gradient_times_attention(
     model: Model,
     texts: Any,

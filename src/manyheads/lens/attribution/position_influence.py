@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, check_int
 from manyheads.lens.inputs.cached_run import layer_input_site
 from manyheads.lens.inputs.texts import read_inputs
@@ -20,6 +21,7 @@ BATCH_TOKENS = 4096
 MAX_TOKENS = 512
 
 
+@wrapping_models
 def influence(
     model: Model,
     texts: Any,

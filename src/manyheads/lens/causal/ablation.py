@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table, standard_error
 from manyheads.lens.causal.evaluate import BatchValues, Effects, Evaluation, HeadSet, is_harmful
@@ -418,6 +419,7 @@ class CumulativeAblation(Tabular):
         return "\n".join(lines)
 
 
+@wrapping_models
 def ablate(
     model: Model,
     texts: Any,
@@ -482,6 +484,7 @@ def ablate(
     )
 
 
+@wrapping_models
 def ablate_together(
     model: Model,
     texts: Any,
@@ -493,6 +496,7 @@ def ablate_together(
     return _joint(ablation.measure([ablation.heads]), 0)
 
 
+@wrapping_models
 def ablate_in_order(
     model: Model,
     texts: Any,
@@ -506,6 +510,7 @@ def ablate_in_order(
     return CumulativeAblation(steps, effects.baseline_mean[0], effects.complete)
 
 
+@wrapping_models
 def ablate_greedily(
     model: Model,
     texts: Any,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.lens.causal.ablation import Ablation
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.inputs.cached_run import ActivationEditor, StackName, head_scope
@@ -34,6 +35,7 @@ class Importance(ByHead):
         return rank_correlation(self[estimate].means, exact["change"].means)
 
 
+@wrapping_models
 def importance(
     model: Model,
     texts: Any,

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import default_batch_tokens
 from manyheads.lens.inputs.cached_run import (
@@ -151,6 +152,7 @@ class RunPair:
         return max(1, self.batch_tokens // max(1, self.lengths.total))
 
 
+@wrapping_models
 def patch(
     model: Model,
     clean: Any,

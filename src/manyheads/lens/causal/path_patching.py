@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.attention import AttentionConfig
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.causal.patching import RunPair
 from manyheads.lens.inputs.cached_run import (
@@ -32,6 +33,7 @@ Base = Literal["clean", "corrupted"]
 TAPS: dict[Through, Tap] = {"query": Tap.QUERY, "key": Tap.KEY, "value": Tap.VALUE}
 
 
+@wrapping_models
 def patch_paths(
     model: Model,
     clean: Any,

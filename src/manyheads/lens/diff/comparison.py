@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.formatting import pluralise
 from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.causal.evaluate import Evaluation
@@ -354,6 +355,7 @@ def measure_by_text(
     return statistics
 
 
+@wrapping_models
 def compare(
     before: Model,
     after: Model,

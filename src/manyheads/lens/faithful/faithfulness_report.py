@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import percent, pluralise
 from manyheads.lens.attribution.direct_logits import At
@@ -238,6 +239,7 @@ def enough(values: Values) -> bool:
     return int((~np.isnan(values)).sum()) >= THRESHOLDS["texts"]
 
 
+@wrapping_models
 def faithfulness(
     model: Model,
     texts: Any,

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
 from manyheads.lens.causal.ablation import replace_heads
@@ -104,6 +105,7 @@ class IOIHeads(ByHead):
         return [Head.parse(head) for head in self.metadata["unconfirmed"]]
 
 
+@wrapping_models
 def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
     """Prompts with names that are single tokens of the model's tokenizer."""
     if not isinstance(model, Decoder):
@@ -128,6 +130,7 @@ def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
     return IOIPrompts(tuple(clean), tuple(corrupted), tuple(objects), tuple(subjects))
 
 
+@wrapping_models
 def find_ioi_heads(
     model: Decoder, task: IOIPrompts | None = None, *, progress: bool = True
 ) -> IOIHeads:

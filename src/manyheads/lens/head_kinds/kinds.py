@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import TextReader, require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
@@ -205,6 +206,7 @@ def _label_record(label: Label) -> dict[str, Any]:
 HeadTest = Callable[[], None]
 
 
+@wrapping_models
 def kinds(
     model: Model,
     texts: Any = None,

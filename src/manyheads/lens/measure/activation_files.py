@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.atomic_write import atomic_write, check_writable
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.bridge.wrapped_parts import WrappedStack
 from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.formatting import pluralise
@@ -57,6 +58,7 @@ class ActivationFiles:
         )
 
 
+@wrapping_models
 def activations(
     model: Model,
     texts: Any,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.texts import for_each_batch, read_inputs
 from manyheads.lens.results.addresses import Block, mixer_at
@@ -23,6 +24,7 @@ from manyheads.taps import Record, Site, Tap
 Measure = Callable[[Mixer, Float[Tensor, "n h d"], Float[Tensor, "n h d"]], Float[Tensor, "h n"]]
 
 
+@wrapping_models
 def performer_error(
     model: Model, texts: Any, *, batch_tokens: int | None = None, progress: bool = True
 ) -> ByHead:
@@ -44,6 +46,7 @@ def performer_error(
     )
 
 
+@wrapping_models
 def lsh_missed_mass(
     model: Model, texts: Any, *, batch_tokens: int | None = None, progress: bool = True
 ) -> ByHead:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.texts import PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
@@ -69,6 +70,7 @@ class Statistics(ByHead):
     __repr__ = __str__
 
 
+@wrapping_models
 def statistics(
     model: Model,
     texts: Any,

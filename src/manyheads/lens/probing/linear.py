@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import batch_by_length, require_text_model, resolve_max_length
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.lens.causal.ablation import written_lengths
@@ -270,6 +271,7 @@ MAX_STEPS = 1000
 FOLDS = 3
 
 
+@wrapping_models
 def probe(
     model: Model,
     texts: Any,

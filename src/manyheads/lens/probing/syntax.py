@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
@@ -86,6 +87,7 @@ class SyntaxProbe(Tabular):
     __repr__ = __str__
 
 
+@wrapping_models
 def probe_syntax(
     model: Model,
     sentences: Sequence[tuple[Sequence[str], Sequence[int]]],

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.overlap import overlap
 from manyheads.lens.inputs.cached_run import StackName, head_scope
@@ -104,6 +105,7 @@ class Collapse(Tabular):
         return ", ".join(heads + tokens)
 
 
+@wrapping_models
 def collapse(
     model: Model,
     texts: Any,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.inputs.cached_run import StackName, head_scope
@@ -105,6 +106,7 @@ class DeadHeads(ByHead):
         return checks
 
 
+@wrapping_models
 def dead_heads(
     model: Model,
     texts: Any,

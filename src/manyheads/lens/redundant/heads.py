@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.overlap import overlap
 from manyheads.lens.inputs.cached_run import StackName
@@ -222,6 +223,7 @@ class Redundancy(Tabular):
         return np.asarray(np.mean(sides, axis=0))
 
 
+@wrapping_models
 def redundancy(
     model: Model,
     texts: Any,

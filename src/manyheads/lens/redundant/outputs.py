@@ -9,6 +9,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import for_each_batch
@@ -24,6 +25,7 @@ KIND = "output similarity"
 LARGEST_CHUNK = {"cpu": 2**23, "cuda": 2**27}
 
 
+@wrapping_models
 def output_similarity(
     model: Model,
     texts: Any,

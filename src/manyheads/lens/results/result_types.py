@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from manyheads.argument_checks import checked
 from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys
 from manyheads.lens.attribution.attribute import Attribution
 from manyheads.lens.attribution.direct_logits import DirectLogits, LogitLens
@@ -57,6 +58,7 @@ RESULT_TYPES: dict[str, type[Result]] = {
 }
 
 
+@checked
 def load(path: Path | str) -> Any:
     """Read a saved result back as its own type.
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.attention import Attention
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, NativeModelError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.results.addresses import HeadName, check_one_stream
@@ -153,6 +154,7 @@ class Circuits:
         return residual if isinstance(residual, Residual) else None
 
 
+@wrapping_models
 def circuits(
     model: Model, *, stack: StackName | None = None, sublayer: Sublayer = Sublayer.ATTENTION
 ) -> Circuits:
@@ -166,6 +168,7 @@ def circuits(
     return Circuits(head_scope(model, stack, sublayer))
 
 
+@wrapping_models
 def score_circuits(
     model: Model,
     *,

@@ -7,6 +7,7 @@ from einops import reduce
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.results.tables import ByPair
@@ -19,6 +20,7 @@ Through = Literal["query", "key", "value"]
 Trait = Literal["writes", "query", "key", "value", "ov", "qk"]
 
 
+@wrapping_models
 def composition_scores(model: Model, through: Through, *, stack: StackName | None = None) -> ByPair:
     """Composition scores from each head to each of a later layer (Elhage et al. 2021).
 
@@ -49,6 +51,7 @@ def composition_scores(model: Model, through: Through, *, stack: StackName | Non
     return ByPair(kind=kind, blocks=scope.blocks, values=values.numpy())
 
 
+@wrapping_models
 def weight_similarity(
     model: Model,
     trait: Trait = "writes",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
@@ -358,6 +359,7 @@ class KeyValueMemories(Tabular):
             )
 
 
+@wrapping_models
 def key_value_memories(
     model: Model,
     *,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
@@ -231,6 +232,7 @@ class Neurons(Tabular):
     __repr__ = __str__
 
 
+@wrapping_models
 def neurons(
     model: Model,
     texts: Any,

@@ -10,9 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.annotations import PositiveInt
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
     """A table of `count` vectors; the first token takes number `offset` (2 in RoBERTa)."""
@@ -30,6 +32,7 @@ class Learned:
         return self.count - self.offset
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axial:
     """A vector per row and one per column of a table in which positions are laid out row by row.
@@ -64,11 +67,13 @@ class AxialTable(nn.Module):
         return torch.cat((self.rows(row), self.columns(column)), dim=-1)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class NoPosition:
     """No positions."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sinusoidal:
     """Position p becomes sin(p / theta^(2i/c)) and cos of the same.
@@ -96,6 +101,7 @@ class Sinusoidal:
         return torch.stack(pair, dim=2).flatten(1)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedGrid:
     """One vector for each of `rows` x `columns` patches, and one for the class token.

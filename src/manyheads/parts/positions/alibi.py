@@ -8,9 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class Alibi:
     """Attention with linear biases (arXiv 2108.12409), symmetric if a query sees later tokens.

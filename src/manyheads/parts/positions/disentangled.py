@@ -10,11 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.annotations import DropoutRate
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
 from manyheads.ragged import Lengths
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disentangled:
     """Queries with the key of a distance, and keys with its query (DeBERTa, arXiv 2006.03654).

@@ -9,11 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.annotations import PositiveInt
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.parts.positions.alibi import AlibiBias
 from manyheads.parts.positions.disentangled import DisentangledBias
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5Buckets:
     """A learned score per head for each bucket of distances (arXiv 1910.10683).
@@ -91,6 +93,7 @@ class BucketBias:
         return self.table[self.config.bucket(key - query), head]
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaw:
     """A learned vector per distance up to `reach`, multiplied by the query (arXiv 1803.02155).

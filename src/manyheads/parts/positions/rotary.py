@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.annotations import Above, AtLeast, PositiveFloat, PositiveInt, Share
+from manyheads.argument_checks import check_fields
 from manyheads.devices import trains_compiled
 from manyheads.errors import ConfigError
 from manyheads.ragged import Lengths
@@ -19,11 +20,13 @@ from manyheads.ragged import Lengths
 Factor = Annotated[float, AtLeast(1)]
 
 
+@check_fields
 @dataclass(frozen=True, slots=True)
 class NoScaling:
     """The frequencies the model was trained with."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
     """Positions are divided by `factor` (arXiv 2306.15595)."""
@@ -31,6 +34,7 @@ class LinearScaling:
     factor: Factor
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NTKScaling:
     """The base is raised: the slowest frequency is stretched by `factor`, the fastest not."""
@@ -38,6 +42,7 @@ class NTKScaling:
     factor: Factor
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicScaling:
     """As NTK, by a factor that grows with each text longer than `original_length`.
@@ -49,6 +54,7 @@ class DynamicScaling:
     original_length: PositiveInt
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRopeScaling:
     """Wavelengths are multiplied by `short`, in texts longer than `original_length` by `long`.
@@ -63,6 +69,7 @@ class LongRopeScaling:
     temperature: float = 1.0
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
     """Slow frequencies are stretched, fast ones kept, with a ramp between (arXiv 2309.00071).
@@ -87,6 +94,7 @@ class YarnScaling:
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
     """Wavelengths above `original_length / slow` are stretched, those below `/ fast` kept."""
@@ -150,6 +158,7 @@ class Rotation:
         return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
     """Rotary embedding in the rotate-half layout (arXiv 2104.09864).

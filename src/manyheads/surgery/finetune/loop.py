@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from manyheads.argument_checks import check_fields
+from manyheads.bridge.automatic import native_models_only
 from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
@@ -165,6 +166,7 @@ class RecoveryConfig:
 DEFAULT = RecoveryConfig()
 
 
+@native_models_only
 def recover(
     model: AnyModel,
     texts: Any,

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from manyheads.attention import Attention
+from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import ConfigError
 from manyheads.lens.results.addresses import Heads, attention_at
 from manyheads.models.build import Model
@@ -22,6 +23,7 @@ PARTLY, HOOKS = "partly", "partly_hooks"
 MaskedParameter = tuple[nn.Module, str, Bool[Tensor, "..."]]
 
 
+@native_models_only
 def freeze_except(model: Model, heads: Heads) -> int:
     """Freeze everything but these heads; returns the number of trainable values.
 
@@ -37,6 +39,7 @@ def freeze_except(model: Model, heads: Heads) -> int:
     return sum(_train_only(module, name, mask) for module, name, mask in masked)
 
 
+@native_models_only
 def freeze(model: Model, heads: Heads) -> int:
     """Freeze these heads, with keys and values that they share with others, and nothing else."""
     masked = list(_head_parameters(model, heads, shared_by=any))
@@ -47,6 +50,7 @@ def freeze(model: Model, heads: Heads) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) - partly
 
 
+@native_models_only
 def freeze_except_gates(model: nn.Module) -> int:
     """Freeze everything but the gates of all attentions; returns the number of trainable values."""
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
@@ -67,6 +71,7 @@ def freeze_except_gates(model: nn.Module) -> int:
     return count
 
 
+@native_models_only
 def unfreeze_all(model: nn.Module) -> None:
     """Make every parameter trainable."""
     for module in model.modules():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 from manyheads.surgery.lora.low_rank import (
@@ -56,6 +57,7 @@ class Adapter:
         return f"{text} and in {' and '.join(owners)}" if owners else text
 
 
+@native_models_only
 def adapt(model: Model, config: LoraConfig, name: str = "default", *, seed: int = 0) -> Adapter:
     """Add an adapter, make it the only active one, and freeze everything else.
 
@@ -131,6 +133,7 @@ def check_name(model: nn.Module, name: str) -> None:
     _check_unmerged(model)
 
 
+@native_models_only
 def list_adapters(model: nn.Module) -> dict[str, Adapter]:
     """The adapters of a model by name."""
     addresses: dict[str, list[str]] = {}
@@ -149,12 +152,14 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
     return adapters
 
 
+@native_models_only
 def active_adapters(model: nn.Module) -> tuple[str, ...]:
     """The names of the active adapters, in the order in which they were set."""
     active = [name for linear in _adapted_linears(model) for name in active_on(linear)]
     return tuple(dict.fromkeys(active))
 
 
+@native_models_only
 def set_adapter(model: nn.Module, *names: str) -> None:
     """Activate these adapters, summed, and no others; without a name all are switched off.
 
@@ -172,6 +177,7 @@ def set_adapter(model: nn.Module, *names: str) -> None:
         set_active(linear, tuple(dict.fromkeys(names)))
 
 
+@native_models_only
 def merge(model: nn.Module, *names: str) -> None:
     """Merge adapters into the weights, by default the active ones; `unmerge` undoes it.
 
@@ -192,6 +198,7 @@ def merge(model: nn.Module, *names: str) -> None:
         set_merged(linear, here)
 
 
+@native_models_only
 def unmerge(model: nn.Module) -> None:
     """Subtract merged adapters from the weights and activate them."""
     for linear in _adapted_linears(model):
@@ -201,6 +208,7 @@ def unmerge(model: nn.Module) -> None:
         set_active(linear, here)
 
 
+@native_models_only
 def delete_adapter(model: nn.Module, *names: str) -> None:
     """Delete adapters, by default all; what was merged stays in the weights for good."""
     for name in names:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from manyheads.atomic_write import write_tensors
+from manyheads.bridge.automatic import native_models_only
 from manyheads.checkpoints.config_json import family_of
 from manyheads.checkpoints.files import read_json, write_folder
 from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
@@ -46,6 +47,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+@native_models_only
 def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Path:
     """Save one adapter in the format of `peft`, for the same model in `transformers`.
 
@@ -95,6 +97,7 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     return Path(folder)
 
 
+@native_models_only
 def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Adapter:
     """Load an adapter and activate it; its parameters are frozen.
 

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from manyheads.attention import Attention
+from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import FeedForward
 
@@ -206,6 +207,7 @@ class _Product(torch.autograd.Function):
         return gradient @ weight, None, None, None, None, None, None, None
 
 
+@native_models_only
 def quantize(model: nn.Module) -> int:
     """Convert every projection of attention and feed-forward to NF4; returns the bytes saved.
 
@@ -227,6 +229,7 @@ def quantize(model: nn.Module) -> int:
     return saved
 
 
+@native_models_only
 def dequantize(model: nn.Module) -> None:
     """Convert back to ordinary projections, with the weights of the four-bit codes."""
     for owner in list(model.modules()):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Any, ClassVar
 
+from manyheads.bridge.automatic import native_models_only
 from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.lens.causal.evaluate import Effects, Variant
 from manyheads.lens.causal.gradient_importance import product_by_head
@@ -33,6 +34,7 @@ class HeadSelection(Selection[Address]):
         return self.order[: self.count]
 
 
+@native_models_only
 def select_heads(
     model: Model,
     texts: Any,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from manyheads.bridge.automatic import native_models_only
 from manyheads.lens.causal.evaluate import Evaluation, Product, Variant
 from manyheads.lens.inputs.cached_run import ActivationEditor, StackName
 from manyheads.lens.inputs.metrics import Metric
@@ -43,6 +44,7 @@ class LayerSelection(Selection[int]):
         return f"layer {unit}"
 
 
+@native_models_only
 def select_layers(
     model: Model,
     texts: Any,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction, StackName
@@ -51,6 +52,7 @@ class NeuronSelection(Selection[Neuron]):
         return f"L{unit[0]}N{unit[1]}"
 
 
+@native_models_only
 def select_neurons(
     model: Model,
     texts: Any,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from manyheads.argument_checks import checked
 from manyheads.checkpoints.classification_head import set_classifier
 from manyheads.encoding.classify import class_names_of, read_logits
 from manyheads.encoding.encode import Options
@@ -50,6 +51,7 @@ class Calibration:
         )
 
 
+@checked
 def calibrate(
     model: Model,
     texts: Texts,
@@ -99,6 +101,7 @@ def calibrate(
     )
 
 
+@checked
 def calibration_error(
     probabilities: NDArray[Any] | Sequence[Any],
     labels: NDArray[Any] | Sequence[Any],
@@ -126,6 +129,7 @@ def calibration_error(
     return float(np.abs(sums).sum() / len(confidence))
 
 
+@checked
 def fit_temperature(
     logits: NDArray[Any] | Sequence[Any], labels: NDArray[Any] | Sequence[Any]
 ) -> float:
@@ -162,6 +166,7 @@ def _slope(values: NDArray[np.float64], right: NDArray[np.int64]) -> Callable[[f
     return slope
 
 
+@checked
 def fit_thresholds(
     probabilities: NDArray[Any] | Sequence[Any], labels: NDArray[Any] | Sequence[Any]
 ) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.argument_checks import checked
 from manyheads.encoding.classify import Classification
 from manyheads.errors import InputError
 from manyheads.tasks.extraction.calibration import calibration_error
@@ -121,6 +122,7 @@ class ClassificationScores:
         return "\n".join(lines)
 
 
+@checked
 def score_classes(
     expected: Sequence[Any],
     predicted: Sequence[Any] | Classification,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.argument_checks import checked
 from manyheads.data.tag_schemes import (
     OUTSIDE,
     TagSpan,
@@ -61,6 +62,7 @@ class Entity(NamedTuple):
         return {**self._asdict(), "score": round(self.score, 4)}
 
 
+@checked
 def entities(
     model: Model,
     texts: str | Sequence[Any],
@@ -194,6 +196,7 @@ def _entity(
     return Entity(span.type, read.text[start:end], start, end, score)
 
 
+@checked
 def entities_of_tags(words: Sequence[str], tags: Sequence[str]) -> list[Entity]:
     """The entities of tagged words, with offsets in the words with a space between them.
 

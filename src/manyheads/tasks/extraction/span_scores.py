@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+from manyheads.argument_checks import checked
 from manyheads.errors import InputError
 
 Mode = Literal["strict", "exact", "partial", "type"]
@@ -116,6 +117,7 @@ class _Span(NamedTuple):
     end: int
 
 
+@checked
 def score_entities(
     expected: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]
 ) -> EntityScores:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from manyheads.argument_checks import checked
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
 from manyheads.data.sources.files import Paths
 from manyheads.encoding.encode import Options
@@ -118,6 +119,7 @@ class FilterState:
     complete: bool = False
 
 
+@checked
 def filter_corpus(
     paths: Paths,
     model: Model,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from manyheads.argument_checks import checked
 from manyheads.encoding.classify import Classification, classify_counted
 from manyheads.encoding.encode import Encoded, Options, encode_with_counts
 from manyheads.errors import InputError, ManyheadsError, MissingPackageError
@@ -237,6 +238,7 @@ def _score_item(model: Model, item: tuple[int, Any], config: ScoringConfig) -> t
     return index, score_block(model, prepare_block(model, block, config), config)
 
 
+@checked
 def encode_with_ray(
     model: Model,
     texts: Sequence[Any],
@@ -253,6 +255,7 @@ def encode_with_ray(
     return replace(encoded, vectors=encoded.vectors.to(options.device))
 
 
+@checked
 def classify_with_ray(
     model: Model,
     texts: Sequence[Any],

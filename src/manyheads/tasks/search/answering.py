@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from manyheads.argument_checks import checked
 from manyheads.decoding.chat import chat_prompt, tokenizer_config_of
 from manyheads.decoding.generation import generate
 from manyheads.decoding.generation_config import (
@@ -104,6 +105,7 @@ class Answer:
         return "\n".join(lines)
 
 
+@checked
 def answer(
     index: "Index",
     question: str,

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from manyheads.argument_checks import checked
 from manyheads.data.sources.files import find_files, open_file, suffix_of
 from manyheads.data.sources.rows import ROW_FORMATS, Row
 from manyheads.errors import InputError, short_repr
@@ -80,6 +81,7 @@ class Document:
 Documents = str | Path | Iterable[Document | str | Path | Mapping[str, Any]]
 
 
+@checked
 def read_documents(
     where: Documents,
     *,

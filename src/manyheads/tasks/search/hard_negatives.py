@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.argument_checks import checked
 from manyheads.atomic_write import atomic_write
 from manyheads.data.sources.rows import Row, row_source
 from manyheads.encoding.encode import check_file, encode
@@ -70,6 +71,7 @@ class MiningRule:
         return wrong[self.skip_first : self.skip_first + self.top_k]
 
 
+@checked
 def mine_negatives(
     source: Index | Model,
     pairs: PairRows,
@@ -119,6 +121,7 @@ def mine_negatives(
     return _written(mined, target)
 
 
+@checked
 def score_candidates(
     teacher: Model | PairScorer,
     pairs: PairRows,

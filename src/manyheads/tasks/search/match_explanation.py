@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.argument_checks import checked
 from manyheads.encoding.encode import pool
 from manyheads.encoding.text_reader import (
     TextReader,
@@ -52,6 +53,7 @@ GRADIENT_STEPS = 32
 HEADS = "the contributions of heads to a match"
 
 
+@checked
 def explain_match(
     model: Model,
     query: str,
@@ -112,6 +114,7 @@ def explain_match(
     )
 
 
+@checked
 def explain_hit(
     index: Index,
     query: str,

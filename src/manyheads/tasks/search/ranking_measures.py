@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from manyheads.argument_checks import checked
 from manyheads.data.sources.rows import FileRows
 from manyheads.errors import InputError, check_int, short_repr
 from manyheads.formatting import pluralise
@@ -149,6 +150,7 @@ class Searchable(Protocol):
     def search_many(self, queries: Sequence[str], top_k: int) -> Sequence[Sequence[Any]]: ...
 
 
+@checked
 def evaluate_retrieval(
     source: Searchable | Rankings,
     queries: str | Path | Iterable[JudgedQuery],
@@ -203,6 +205,7 @@ def evaluate_retrieval(
     )
 
 
+@checked
 def read_queries(file: str | Path, *, grades: Grades = "best-last") -> list[JudgedQuery]:
     """The queries of a .jsonl or .parquet file with the fields id, text and relevant.
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from manyheads.argument_checks import checked
 from manyheads.atomic_write import atomic_write, write_tensors
 from manyheads.encoding.late_scores import score_rows
 from manyheads.errors import InputError
@@ -179,6 +180,7 @@ class ResidualCodes:
         return self.rows.map(self.codec.decode)
 
 
+@checked
 def train_codec(
     vectors: Float[Tensor, "n c"],
     *,

@@ -110,17 +110,17 @@ class ImageFolder:
                 f"channels must be 1 or 3, got {channels}", "use 1 (grey) or 3 (color)"
             )
         classes = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-        self.names = tuple(names) or tuple(each.name for each in classes)
-        known = {name: number for number, name in enumerate(self.names)}
-        for each in classes:
-            if each.name not in known:
+        self.names = tuple(names) or tuple(folder.name for folder in classes)
+        numbers = {name: number for number, name in enumerate(self.names)}
+        for folder in classes:
+            if folder.name not in numbers:
                 raise InputError(
-                    f"{each} is an unknown class", f"use one of: {', '.join(self.names)}"
+                    f"{folder} is an unknown class", f"use one of: {', '.join(self.names)}"
                 )
         self.files = tuple(
-            (file, known[each.name])
-            for each in classes
-            for file in sorted(each.rglob("*"))
+            (file, numbers[folder.name])
+            for folder in classes
+            for file in sorted(folder.rglob("*"))
             if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
         )
         if not self.files:
@@ -171,8 +171,8 @@ def load_npz(
     try:
         with np.load(path, allow_pickle=False) as arrays:
             if images not in arrays:
-                there = ", ".join(arrays.files)
-                raise InputError(f"{path} has no array {images!r}", f"use one of: {there}")
+                names = ", ".join(arrays.files)
+                raise InputError(f"{path} has no array {images!r}", f"use one of: {names}")
             label_array = arrays.get(labels)
             return ImageArrays(pixels=arrays[images], labels=label_array, **options)
     except FileNotFoundError:
@@ -227,7 +227,7 @@ def normalize_pixels(pixels: NDArray[Any], mean: PerChannel, std: PerChannel) ->
         image /= 255
     if image.ndim == 2:
         image = image[:, :, None]
-    shift, scale = (_by_channel(each, image.shape[2]) for each in (mean, std))
+    shift, scale = (_by_channel(values, image.shape[2]) for values in (mean, std))
     return torch.from_numpy(np.ascontiguousarray((image.transpose(2, 0, 1) - shift) / scale))
 
 
@@ -271,7 +271,7 @@ def image_mean_std(model: Vision) -> tuple[PerChannel, PerChannel]:
 
 def _numbers(by_channel: Tensor) -> PerChannel:
     """Rounded to six digits, the precision of float32."""
-    numbers = tuple(round(each, 6) for each in by_channel.flatten().tolist())
+    numbers = tuple(round(number, 6) for number in by_channel.flatten().tolist())
     return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
@@ -328,7 +328,7 @@ def find_images(path: Path) -> list[Path]:
     """The file itself, or all images in a folder and those within it."""
     if not path.is_dir():
         return [path]
-    images = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in SUFFIXES]
+    images = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES]
     if not images:
         raise InputError(f"{path} has no images", f"add {', '.join(SUFFIXES[:3])} files")
     return images

@@ -66,7 +66,7 @@ class LabeledTexts:
             value = row.get(self.label)
             label: Label | tuple[Label, ...]
             if isinstance(value, list):
-                label = tuple(_label(each, row, self.label) for each in value)
+                label = tuple(_label(item, row, self.label) for item in value)
             else:
                 label = _label(value, row, self.label)
             yield LabeledText(row.text(self.text), label, row.location)
@@ -206,8 +206,8 @@ class _Sequences:
         )
 
     def ragged(self, numbers: Sequence[int]) -> Ragged:
-        each = (self.offsets[i + 1] - self.offsets[i] for i in numbers)
-        return Ragged(self.take(numbers), Lengths.of([int(size) for size in each]))
+        sizes = [int(self.offsets[i + 1] - self.offsets[i]) for i in numbers]
+        return Ragged(self.take(numbers), Lengths.of(sizes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -348,7 +348,7 @@ def labeled_examples(
         [row.text for row in rows], [row.location for row in rows], tokenizer, max_length
     )
     return Examples(
-        texts=_Sequences.of(one.ids for one in ids),
+        texts=_Sequences.of(encoding.ids for encoding in ids),
         labels=labels,
         names=class_names,
     )
@@ -359,14 +359,14 @@ def label_array(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The number of each text's class, or zeros and ones per class, and the class names."""
     sets = [row.label if isinstance(row.label, tuple) else (row.label,) for row in rows]
-    flat = [label for each in sets for label in each]
-    locations = [row.location for row, each in zip(rows, sets, strict=True) for _ in each]
+    flat = [label for labels in sets for label in labels]
+    locations = [row.location for row, labels in zip(rows, sets, strict=True) for _ in labels]
     numbers, class_names = label_ids(flat, locations, names)
     if not any(isinstance(row.label, tuple) for row in rows):
         return np.array(numbers, dtype=np.int64), class_names
     width = len(class_names) or max(numbers, default=0) + 1
     hot = np.zeros((len(rows), width), dtype=np.int64)
-    owners = [index for index, each in enumerate(sets) for _ in each]
+    owners = [index for index, labels in enumerate(sets) for _ in labels]
     hot[owners, numbers] = 1
     return hot, class_names
 
@@ -402,14 +402,14 @@ def paired_examples(
             )
         negatives = _Candidates(
             _Sequences.of(
-                [*one.ids, *suffix] for one in _encoded(wrong, of, tokenizer, text_length)
+                [*encoding.ids, *suffix] for encoding in _encoded(wrong, of, tokenizer, text_length)
             ),
             np.array([len(row.negatives) for row in rows], dtype=np.int64),
             scores if len(scores) else None,
         )
     return Examples(
-        texts=_Sequences.of([*one.ids, *suffix] for one in first),
-        others=_Sequences.of([*one.ids, *suffix] for one in second),
+        texts=_Sequences.of([*encoding.ids, *suffix] for encoding in first),
+        others=_Sequences.of([*encoding.ids, *suffix] for encoding in second),
         negatives=negatives,
     )
 
@@ -439,20 +439,26 @@ def tagged_examples(
     )
     numbers = iter(tag_numbers)
     tags = [
-        _spread(first_tokens(one.offsets, spans), list(islice(numbers, len(row.tags))), len(one))
-        for one, row, (_, spans) in zip(encoded, rows, joined, strict=True)
+        _spread(
+            first_tokens(encoding.offsets, spans),
+            list(islice(numbers, len(row.tags))),
+            len(encoding),
+        )
+        for encoding, row, (_, spans) in zip(encoded, rows, joined, strict=True)
     ]
     return Examples(
-        texts=_Sequences.of(one.ids for one in encoded), tags=_Sequences.of(tags), names=class_names
+        texts=_Sequences.of(encoding.ids for encoding in encoded),
+        tags=_Sequences.of(tags),
+        names=class_names,
     )
 
 
 def tag_names(tags: Iterable[Label]) -> tuple[str, ...]:
     """The names of the classes of tags: all tags of their scheme; none if tags are numbers."""
-    known = set(tags)
-    if not all(isinstance(tag, str) for tag in known):
+    distinct = set(tags)
+    if not all(isinstance(tag, str) for tag in distinct):
         return ()
-    return complete_names(str(tag) for tag in known)
+    return complete_names(str(tag) for tag in distinct)
 
 
 def _spread(firsts: Sequence[int | None], tags: Sequence[int], count: int) -> list[int]:
@@ -485,10 +491,10 @@ def label_ids(
         )
     if kinds == {str} and not names:
         names = sorted({str(label) for label in labels})
-    known = {name: number for number, name in enumerate(names)}
+    number_of = {name: number for number, name in enumerate(names)}
     numbers = []
     for label, location in zip(labels, locations, strict=True):
-        number = known.get(label) if isinstance(label, str) else label
+        number = number_of.get(label) if isinstance(label, str) else label
         if number is None or (names and number >= len(names)):
             raise InputError(
                 f"{location}: the label {label!r} is unknown", f"use one of: {', '.join(names)}"
@@ -508,15 +514,11 @@ def _encoded(
     """Encodings with the tokenizer's special tokens, truncated to `max_length` tokens."""
     copy = truncating_copy(tokenizer, max_length)
     encodings: list[Any] = []
-    for some in _sliced(texts):
-        # Tags need offsets, which the fast version leaves out.
-        encodings += copy.encode_batch(some) if offsets else copy.encode_batch_fast(some)
+    # Tags need offsets, which the fast version leaves out.
+    encode = copy.encode_batch if offsets else copy.encode_batch_fast
+    for start in range(0, len(texts), AT_A_TIME):
+        encodings += encode(texts[start : start + AT_A_TIME])
     for encoding, location in zip(encodings, locations, strict=True):
         if not encoding.ids:
             raise InputError(f"{location} has a text without tokens", "remove empty texts")
     return encodings
-
-
-def _sliced(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(texts), AT_A_TIME):
-        yield texts[start : start + AT_A_TIME]

@@ -138,7 +138,7 @@ class TokenBlocks:
         for part in index.parts:
             starts.append(np.arange(before, before + part.tokens, BLOCK))
             before += part.tokens
-        checksums = [each for part in index.parts for each in part.blocks]
+        checksums = [block for part in index.parts for block in part.blocks]
         return cls(
             np.concatenate([*starts, [before]]),
             np.array(checksums, dtype=np.uint32),
@@ -248,12 +248,12 @@ class TokenStore:
             )
         return replace(self, stop=position), replace(self, start=position)
 
-    def _near(self, wanted: float, tolerance: float, bounds: NDArray[np.int64]) -> int:
-        nearest = int(bounds[np.argmin(np.abs(bounds - wanted))])
-        if abs(nearest - wanted) <= tolerance:
+    def _near(self, target: float, tolerance: float, bounds: NDArray[np.int64]) -> int:
+        nearest = int(bounds[np.argmin(np.abs(bounds - target))])
+        if abs(nearest - target) <= tolerance:
             return nearest
         ends = self.passages[:, 0]
-        return int(ends[np.argmin(np.abs(ends - wanted))])
+        return int(ends[np.argmin(np.abs(ends - target))])
 
     @property
     def checksum(self) -> int:
@@ -283,9 +283,9 @@ def open_store(folder: str | Path, tokenizer: Any = None) -> TokenStore:
         )
     for name, size in index.sizes.items():
         file = folder / name
-        there = file.stat().st_size if file.is_file() else 0
-        if there != size:
-            raise InputError(f"{file} has {there} bytes, and {INDEX} says {size}", AGAIN)
+        actual = file.stat().st_size if file.is_file() else 0
+        if actual != size:
+            raise InputError(f"{file} has {actual} bytes, and {INDEX} says {size}", AGAIN)
     store = TokenStore(
         folder=folder,
         index=index,
@@ -312,9 +312,9 @@ def _verify_table(file: Path, table: NDArray[np.int64], index: StoreIndex, colum
 
 def tokenizer_checksum(tokenizer: Any) -> str:
     """SHA-256 of a tokenizer's JSON without padding and truncation."""
-    known = json.loads(tokenizer.to_str())
-    known |= {"padding": None, "truncation": None}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    settings = json.loads(tokenizer.to_str())
+    settings |= {"padding": None, "truncation": None}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

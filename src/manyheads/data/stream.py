@@ -184,8 +184,8 @@ class Stream:
                 number=number,
                 batches=tuple(self.chunks.batch(planned[index].numbers) for index in mine),
                 indices=tuple(mine),
-                tokens=sum(self._tokens(each.numbers) for each in planned),
-                sequences=sum(len(each.numbers) for each in planned),
+                tokens=sum(self._tokens(batch.numbers) for batch in planned),
+                sequences=sum(len(batch.numbers) for batch in planned),
                 after=StreamPosition(step=number + 1, epoch=last.epoch, batch=last.batch),
             )
 
@@ -212,9 +212,9 @@ class Stream:
         if not isinstance(sizes, int):
             yield from pack(self._sized(epoch, sizes), self.batch_tokens)
             return
-        each = self.batch_tokens // sizes
-        for start in range(0, len(self.chunks), each):
-            yield self._order(epoch, start, min(start + each, len(self.chunks))).tolist()
+        per_batch = self.batch_tokens // sizes
+        for start in range(0, len(self.chunks), per_batch):
+            yield self._order(epoch, start, min(start + per_batch, len(self.chunks))).tolist()
 
     def _plan(self, epoch: int, batch: int) -> Iterator[_Planned]:
         """Batches from number `batch` of an epoch on, through all epochs that follow."""
@@ -229,21 +229,21 @@ class Stream:
     def _plan_of_one_size(self, epoch: int, batch: int) -> Iterator[_Planned]:
         """Any batch is found by arithmetic: chunks are counted through all epochs."""
         assert isinstance(self.chunks.sizes, int)
-        each, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
-        for number in count(_rounded_up(epoch * total, each) + batch):
+        per_batch, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
+        for number in count(_rounded_up(epoch * total, per_batch) + batch):
             numbers: list[int] = []
-            while len(numbers) < each:
-                inside, start = divmod(number * each + len(numbers), total)
-                stop = min(start + each - len(numbers), total)
+            while len(numbers) < per_batch:
+                inside, start = divmod(number * per_batch + len(numbers), total)
+                stop = min(start + per_batch - len(numbers), total)
                 numbers += self._order(inside, start, stop).tolist()
             yield _Planned(numbers, *self._after(number + 1))
 
     def _after(self, batches: int) -> tuple[int, int]:
         """The epoch and the number in it of what comes after so many batches of one size."""
         assert isinstance(self.chunks.sizes, int)
-        each, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
-        epoch = batches * each // total
-        return epoch, batches - _rounded_up(epoch * total, each)
+        per_batch, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
+        epoch = batches * per_batch // total
+        return epoch, batches - _rounded_up(epoch * total, per_batch)
 
     def _order(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         indices = np.arange(start, stop)

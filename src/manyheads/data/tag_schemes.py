@@ -121,11 +121,11 @@ def complete_names(tags: Iterable[str]) -> tuple[str, ...]:
     >>> complete_names(["O", "B-x"]), complete_names(["VERB", "NOUN"])
     (('B-x', 'I-x', 'O'), ('NOUN', 'VERB'))
     """
-    known = set(tags)
-    prefixed = [match for tag in known if (match := PREFIXED.fullmatch(tag))]
-    if not prefixed or len(prefixed) < len(known - {OUTSIDE}):
-        return tuple(sorted(known))
-    letters = PREFIXES[scheme_of(known)]
+    distinct = set(tags)
+    prefixed = [match for tag in distinct if (match := PREFIXED.fullmatch(tag))]
+    if not prefixed or len(prefixed) < len(distinct - {OUTSIDE}):
+        return tuple(sorted(distinct))
+    letters = PREFIXES[scheme_of(distinct)]
     if {match[1] for match in prefixed} & set(SAME_PREFIX):
         letters = "BIES"
     types = {match[2] for match in prefixed}

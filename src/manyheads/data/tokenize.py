@@ -109,30 +109,30 @@ def _read_or_create_index(folder: Path, expected: StoreIndex) -> StoreIndex:
             )
         _write_index(folder, expected)
         return expected
-    known = StoreIndex.read(folder)
-    mismatch = _mismatch(known, expected)
+    stored = StoreIndex.read(folder)
+    mismatch = _mismatch(stored, expected)
     if mismatch:
         raise InputError(f"{folder} was made {mismatch}", "remove it, or use another folder")
-    return known
+    return stored
 
 
-def _mismatch(known: StoreIndex, expected: StoreIndex) -> str:
+def _mismatch(stored: StoreIndex, expected: StoreIndex) -> str:
     for what, which in (("tokenizer", "another tokenizer"), ("end", "another end token")):
-        if getattr(known, what) != getattr(expected, what):
+        if getattr(stored, what) != getattr(expected, what):
             return f"with {which}"
-    if known.source != expected.source:
-        return f"from other texts ({_difference(known.source, expected.source)})"
+    if stored.source != expected.source:
+        return f"from other texts ({_difference(stored.source, expected.source)})"
     return ""
 
 
-def _difference(known: dict[str, Any], expected: dict[str, Any]) -> str:
+def _difference(stored: dict[str, Any], expected: dict[str, Any]) -> str:
     for key in expected:
-        then, now = known.get(key), expected[key]
+        then, now = stored.get(key), expected[key]
         if key == "files" and then is not None:
             changed = [name for name, looks in now if [name, looks] not in then]
-            gone = [name for name, looks in then if [name, looks] not in now]
-            if changed or gone:
-                return f"{(changed or gone)[0]} was not there or has changed"
+            removed = [name for name, looks in then if [name, looks] not in now]
+            if changed or removed:
+                return f"{(changed or removed)[0]} was not there or has changed"
         if then != now:
             return f"{key} was {then!r} and is {now!r}"
     return "other settings"
@@ -266,10 +266,10 @@ def _resumed(folder: Path, index: StoreIndex) -> _PartBuffer:
     """Cut off what was written after the last part, and continue after it."""
     for name, size in index.sizes.items():
         with (folder / name).open("ab") as file:
-            there = file.tell()
-            if there < size:
+            actual = file.tell()
+            if actual < size:
                 raise InputError(
-                    f"{folder / name} has {there} bytes, and {INDEX} says {size}", AGAIN
+                    f"{folder / name} has {actual} bytes, and {INDEX} says {size}", AGAIN
                 )
             file.truncate(size)
     if not index.parts:

@@ -29,12 +29,12 @@ def appending(tokenizer: Any, token: int) -> Any:
     bare, whole = (copy.encode("a", add_special_tokens=added).ids for added in (False, True))
     start = next(i for i in range(len(whole) + 1) if whole[i : i + len(bare)] == bare)
     before, after = whole[:start], [*whole[start + len(bare) :], token]
-    names = {each: copy.id_to_token(each) for each in (*before, *after)}
-    opening, closing = ([names[each] for each in some] for some in (before, after))
+    names = {token: copy.id_to_token(token) for token in (*before, *after)}
+    opening, closing = ([names[id_] for id_ in ids] for ids in (before, after))
     template = processors.TemplateProcessing(
         single=[*opening, "$A", *closing],
         pair=[*opening, "$A", *closing, "$B:1", *(f"{name}:1" for name in closing)],
-        special_tokens=[(name, each) for each, name in names.items()],
+        special_tokens=[(name, token) for token, name in names.items()],
     )
     # Templates cannot follow one another; what adds no tokens can stay.
     stays = copy.post_processor is not None and bare == whole

@@ -20,27 +20,27 @@ SAMPLE_BYTES, SAMPLES = 2**12, 16
 Paths = str | Path | Sequence[str | Path]
 
 
-def find_files(paths: Paths, known: Collection[str], *, any_suffix: bool = False) -> list[Path]:
+def find_files(paths: Paths, suffixes: Collection[str], *, any_suffix: bool = False) -> list[Path]:
     """All files of paths, folders and globs, in order and sorted within a folder, each once.
 
     Of a folder only files with a known suffix are read, and no hidden ones.
     """
     files: dict[Path, None] = {}
     for path in (paths,) if isinstance(paths, str | Path) else paths:
-        for file in _expand(str(path), known, any_suffix):
+        for file in _expand(str(path), suffixes, any_suffix):
             files[file] = None
     if not files:
         raise InputError("there is no file to read", "give a file, a folder or a glob")
     return list(files)
 
 
-def _expand(path: str, known: Collection[str], any_suffix: bool) -> list[Path]:
+def _expand(path: str, suffixes: Collection[str], any_suffix: bool) -> list[Path]:
     expanded = Path(path).expanduser()
     if expanded.is_dir():
         inside = [file for file in sorted(expanded.rglob("*")) if _is_visible(file, expanded)]
-        files = [file for file in inside if any_suffix or (suffix_of(file) or None) in known]
+        files = [file for file in inside if any_suffix or (suffix_of(file) or None) in suffixes]
         if not files:
-            raise InputError(f"{path} has no {listed(known)} file", "give another folder")
+            raise InputError(f"{path} has no {listed(suffixes)} file", "give another folder")
         return files
     if expanded.is_file():
         files = [expanded]
@@ -53,10 +53,10 @@ def _expand(path: str, known: Collection[str], any_suffix: bool) -> list[Path]:
     else:
         raise InputError(f"{path} does not exist", "check the path")
     for file in files:
-        if not any_suffix and suffix_of(file) not in known:
+        if not any_suffix and suffix_of(file) not in suffixes:
             raise InputError(
                 f"{file} has an unknown suffix {suffix_of(file)!r}",
-                f"use {listed(known)}, or set format",
+                f"use {listed(suffixes)}, or set format",
             )
     return files
 
@@ -157,10 +157,10 @@ class _ZstandardReader(io.RawIOBase):
                     raise EOFError("the file ends within a frame")
                 return 0
             self._decompress()
-        some = self._waiting[: len(buffer)]
-        buffer[: len(some)] = some
-        self._waiting = self._waiting[len(some) :]
-        return len(some)
+        block = self._waiting[: len(buffer)]
+        buffer[: len(block)] = block
+        self._waiting = self._waiting[len(block) :]
+        return len(block)
 
     def _decompress(self) -> None:
         """Decompress what was read, in which a frame may end and the next begin."""

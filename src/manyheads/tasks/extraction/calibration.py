@@ -81,12 +81,12 @@ def calibrate(
         raise InputError("thresholds are for models with several labels per text", "leave it out")
     if not before.multi_label and (right.sum(1) != 1).any():
         raise InputError("a text has no label or several, and the model gives one", "give one")
-    wanted = right if before.multi_label else right.argmax(1)
-    after = replace(before, temperature=fit_temperature(logits, wanted))
+    targets = right if before.multi_label else right.argmax(1)
+    after = replace(before, temperature=fit_temperature(logits, targets))
     results = []
     for settings in (before, after):
         shares = settings.probabilities(torch.from_numpy(logits)).double().numpy()
-        results.append((calibration_error(shares, wanted), _loss(shares, wanted)))
+        results.append((calibration_error(shares, targets), _loss(shares, targets)))
     if thresholds:
         after = replace(after, thresholds=fit_thresholds(shares, right))
     set_classifier(model, after)
@@ -180,18 +180,18 @@ def fit_thresholds(
     shares, right = _arrays(probabilities, labels)
     if right.ndim != 2:
         raise InputError("labels must be zeros and ones per class", "give one column per class")
-    found = []
+    thresholds = []
     for share, own in zip(shares.T, right.T.astype(bool), strict=True):
         values = np.unique(share)
         cuts = (values + np.concatenate([[0.0], values[:-1]])) / 2
         # The texts from each cut on, which are those after it in order.
         order = np.argsort(share)
         first = np.searchsorted(share[order], cuts)
-        left = np.concatenate([np.cumsum(own[order][::-1])[::-1], [0]])
-        f1 = 2 * left[first] / (len(share) - first + own.sum())
+        positives = np.concatenate([np.cumsum(own[order][::-1])[::-1], [0]])
+        f1 = 2 * positives[first] / (len(share) - first + own.sum())
         best = cuts[f1 == f1.max()]
-        found.append(float(best[np.abs(best - 0.5).argmin()]) if own.any() else 0.5)
-    return tuple(found)
+        thresholds.append(float(best[np.abs(best - 0.5).argmin()]) if own.any() else 0.5)
+    return tuple(thresholds)
 
 
 def _loss(shares: NDArray[np.float64], right: NDArray[Any]) -> float:

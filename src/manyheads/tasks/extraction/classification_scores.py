@@ -17,16 +17,16 @@ from manyheads.tasks.extraction.span_scores import SCORES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassScore:
-    """How often a class was expected, found, and both."""
+    """How often a class was expected, predicted, and both."""
 
     expected: int
-    found: int
+    predicted: int
     correct: int
 
     @property
     def precision(self) -> float:
-        """The fraction of the texts found to be of the class that are; 0 if there are none."""
-        return self.correct / self.found if self.found else 0.0
+        """The fraction of the texts predicted to be of the class that are; 0 if there are none."""
+        return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
@@ -36,7 +36,7 @@ class ClassScore:
     @property
     def f1(self) -> float:
         """The harmonic mean of precision and recall."""
-        both = self.expected + self.found
+        both = self.expected + self.predicted
         return 2 * self.correct / both if both else 0.0
 
     def as_dict(self) -> dict[str, float]:
@@ -48,9 +48,9 @@ class ClassScore:
 class ClassificationScores:
     """The scores of each class and of all together.
 
-    `confusion` counts texts by their expected class (row) and the one found (column); there is none
-    for texts with several labels. `accuracy` is the fraction of texts whose labels are all right,
-    `calibration_error` that of their probabilities, if they are known.
+    `confusion` counts texts by their expected class (row) and the predicted one (column); there is
+    none for texts with several labels. `accuracy` is the fraction of texts whose labels are all
+    right, `calibration_error` that of their probabilities, if they are known.
     """
 
     by_class: dict[str, ClassScore]
@@ -65,11 +65,11 @@ class ClassificationScores:
     @property
     def micro(self) -> ClassScore:
         """All classes counted together, so that every label weighs the same."""
-        each = self.by_class.values()
+        scores = self.by_class.values()
         return ClassScore(
-            expected=sum(score.expected for score in each),
-            found=sum(score.found for score in each),
-            correct=sum(score.correct for score in each),
+            expected=sum(score.expected for score in scores),
+            predicted=sum(score.predicted for score in scores),
+            correct=sum(score.correct for score in scores),
         )
 
     @property
@@ -106,10 +106,10 @@ class ClassificationScores:
 
     def __str__(self) -> str:
         width = max(len(name) for name in (*self.names, "micro"))
-        lines = [f"{'':{width}}  precision  recall      F1  expected   found"]
+        lines = [f"{'':{width}}  precision  recall      F1  expected  predicted"]
         lines += [
             f"{name:{width}}  {score.precision:9.4f}  {score.recall:6.4f}  {score.f1:6.4f}  "
-            f"{score.expected:8,}  {score.found:6,}"
+            f"{score.expected:8,}  {score.predicted:9,}"
             for name, score in (*self.by_class.items(), ("micro", self.micro))
         ]
         lines.append(
@@ -142,30 +142,30 @@ def score_classes(
     if isinstance(predicted, Classification):
         names = names or predicted.names
         several = predicted.multi_label
-        found: Sequence[Any] = predicted.label_sets if several else predicted.labels
+        predicted_labels: Sequence[Any] = predicted.label_sets if several else predicted.labels
         right = label_matrix(expected, names)
         probabilities = predicted.probabilities.double().cpu().numpy()
-        if len(right) == len(found):
+        if len(right) == len(predicted_labels):
             error = calibration_error(probabilities, right if several else right.argmax(1))
     else:
-        found, several = predicted, any(map(is_set, [*expected, *predicted]))
-    if len(expected) != len(found) or not len(expected):
+        predicted_labels, several = predicted, any(map(is_set, [*expected, *predicted]))
+    if len(expected) != len(predicted_labels) or not len(expected):
         raise InputError(
-            f"there are {len(expected)} expected labels and {len(found)} predicted ones",
+            f"there are {len(expected)} expected labels and {len(predicted_labels)} predicted ones",
             "give one of each per text",
         )
-    names = tuple(names) or label_names(expected, found)
-    right, given = label_matrix(expected, names), label_matrix(found, names)
+    names = tuple(names) or label_names(expected, predicted_labels)
+    right, predictions = label_matrix(expected, names), label_matrix(predicted_labels, names)
     if not several and (right.sum(1) != 1).any():
         raise InputError("a text has several labels, and the model gives one", "give one per text")
     by_class = {
         name: ClassScore(
             expected=int(right[:, index].sum()),
-            found=int(given[:, index].sum()),
-            correct=int((right[:, index] & given[:, index]).sum()),
+            predicted=int(predictions[:, index].sum()),
+            correct=int((right[:, index] & predictions[:, index]).sum()),
         )
         for index, name in enumerate(names)
     }
-    accuracy = float((right == given).all(1).mean())
-    confusion = None if several else right.astype(np.int64).T @ given.astype(np.int64)
+    accuracy = float((right == predictions).all(1).mean())
+    confusion = None if several else right.astype(np.int64).T @ predictions.astype(np.int64)
     return ClassificationScores(by_class, accuracy, confusion, error)

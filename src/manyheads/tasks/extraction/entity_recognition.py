@@ -84,13 +84,13 @@ def entities(
     >>> from manyheads.checkpoints.classification_head import with_classes
     >>> from manyheads.checkpoints.folder import load
     >>> model = with_classes(load("house-bert"), ("O", "B-person", "I-person"), of="tokens")
-    >>> [found] = entities(model, "Anna met Boris in Riga.")
-    >>> all("Anna met Boris in Riga."[each.start : each.end] == each.text for each in found)
+    >>> text = "Anna met Boris in Riga."
+    >>> all(text[e.start : e.end] == e.text for e in entities(model, text)[0])
     True
     """
     if not 0 <= min_score <= 1:
         raise InputError(f"min_score must be in [0, 1], got {min_score}")
-    read = read_texts(texts)
+    spanned = read_texts(texts)
     options = WordOptions(
         batch_tokens=batch_tokens,
         max_length=max_length,
@@ -98,37 +98,37 @@ def entities(
         progress=progress,
         doing="finding entities",
     )
-    shares = read_words(model, read, options)
+    shares = read_words(model, spanned, options)
     names = tag_names(model)
     transitions = allowed_transitions(names) if constrained else None
-    found = []
-    for text, each in zip(read, shares, strict=True):
-        rows = each.double().numpy()
+    results = []
+    for text, probabilities in zip(spanned, shares, strict=True):
+        rows = probabilities.double().numpy()
         spans = spans_of_tags(decode_tags(rows, names, transitions))
         listed = [_entity(text, span, rows, names) for span in spans]
-        found.append([entity for entity in listed if entity.score >= min_score])
-    return found
+        results.append([entity for entity in listed if entity.score >= min_score])
+    return results
 
 
 def read_texts(texts: str | Sequence[Any]) -> list[SpannedText]:
     """Texts with the spans of their words."""
     check_texts(texts)
     listed = [texts] if isinstance(texts, str) else list(texts)
-    read = []
+    spanned = []
     for index, text in enumerate(listed):
         words = text if isinstance(text, list | tuple) else ()
         if not isinstance(text, str) and (
-            not isinstance(text, list | tuple) or not all(isinstance(each, str) for each in words)
+            not isinstance(text, list | tuple) or not all(isinstance(word, str) for word in words)
         ):
             raise InputError(
                 f"text {index} is a {type(text).__name__}", "give a string, or a list of words"
             )
-        read.append(
+        spanned.append(
             SpannedText(text, split_words(text))
             if isinstance(text, str)
             else SpannedText(*join_words(words))
         )
-    return read
+    return spanned
 
 
 def split_words(text: str) -> list[Span]:
@@ -186,14 +186,14 @@ def decode_tags(
 
 
 def _entity(
-    read: SpannedText, span: TagSpan, shares: NDArray[np.float64], names: Sequence[str]
+    spanned: SpannedText, span: TagSpan, shares: NDArray[np.float64], names: Sequence[str]
 ) -> Entity:
-    start, end = read.spans[span.start][0], read.spans[span.end - 1][1]
+    start, end = spanned.spans[span.start][0], spanned.spans[span.end - 1][1]
     of_type = [index for index, name in enumerate(names) if parse_tag(name)[1] == span.type]
     words = shares[span.start : span.end, of_type].sum(1)
-    known = words[~np.isnan(words)]
-    score = min(float(known.mean()), 1.0) if known.size else 0.0
-    return Entity(span.type, read.text[start:end], start, end, score)
+    scores = words[~np.isnan(words)]
+    score = min(float(scores.mean()), 1.0) if scores.size else 0.0
+    return Entity(span.type, spanned.text[start:end], start, end, score)
 
 
 @checked
@@ -206,8 +206,8 @@ def entities_of_tags(words: Sequence[str], tags: Sequence[str]) -> list[Entity]:
     if len(words) != len(tags):
         raise InputError(f"there are {len(words)} words and {len(tags)} tags", "give one per word")
     text, spans = join_words(words)
-    found = []
+    results = []
     for kind, first, last in spans_of_tags(tags):
         start, end = spans[first][0], spans[last - 1][1]
-        found.append(Entity(kind, text[start:end], start, end))
-    return found
+        results.append(Entity(kind, text[start:end], start, end))
+    return results

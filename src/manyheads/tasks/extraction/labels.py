@@ -11,11 +11,11 @@ from manyheads.errors import InputError
 
 def label_matrix(labels: Sequence[Any], names: Sequence[str]) -> NDArray[np.bool_]:
     """A row per text and a column per class: whether the text has the label."""
-    known = {name: index for index, name in enumerate(names)}
+    index_of = {name: index for index, name in enumerate(names)}
     matrix = np.zeros((len(labels), len(names)), dtype=bool)
     for row, value in enumerate(labels):
         for label in value if is_set(value) else (value,):
-            index = known.get(str(label)) if not _is_number(label) else _number(label, known)
+            index = index_of.get(str(label)) if not _is_number(label) else _number(label, index_of)
             if index is None or not 0 <= index < len(names):
                 raise InputError(
                     f"text {row}: the label {label!r} is unknown", f"use one of: {', '.join(names)}"
@@ -24,15 +24,17 @@ def label_matrix(labels: Sequence[Any], names: Sequence[str]) -> NDArray[np.bool
     return matrix
 
 
-def _number(label: Any, known: dict[str, int]) -> int:
+def _number(label: Any, index_of: dict[str, int]) -> int:
     """The class of a number: its name, or else its place."""
-    return known.get(str(int(label)), int(label))
+    return index_of.get(str(int(label)), int(label))
 
 
-def label_names(expected: Sequence[Any], found: Sequence[Any]) -> tuple[str, ...]:
+def label_names(expected: Sequence[Any], predicted: Sequence[Any]) -> tuple[str, ...]:
     """The classes that occur, sorted."""
     values = [
-        label for value in (*expected, *found) for label in (value if is_set(value) else (value,))
+        label
+        for value in (*expected, *predicted)
+        for label in (value if is_set(value) else (value,))
     ]
     if values and all(map(_is_number, values)):
         return tuple(str(number) for number in sorted({int(value) for value in values}))

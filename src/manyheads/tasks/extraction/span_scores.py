@@ -5,7 +5,7 @@ span, "partial" counts an overlap as half, "type" needs an overlap and the same 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from manyheads.argument_checks import checked
@@ -16,7 +16,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 # An overlap counts from this fraction of the expected entity on.
 MIN_OVERLAP = 0.01
 # What is saved of the scores of a type or a class.
-SCORES = ("precision", "recall", "f1", "expected", "found")
+SCORES = ("precision", "recall", "f1", "expected", "predicted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class SpanScore:
         return self.correct + self.incorrect + self.partial + self.missed
 
     @property
-    def found(self) -> int:
+    def predicted(self) -> int:
         return self.correct + self.incorrect + self.partial + self.spurious
 
     @property
     def precision(self) -> float:
         """The fraction of the entities found that are right."""
-        return (self.correct + self.partial / 2) / self.found if self.found else 0.0
+        return (self.correct + self.partial / 2) / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
@@ -53,14 +53,9 @@ class SpanScore:
         both = self.precision + self.recall
         return 2 * self.precision * self.recall / both if both else 0.0
 
-    def __add__(self, other: "SpanScore") -> "SpanScore":
-        return SpanScore(
-            correct=self.correct + other.correct,
-            incorrect=self.incorrect + other.incorrect,
-            partial=self.partial + other.partial,
-            missed=self.missed + other.missed,
-            spurious=self.spurious + other.spurious,
-        )
+    def __add__(self, more: "SpanScore") -> "SpanScore":
+        names = [count.name for count in fields(self)]
+        return SpanScore(**{name: getattr(self, name) + getattr(more, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +80,8 @@ class EntityScores:
     @property
     def macro_f1(self) -> float:
         """The mean of the strict F1 of the types."""
-        each = [scores["strict"].f1 for scores in self.by_type.values()]
-        return sum(each) / len(each) if each else 0.0
+        f1 = [scores["strict"].f1 for scores in self.by_type.values()]
+        return sum(f1) / len(f1) if f1 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, by type and mode."""
@@ -101,10 +96,10 @@ class EntityScores:
         rows = [(name, scores["strict"]) for name, scores in sorted(self.by_type.items())]
         rows.append(("all", self.overall["strict"]))
         width = max(len(name) for name, _ in rows)
-        lines = [f"{'':{width}}  precision  recall     F1  expected  found"]
+        lines = [f"{'':{width}}  precision  recall     F1  expected  predicted"]
         lines += [
             f"{name:{width}}  {score.precision:9.4f}  {score.recall:6.4f} {score.f1:6.4f}  "
-            f"{score.expected:8,}  {score.found:5,}"
+            f"{score.expected:8,}  {score.predicted:9,}"
             for name, score in rows
         ]
         others = ", ".join(f"{mode} {self.overall[mode].f1:.4f}" for mode in MODES[1:])
@@ -119,7 +114,7 @@ class _Span(NamedTuple):
 
 @checked
 def score_entities(
-    expected: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]
+    expected: Sequence[Sequence[Any]], predicted: Sequence[Sequence[Any]]
 ) -> EntityScores:
     """How many of the expected entities were found, and how many of those found are right.
 
@@ -129,14 +124,14 @@ def score_entities(
     >>> scores.precision, scores.recall
     (1.0, 0.5)
     """
-    if len(expected) != len(found):
+    if len(expected) != len(predicted):
         raise InputError(
-            f"{len(expected)} texts have expected entities and {len(found)} found ones",
+            f"{len(expected)} texts have expected entities and {len(predicted)} predicted ones",
             "give one list per text in both",
         )
     pairs = [
-        (_spans(right, index), _spans(given, index))
-        for index, (right, given) in enumerate(zip(expected, found, strict=True))
+        (_spans(right, index), _spans(actual, index))
+        for index, (right, actual) in enumerate(zip(expected, predicted, strict=True))
     ]
     types = sorted({span.type for both in pairs for side in both for span in side})
     overall = {mode: _total(pairs, mode) for mode in MODES}
@@ -149,63 +144,64 @@ def score_entities(
 
 def _spans(entities: Sequence[Any], index: int) -> list[_Span]:
     spans = []
-    for each in entities:
+    for entity in entities:
         try:
-            kind = each.type if hasattr(each, "type") else each[0]
-            start, end = (each.start, each.end) if hasattr(each, "start") else each[1:3]
+            kind = entity.type if hasattr(entity, "type") else entity[0]
+            start, end = (entity.start, entity.end) if hasattr(entity, "start") else entity[1:3]
             span = _Span(str(kind), int(start), int(end))
         except (TypeError, ValueError, IndexError):
             raise InputError(
-                f"text {index}: {each!r:.100} is no entity", "give an Entity or (type, start, end)"
+                f"text {index}: {entity!r:.100} is no entity",
+                "give an Entity or (type, start, end)",
             ) from None
         if not 0 <= span.start < span.end:
-            raise InputError(f"text {index}: {each!r:.100} has no characters", "give end > start")
+            raise InputError(f"text {index}: {entity!r:.100} has no characters", "give end > start")
         spans.append(span)
     return spans
 
 
 def _total(pairs: Sequence[Any], mode: Mode) -> SpanScore:
     total = SpanScore()
-    for expected, found in pairs:
-        if expected or found:
-            total += _matched(expected, found, mode)
+    for expected, predicted in pairs:
+        if expected or predicted:
+            total += _matched(expected, predicted, mode)
     return total
 
 
-def _matched(expected: list[_Span], found: list[_Span], mode: Mode) -> SpanScore:
+def _matched(expected: list[_Span], predicted: list[_Span], mode: Mode) -> SpanScore:
     """Match each entity found, in order, with one that is expected and not matched yet."""
-    left = dict(enumerate(expected))
+    unmatched = dict(enumerate(expected))
     correct = near = 0
-    for span in found:
-        right = [number for number, each in left.items() if _is_right(span, each, mode)]
-        overlapping = [number for number, each in left.items() if _overlaps(span, each)]
+    for span in predicted:
+        right = [number for number in unmatched if _is_right(span, unmatched[number], mode)]
+        overlapping = [number for number in unmatched if _overlaps(span, unmatched[number])]
         if right:
             correct += 1
             # Of several only "type" allows more than one: the one with the nearest ends.
-            del left[min(right, key=lambda number: _distance(span, left[number]))]
+            del unmatched[min(right, key=lambda number: _distance(span, unmatched[number]))]
         elif overlapping:
             near += 1
-            del left[overlapping[0]]
+            del unmatched[overlapping[0]]
     counts = {"partial" if mode == "partial" else "incorrect": near}
-    spurious = len(found) - correct - near
-    return SpanScore(correct=correct, missed=len(left), spurious=spurious, **counts)
+    spurious = len(predicted) - correct - near
+    return SpanScore(correct=correct, missed=len(unmatched), spurious=spurious, **counts)
 
 
-def _is_right(found: _Span, expected: _Span, mode: Mode) -> bool:
-    same_span = (found.start, found.end) == (expected.start, expected.end)
+def _is_right(predicted: _Span, expected: _Span, mode: Mode) -> bool:
+    same_span = (predicted.start, predicted.end) == (expected.start, expected.end)
     match mode:
         case "strict":
-            return same_span and found.type == expected.type
+            return same_span and predicted.type == expected.type
         case "type":
-            return found.type == expected.type and _overlaps(found, expected)
+            return predicted.type == expected.type and _overlaps(predicted, expected)
         case _:
             return same_span
 
 
-def _overlaps(found: _Span, expected: _Span) -> bool:
-    shared = min(found.end, expected.end) - max(found.start, expected.start)
+def _overlaps(predicted: _Span, expected: _Span) -> bool:
+    shared = min(predicted.end, expected.end) - max(predicted.start, expected.start)
     return shared / (expected.end - expected.start) >= MIN_OVERLAP
 
 
-def _distance(found: _Span, expected: _Span) -> int:
-    return abs(found.start - expected.start) + abs(found.end - expected.end)
+def _distance(predicted: _Span, expected: _Span) -> int:
+    return abs(predicted.start - expected.start) + abs(predicted.end - expected.end)

@@ -143,7 +143,7 @@ def finish_answer(
     return Answer(
         question=question,
         text=text,
-        sources=tuple(replace(each, cited=each.number in cited) for each in prompt.sources),
+        sources=tuple(replace(source, cited=source.number in cited) for source in prompt.sources),
         finish_reason=finish_reason,
         truncation=prompt.truncation,
     )
@@ -199,9 +199,9 @@ def reader_prompt(
         whole = Source(number=len(sources) + 1, hit=hit, text=hit.text)
         longer = encode([*sources, whole])
         if room is not None and len(longer) > room:
-            kept = _cut(tokenizer, whole, sources, encode, room)
-            if kept is not None:
-                sources.append(kept)
+            shortened = _cut(tokenizer, whole, sources, encode, room)
+            if shortened is not None:
+                sources.append(shortened)
                 ids = encode(sources)
             break
         sources.append(whole)
@@ -230,22 +230,22 @@ def _cut(
     """As much of a passage as fits after others, or None if it is hardly any."""
     with surrogates_refused([source.text]):
         offsets = tokenizer.encode(source.text, add_special_tokens=False).offsets
-    kept = len(offsets)
+    shortened = len(offsets)
     while True:
         # Tokens at the borders may merge, so that the prompt itself is counted.
-        cut = replace(source, text=source.text[: offsets[kept - 1][1]]) if kept else source
+        cut = replace(source, text=source.text[: offsets[shortened - 1][1]]) if shortened else source
         excess = len(encode([*before, cut])) - room
-        if kept < SHORTEST_PASSAGE:
+        if shortened < SHORTEST_PASSAGE:
             return None
         if excess <= 0:
             return cut
-        kept -= excess
+        shortened -= excess
 
 
 def _context(model: TextReader) -> int | None:
     """How many tokens the reader was made for, or trained on."""
     bounds = (resolve_max_length(model, None), model.trained_length)
-    return min((each for each in bounds if each is not None), default=None)
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _room(model: TextReader, context: int | None, max_new_tokens: int) -> int | None:

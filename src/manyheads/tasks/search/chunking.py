@@ -161,7 +161,7 @@ def _spans(
     [(0, 8), (6, 11)]
     """
     # Marks that a tokenizer adds cover no letters.
-    tokens = [each for each in tokens if each[0] < each[1]]
+    tokens = [token for token in tokens if token[0] < token[1]]
     if not tokens:
         return []
     spans = []
@@ -198,9 +198,9 @@ def _border(
 ) -> int:
     """The last token up to `index` that begins a line or a word; `index` where there is none."""
     for begins in (_begins_line, _begins_word) if lines else (_begins_word,):
-        for each in range(index, earliest - 1, -1):
-            if begins(text, tokens, each):
-                return each
+        for token in range(index, earliest - 1, -1):
+            if begins(text, tokens, token):
+                return token
     return index
 
 
@@ -218,13 +218,13 @@ def _begins_line(text: str, tokens: Sequence[tuple[int, int]], index: int) -> bo
 
 
 def _word_offsets(texts: Sequence[str]) -> list[Sequence[tuple[int, int]]]:
-    return [[found.span() for found in WORD.finditer(text)] for text in texts]
+    return [[match.span() for match in WORD.finditer(text)] for text in texts]
 
 
 def _token_offsets(tokenizer: Any) -> Offsets:
     def offsets(texts: Sequence[str]) -> list[Sequence[tuple[int, int]]]:
         with surrogates_refused(texts):
             encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [each.offsets for each in encoded]
+        return [encoding.offsets for encoding in encoded]
 
     return offsets

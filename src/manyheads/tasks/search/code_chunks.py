@@ -43,11 +43,11 @@ def python_spans(document: Document) -> list[CodeSpan]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [CodeSpan("", 0, len(text))]
     lines = _line_starts(text)
-    found: list[tuple[str, int, int]] = []
-    _collect(tree.body, "", found)
+    parts: list[tuple[str, int, int]] = []
+    _collect(tree.body, "", parts)
     spans: list[CodeSpan] = []
     end = 0
-    for name, first, last in found:
+    for name, first, last in parts:
         start = lines[first - 1]
         # Several definitions on one line stay together.
         if start < end:
@@ -58,22 +58,23 @@ def python_spans(document: Document) -> list[CodeSpan]:
     return [*spans, *_between(text, end, len(text))]
 
 
-def _collect(body: list[ast.stmt], prefix: str, found: list[tuple[str, int, int]]) -> None:
+def _collect(body: list[ast.stmt], prefix: str, parts: list[tuple[str, int, int]]) -> None:
     """The name and the first and last line of each part."""
     for node in body:
         if not isinstance(node, DEFINITIONS):
             continue
         name = f"{prefix}{node.name}"
-        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         last = node.end_lineno or node.lineno
-        inner = [each for each in node.body if isinstance(each, DEFINITIONS)]
+        inner = [part for part in node.body if isinstance(part, DEFINITIONS)]
         if not isinstance(node, ast.ClassDef) or last - first < CLASS_LINES or not inner:
-            found.append((name, first, last))
+            parts.append((name, first, last))
             continue
-        begins = min([inner[0].lineno, *(each.lineno for each in inner[0].decorator_list)])
+        decorators = inner[0].decorator_list
+        begins = min([inner[0].lineno, *(decorator.lineno for decorator in decorators)])
         if begins > first:
-            found.append((name, first, begins - 1))
-        _collect(node.body, f"{name}.", found)
+            parts.append((name, first, begins - 1))
+        _collect(node.body, f"{name}.", parts)
 
 
 def _between(text: str, start: int, end: int) -> list[CodeSpan]:
@@ -86,5 +87,5 @@ def _between(text: str, start: int, end: int) -> list[CodeSpan]:
 
 def _line_starts(text: str) -> list[int]:
     """Where each line begins, and the end of the text; lines as Python's parser counts them."""
-    starts = [0, *(found.end() for found in LINE_END.finditer(text))]
+    starts = [0, *(match.end() for match in LINE_END.finditer(text))]
     return starts if starts[-1] == len(text) else [*starts, len(text)]

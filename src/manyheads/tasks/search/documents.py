@@ -112,7 +112,7 @@ def read_documents(
             "give a folder, a file, or a list of documents",
         )
     # With several folders the same relative path may occur twice.
-    several = isinstance(where, Sequence) and sum(isinstance(each, Path) for each in where) > 1
+    several = isinstance(where, Sequence) and sum(isinstance(item, Path) for item in where) > 1
     for number, item in enumerate(where):
         match item:
             case Document():
@@ -196,14 +196,14 @@ def _of_file(
 def _of_row(
     row: Row, name: str, text_column: str, title_column: str, skip: OnSkip
 ) -> Iterator[Document]:
-    id_column = next((each for each in ID_COLUMNS if row.fields.get(each) is not None), None)
+    id_column = next((column for column in ID_COLUMNS if row.fields.get(column) is not None), None)
     title = row.fields.get(title_column)
-    there = f"{name}:{row.number}" if name else f"{row.unit} {row.number}"
+    location = f"{name}:{row.number}" if name else f"{row.unit} {row.number}"
     if row.get(text_column) is None or not row.text(text_column).strip():
-        return skip(there if id_column is None else str(row.fields[id_column]), "empty")
+        return skip(location if id_column is None else str(row.fields[id_column]), "empty")
     text = row.text(text_column)
-    identifier = str(row.fields[id_column]) if id_column else there if name else _hashed(text)
-    known = {text_column, title_column, id_column}
+    identifier = str(row.fields[id_column]) if id_column else location if name else _hashed(text)
+    columns = {text_column, title_column, id_column}
     yield Document(
         id=identifier,
         text=text,
@@ -211,7 +211,7 @@ def _of_row(
         metadata={
             key: value
             for key, value in row.fields.items()
-            if key not in known and _is_scalar(value)
+            if key not in columns and _is_scalar(value)
         },
         source=f"{row.file}:{row.number}" if name else "",
     )
@@ -231,15 +231,15 @@ def markdown_title(text: str) -> str:
     for number, line in enumerate(text.splitlines()):
         stripped = line.strip()
         if front and number:
-            if found := re.match(r"title:\s*(.+)", stripped):
-                return found[1].strip("\"' ")
+            if match := re.match(r"title:\s*(.+)", stripped):
+                return match[1].strip("\"' ")
             front = stripped != "---"
         elif fence:
             fence = "" if stripped.startswith(fence) else fence
         elif stripped.startswith(("```", "~~~")):
             fence = stripped[:3]
-        elif found := re.match(r"#{1,6}\s+(.+?)\s*#*$", line):
-            return found[1]
+        elif match := re.match(r"#{1,6}\s+(.+?)\s*#*$", line):
+            return match[1]
     return ""
 
 

@@ -64,10 +64,10 @@ class MiningRule:
     def negatives(
         self, candidates: Iterable[MinedText], answers: Sequence[str], answer_score: float | None
     ) -> list[MinedText]:
-        wrong = [each for each in candidates if not _is_answer(each.text, answers)]
+        wrong = [candidate for candidate in candidates if not _is_answer(candidate.text, answers)]
         if self.margin is not None:
             highest = -torch.inf if answer_score is None else answer_score - self.margin
-            wrong = [each for each in wrong if each.score <= highest]
+            wrong = [candidate for candidate in wrong if candidate.score <= highest]
         return wrong[self.skip_first : self.skip_first + self.top_k]
 
 
@@ -104,15 +104,17 @@ def mine_negatives(
     if isinstance(source, Index):
         if documents is not None:
             raise InputError("an index has its own documents", "leave out documents")
-        found = _from_index(source, queries, rule.depth, progress)
+        candidates_of_queries = _from_index(source, queries, rule.depth, progress)
     else:
         texts = list(dict.fromkeys(row[second] for row in rows) if documents is None else documents)
-        found = _from_model(source, queries, texts, answers, rule.depth, progress)
+        candidates_of_queries = _from_model(source, queries, texts, answers, rule.depth, progress)
     mined = []
-    for row, candidates in zip(rows, found, strict=True):
-        own = [each.score for each in candidates if _is_answer(each.text, [row[second]])]
+    for row, candidates in zip(rows, candidates_of_queries, strict=True):
+        own = [
+            candidate.score for candidate in candidates if _is_answer(candidate.text, [row[second]])
+        ]
         negatives = rule.negatives(candidates, answers[row[first]], max(own, default=None))
-        mined.append({**row, "negatives": [each.text for each in negatives]})
+        mined.append({**row, "negatives": [negative.text for negative in negatives]})
     if not any(row["negatives"] for row in mined):
         raise InputError(
             f"no negatives were found for {len(mined)} pairs",
@@ -145,7 +147,7 @@ def score_candidates(
     queries = [row[first] for row in rows for _ in range(len(row[negatives]) + 1)]
     texts = [text for row in rows for text in (row[second], *row[negatives])]
     score = _model_scorer(teacher, progress) if isinstance(teacher, Model) else teacher
-    values = [float(each) for each in score(queries, texts)]
+    values = [float(value) for value in score(queries, texts)]
     if len(values) != len(texts) or not torch.tensor(values).isfinite().all():
         raise InputError(
             f"the teacher gave {len(values)} scores for {len(texts)} texts, "
@@ -184,7 +186,7 @@ def _read(pairs: PairRows, *names: str) -> list[dict[str, Any]]:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _is_answer(text: str, answers: Sequence[str]) -> bool:
@@ -197,10 +199,10 @@ def _from_index(
 ) -> Iterator[list[MinedText]]:
     with Progress("mining", total=len(queries), unit="queries", enabled=progress) as bar:
         for start in range(0, len(queries), QUERIES_AT_ONCE):
-            some = queries[start : start + QUERIES_AT_ONCE]
-            for hits in index.search_many(some, depth):
+            block = queries[start : start + QUERIES_AT_ONCE]
+            for hits in index.search_many(block, depth):
                 yield [MinedText(hit.text, hit.score) for hit in hits]
-            bar.advance(len(some))
+            bar.advance(len(block))
 
 
 def _from_model(
@@ -215,18 +217,19 @@ def _from_model(
     if not texts:
         raise InputError("there are no documents", "give at least one")
     unique = list(dict.fromkeys(queries))
-    one, other = _vectors(model, unique, "query", progress), _vectors(model, texts, "", progress)
+    query_vectors = _vectors(model, unique, "query", progress)
+    text_vectors = _vectors(model, texts, "", progress)
     place = {text: index for index, text in enumerate(texts)}
-    found: dict[str, list[MinedText]] = {}
+    candidates: dict[str, list[MinedText]] = {}
     with Progress("mining", total=len(unique), unit="queries", enabled=progress) as bar:
         for number, query in enumerate(unique):
-            scores = _compare(one, number, other)
+            scores = _compare(query_vectors, number, text_vectors)
             best = scores.topk(min(depth, len(texts))).indices.tolist()
             right = [place[text] for text in answers[query] if text in place]
             chosen = list(dict.fromkeys([*best, *right]))
-            found[query] = [MinedText(texts[index], float(scores[index])) for index in chosen]
+            candidates[query] = [MinedText(texts[index], float(scores[index])) for index in chosen]
             bar.advance(1)
-    yield from (found[query] for query in queries)
+    yield from (candidates[query] for query in queries)
 
 
 def _vectors(model: Model, texts: Sequence[str], role: str, progress: bool) -> Tensor | Ragged:
@@ -250,17 +253,17 @@ def _model_scorer(model: Model, progress: bool) -> PairScorer:
     def score(queries: Sequence[str], texts: Sequence[str]) -> list[float]:
         first = {text: number for number, text in enumerate(dict.fromkeys(queries))}
         second = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-        one, other = (
-            _vectors(model, list(first), "query", progress),
-            _vectors(model, list(second), "", progress),
-        )
+        query_vectors = _vectors(model, list(first), "query", progress)
+        text_vectors = _vectors(model, list(second), "", progress)
         numbers = [(first[q], second[t]) for q, t in zip(queries, texts, strict=True)]
-        if isinstance(one, Ragged):
-            assert isinstance(other, Ragged)
-            return [float(maxsim(one.of(q), other.select([t]))) for q, t in numbers]
-        assert isinstance(other, Tensor)
-        left, right = (list(each) for each in zip(*numbers, strict=True))
-        products: list[float] = (one[left] * other[right]).sum(1).tolist()
+        if isinstance(query_vectors, Ragged):
+            assert isinstance(text_vectors, Ragged)
+            return [
+                float(maxsim(query_vectors.of(q), text_vectors.select([t]))) for q, t in numbers
+            ]
+        assert isinstance(text_vectors, Tensor)
+        rows, columns = (list(side) for side in zip(*numbers, strict=True))
+        products: list[float] = (query_vectors[rows] * text_vectors[columns]).sum(1).tolist()
         return products
 
     return score

@@ -30,9 +30,9 @@ def highlight(query: str, text: str) -> list[Span]:
     words = {word.casefold() for word in WORD.findall(query)}
     named = words - FUNCTION_WORDS or words
     return [
-        found.span()
-        for found in WORD.finditer(text)
-        if any(_same(found.group().casefold(), word) for word in named)
+        match.span()
+        for match in WORD.finditer(text)
+        if any(_same(match.group().casefold(), word) for word in named)
     ]
 
 

@@ -244,10 +244,10 @@ class Index:
         if state.manifest.row_vectors != "none":
             assert self.model is not None
             encoded = _encode_queries(self.model, queries, state.manifest.row_vectors)
-            rankings.append([state.by_vectors(each, scope) for each in encoded])
+            rankings.append([state.by_vectors(vector, scope) for vector in encoded])
         if state.keywords is not None:
-            rankings.append([state.by_keywords(each, scope) for each in queries])
-        return [state.hits(_fused(list(each), top_k)) for each in zip(*rankings, strict=True)]
+            rankings.append([state.by_keywords(query, scope) for query in queries])
+        return [state.hits(_fused(list(ranked), top_k)) for ranked in zip(*rankings, strict=True)]
 
     def like(
         self, document: str | Document, top_k: int = 10, *, where: Where | None = None
@@ -300,11 +300,11 @@ class Index:
     def delete(self, ids: str | Iterable[str]) -> IndexingReport:
         """Remove documents by their ids."""
         listed = [ids] if isinstance(ids, str) else list(ids)
-        known = set(self._state.names.documents)
-        for each in listed:
-            if each not in known:
+        documents = set(self._state.names.documents)
+        for name in listed:
+            if name not in documents:
                 raise InputError(
-                    f"the index has no document {each!r}", "use ids that a search returns"
+                    f"the index has no document {name!r}", "use ids that a search returns"
                 )
         return self._change([], remove=dict.fromkeys(listed), progress=False)
 
@@ -373,7 +373,7 @@ class _Snapshot:
         return F.normalize(vectors.float().mean(0), dim=0)
 
     def text_of(self, rows: Int[np.ndarray, " m"]) -> str:
-        return "\n".join(each["text"] for each in self.table.take(self.names.rows[rows]))
+        return "\n".join(row["text"] for row in self.table.take(self.names.rows[rows]))
 
     def allowed(self, where: Where | None) -> Bool[np.ndarray, " n"] | None:
         """Which rows a condition holds for; None for all."""
@@ -391,14 +391,18 @@ class _Snapshot:
         numbers = np.searchsorted(self.names.rows, proposed)
         scores = np.full(len(self.names), -np.inf, dtype=np.float32)
         scores[numbers] = _similarities(query, self.table.vectors_of(proposed))
-        found = scores > -np.inf
-        return self._best(scores, found if scope.allowed is None else found & scope.allowed, scope)
+        matches = scores > -np.inf
+        return self._best(
+            scores, matches if scope.allowed is None else matches & scope.allowed, scope
+        )
 
     def by_keywords(self, query: str, scope: _SearchScope) -> list[_Ranked]:
         assert self.keywords is not None
         scores = self.keywords.scores(query)
-        found = scores > 0
-        return self._best(scores, found if scope.allowed is None else found & scope.allowed, scope)
+        matches = scores > 0
+        return self._best(
+            scores, matches if scope.allowed is None else matches & scope.allowed, scope
+        )
 
     def _best(
         self,
@@ -410,43 +414,43 @@ class _Snapshot:
         rows = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
         fetched = 4 * scope.depth
         while True:
-            some = rows
+            candidates = rows
             if len(rows) > fetched:
-                some = rows[np.argpartition(-scores[rows], fetched)[:fetched]]
+                candidates = rows[np.argpartition(-scores[rows], fetched)[:fetched]]
             best: dict[int, _Ranked] = {}
-            for row in some[np.lexsort((some, -scores[some]))].tolist():
+            for row in candidates[np.lexsort((candidates, -scores[candidates]))].tolist():
                 key = row if scope.every_chunk else int(self.names.document[row])
                 if key not in best:
                     best[key] = _Ranked(row, key, float(scores[row]))
                     if len(best) == scope.depth:
                         break
-            if len(best) == scope.depth or len(some) == len(rows):
+            if len(best) == scope.depth or len(candidates) == len(rows):
                 return list(best.values())
             fetched *= 4
 
     def hits(self, ranked: Sequence[_Ranked]) -> list[Hit]:
-        names, rows = self.names, np.array([each.row for each in ranked], dtype=np.int64)
+        names, rows = self.names, np.array([hit.row for hit in ranked], dtype=np.int64)
         return [
             Hit(
-                id=names.documents[names.document[each.row]],
-                score=each.score,
+                id=names.documents[names.document[hit.row]],
+                score=hit.score,
                 text=row["text"],
                 title=row["title"],
-                chunk=int(names.chunk[each.row]),
+                chunk=int(names.chunk[hit.row]),
                 start=row["chunk_start"],
                 end=row["chunk_end"],
                 source=row["source"],
                 metadata=json.loads(row["metadata"]),
             )
-            for each, row in zip(ranked, self._shown(rows), strict=True)
+            for hit, row in zip(ranked, self._hit_rows(rows), strict=True)
         ]
 
-    def _shown(self, numbers: Int[np.ndarray, " m"]) -> list[dict[str, Any]]:
+    def _hit_rows(self, numbers: Int[np.ndarray, " m"]) -> list[dict[str, Any]]:
         """What hits show of some rows."""
         # A process that searches once reads only the rows that it shows.
         if self._searched and self._held is not None:
-            shown: list[dict[str, Any]] = self._held.take(numbers).to_pylist()
-            return shown
+            rows: list[dict[str, Any]] = self._held.take(numbers).to_pylist()
+            return rows
         self._searched = True
         return self.table.take(self.names.rows[numbers])
 
@@ -483,7 +487,7 @@ def _plan(
 
 def _encode_queries(model: Model, queries: Sequence[str], row_vectors: RowVectors) -> list[Tensor]:
     if row_vectors == "late":
-        return [each.cpu() for each in encode_late(model, queries, "query").to_list()]
+        return [vectors.cpu() for vectors in encode_late(model, queries, "query").to_list()]
     return list(encode_with_counts(model, queries, Options(normalize=True, progress=False)).vectors)
 
 
@@ -505,9 +509,9 @@ def _fused(rankings: Sequence[list[_Ranked]], top_k: int) -> list[_Ranked]:
         return rankings[0][:top_k]
     rows: dict[int, int] = {}
     for ranking in rankings:
-        for each in ranking:
-            rows.setdefault(each.key, each.row)
-    fused = fuse_rankings([[each.key for each in ranking] for ranking in rankings])
+        for hit in ranking:
+            rows.setdefault(hit.key, hit.row)
+    fused = fuse_rankings([[hit.key for hit in ranking] for ranking in rankings])
     return [_Ranked(rows[key], key, score) for key, score in fused[:top_k]]
 
 

@@ -94,23 +94,28 @@ def explain_match(
     scorer = _scorer(model, kind)
     method = _token_method(scorer, tokens_by, by)
     with eval_mode(model), torch.no_grad():
-        one, other = scorer.read(query, "query"), scorer.read(text, "document")
-        score = float(scorer.score(one.states, one, other)[0])
-        matrix = scorer.matrix(one, other)
-        shares = scorer.shares(one, other) if method == "decomposition" else None
+        query_side, text_side = scorer.read(query, "query"), scorer.read(text, "document")
+        score = float(scorer.score(query_side.states, query_side, text_side)[0])
+        matrix = scorer.matrix(query_side, text_side)
+        shares = scorer.shares(query_side, text_side) if method == "decomposition" else None
     if shares is None:
         measure = _removals if method == "removal" else _gradients
-        shares = measure(scorer, one, other, progress), measure(scorer, other, one, progress)
-    found = _heads(scorer, one, other, by, replace_with, progress) if heads else None
+        shares = (
+            measure(scorer, query_side, text_side, progress),
+            measure(scorer, text_side, query_side, progress),
+        )
+    head_shares = (
+        _heads(scorer, query_side, text_side, by, replace_with, progress) if heads else None
+    )
     return MatchExplanation(
         kind=scorer.kind,
         by=by,
         tokens_by=method,
         score=score,
-        query=one.explained(shares[0]),
-        document=other.explained(shares[1]),
+        query=query_side.explained(shares[0]),
+        document=text_side.explained(shares[1]),
         similarity=None if matrix is None else matrix.double().cpu().numpy(),
-        heads=found,
+        heads=head_shares,
     )
 
 
@@ -255,16 +260,16 @@ class _LateScorer:
         )
 
     def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:
-        other = self._vectors(against.states.values, against)
+        against_vectors = self._vectors(against.states.values, against)
         scores = []
         for values in states.to_list():
-            products = self._vectors(values, side) @ other.T
+            products = self._vectors(values, side) @ against_vectors.T
             scores.append(products.amax(1 if side.role == "query" else 0).sum())
         return torch.stack(scores)
 
     def matrix(self, query: _ReadText, document: _ReadText) -> Float[Tensor, "q d"]:
-        one = self._vectors(query.states.values, query)
-        return one @ self._vectors(document.states.values, document).T
+        vectors = self._vectors(query.states.values, query)
+        return vectors @ self._vectors(document.states.values, document).T
 
     def shares(self, query: _ReadText, document: _ReadText) -> Shares:
         best = self.matrix(query, document).max(1)
@@ -285,7 +290,7 @@ class _DenseScorer:
     def __init__(self, model: TextReader) -> None:
         self.model = model
         self.sentence = model.sentence or SentenceConfig()
-        linear = all(each.activation == "none" for each in self.sentence.dense)
+        linear = all(dense.activation == "none" for dense in self.sentence.dense)
         self.exact = linear and self.sentence.pooling == "mean"
 
     def read(self, text: str, role: SideName) -> _ReadText:
@@ -448,10 +453,10 @@ def _gradients(
     scorer: _MatchScorer, side: _ReadText, against: _ReadText, progress: bool
 ) -> Float[np.ndarray, " t"]:
     metric = _metric(scorer, side, against)
-    found = integrate_inputs(
+    gradients = integrate_inputs(
         scorer.model, [list(side.ids)], metric, steps=GRADIENT_STEPS, progress=progress
     )
-    return _array(found.of(0))
+    return _array(gradients.of(0))
 
 
 def _heads(

@@ -54,12 +54,12 @@ class MatchSide:
 
     def words(self) -> list[MatchWord]:
         """The words in the order of the text, each with the sum over its tokens."""
-        found: dict[int, list[int]] = {}
+        tokens_of_word: dict[int, list[int]] = {}
         for token, word in enumerate(self.word_of_token):
             if word >= 0:
-                found.setdefault(word, []).append(token)
+                tokens_of_word.setdefault(word, []).append(token)
         words = []
-        for tokens in found.values():
+        for tokens in tokens_of_word.values():
             start = min(self.starts[token] for token in tokens)
             end = max(self.ends[token] for token in tokens)
             raw = self.text[start:end]
@@ -152,8 +152,8 @@ class MatchExplanation(Result):
             "top_heads": [str(address) for address, _ in self.top_heads(top_k)],
             "heads": by_head,
             "matches": [
-                {"query": one, "document": other, "similarity": value}
-                for one, other, value in self.best_matches()
+                {"query": word, "document": match, "similarity": value}
+                for word, match, value in self.best_matches()
             ],
         }
         return cast(dict[str, Any], without_nan(about))
@@ -226,7 +226,7 @@ def _distinct(words: Iterable[MatchWord]) -> list[MatchWord]:
     >>> len(_distinct([MatchWord("Wing", 0, 4, 0.2), MatchWord("wing", 9, 13, 0.1)]))
     1
     """
-    found: dict[str, MatchWord] = {}
+    first_words: dict[str, MatchWord] = {}
     for word in words:
-        found.setdefault(word.text.casefold(), word)
-    return list(found.values())
+        first_words.setdefault(word.text.casefold(), word)
+    return list(first_words.values())

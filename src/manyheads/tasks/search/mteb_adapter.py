@@ -122,7 +122,7 @@ def _describe(model: Model, name: str, revision: str, kind: str, prompts: bool) 
         overwrites={
             "name": title if "/" in title else f"manyheads/{title}",
             "revision": revision,
-            "n_parameters": sum(each.numel() for each in model.parameters()),
+            "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
             "framework": ["PyTorch"],
             "similarity_fn_name": ScoringFunction.MAX_SIM if late else ScoringFunction.COSINE,
             "model_type": ["late-interaction" if late else "dense"],

@@ -23,4 +23,4 @@ def fuse_rankings(
     for ranking in rankings:
         for rank, item in enumerate(ranking, 1):
             scores[item] = scores.get(item, 0.0) + 1 / (constant + rank)
-    return sorted(scores.items(), key=lambda each: -each[1])
+    return sorted(scores.items(), key=lambda item: -item[1])

@@ -110,7 +110,7 @@ class RetrievalScores:
         )
 
     def _mean(self, measure: str) -> MeanScore:
-        return _mean_score([getattr(each, measure) for each in self.per_query.values()])
+        return _mean_score([getattr(scores, measure) for scores in self.per_query.values()])
 
     def rows(self) -> list[tuple[str, MeanScore]]:
         """The name and the mean of each measure."""
@@ -183,17 +183,17 @@ def evaluate_retrieval(
         )
     depth = max(cutoff, top_k)
     if isinstance(source, Mapping):
-        found = [_ranking(query.id, source.get(query.id, ()))[:depth] for query in judged]
+        rankings = [_ranking(query.id, source.get(query.id, ()))[:depth] for query in judged]
     elif isinstance(source, Searchable):
         hits = source.search_many([query.text for query in judged], depth)
-        found = [[hit.id for hit in each] for each in hits]
+        rankings = [[hit.id for hit in ranking] for ranking in hits]
     else:
         raise InputError(
             f"cannot rank documents by a {type(source).__name__}",
             "give an Index, or a dictionary from query ids to document ids",
         )
     per_query = {}
-    for query, ids in zip(judged, found, strict=True):
+    for query, ids in zip(judged, rankings, strict=True):
         if query.id in per_query:
             raise InputError(f"two queries have the id {query.id!r}", "give each its own")
         per_query[query.id] = _score(ids, query.relevant, cutoff, top_k)
@@ -284,7 +284,7 @@ def _score(
         ndcg=_discounted(gains[:cutoff]) / _discounted(ideal[:cutoff]),
         mrr=1 / ranks[0] if ranks else 0.0,
         recall=len(ranks) / count,
-        map=sum(found / rank for found, rank in enumerate(ranks, 1)) / count,
+        map=sum(number / rank for number, rank in enumerate(ranks, 1)) / count,
     )
 
 

@@ -68,7 +68,7 @@ class ResidualCodec:
                 f"the codec is for vectors of {self.width} channels, got {tuple(vectors.shape)}",
                 "encode with the model that it was trained for",
             )
-        parts = [self._encode(some.float()) for some in vectors.to(self.device).split(ROWS)]
+        parts = [self._encode(block.float()) for block in vectors.to(self.device).split(ROWS)]
         return torch.cat([*parts, self._no_rows()])
 
     def decode(self, rows: UInt8[Tensor, "n b"]) -> Float[Tensor, "n c"]:
@@ -124,7 +124,9 @@ class ResidualCodec:
     def save(self, file: str | Path) -> None:
         """Write the codec as .safetensors; `load` restores it."""
         values = (self.centroids, self.cutoffs, self.weights, torch.tensor(self.normalized))
-        tensors = {name: each.cpu().contiguous() for name, each in zip(NAMES, values, strict=True)}
+        tensors = {
+            name: value.cpu().contiguous() for name, value in zip(NAMES, values, strict=True)
+        }
         with atomic_write(Path(file)) as temporary:
             write_tensors(tensors, temporary)
 
@@ -261,5 +263,7 @@ def k_means(
 def nearest(vectors: Float[Tensor, "n c"], means: Float[Tensor, "k c"]) -> Int[Tensor, " n"]:
     """The number of the centroid nearest to each vector."""
     offset = means.square().sum(1) / 2
-    found = [(some @ means.T - offset).argmax(1) for some in vectors.split(ROWS)]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.long, device=vectors.device)
+    numbers = [(block @ means.T - offset).argmax(1) for block in vectors.split(ROWS)]
+    return (
+        torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.long, device=vectors.device)
+    )

@@ -62,10 +62,10 @@ class IndexManifest:
     @property
     def table_name(self) -> str:
         """The name of a table whose rows were all made in the same way."""
-        made = (self.row_vectors, self.model_fingerprint, asdict(self.settings))
+        origin: list[Any] = [self.row_vectors, self.model_fingerprint, asdict(self.settings)]
         if self.row_vectors != "none":
-            made += (self.vectors, self.width)  # type: ignore[assignment]
-        return TABLE + blake2b(json.dumps(made).encode(), digest_size=8).hexdigest()
+            origin += [self.vectors, self.width]
+        return TABLE + blake2b(json.dumps(origin).encode(), digest_size=8).hexdigest()
 
     @property
     def row_width(self) -> int:
@@ -80,11 +80,11 @@ class IndexManifest:
     def from_json(cls, text: str | bytes, where: str) -> "IndexManifest":
         try:
             values = json.loads(text)
-            found = values.pop("format")
-            known = {each.name for each in fields(cls)}
-            if found > FORMAT or not set(values) <= known:
+            version = values.pop("format")
+            names = {field.name for field in fields(cls)}
+            if version > FORMAT or not set(values) <= names:
                 raise InputError(
-                    f"the index {where} has format {found}, and this version reads {FORMAT}",
+                    f"the index {where} has format {version}, and this version reads {FORMAT}",
                     "update manyheads, or create the index again",
                 )
             values["settings"] = ChunkSettings(**values["settings"])
@@ -225,12 +225,12 @@ class IndexLocation:
     def names(self) -> list[str]:
         """The files and folders of the index, and whatever else lies there."""
         if not self.is_remote:
-            return [each.name for each in self.path.iterdir()] if self.path.is_dir() else []
+            return [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
         from pyarrow import fs
 
         system, root = _file_system(self.address)
-        found = system.get_file_info(fs.FileSelector(root, allow_not_found=True))
-        return [each.base_name for each in found]
+        files = system.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        return [file.base_name for file in files]
 
     def remove_all_but(self, manifest: IndexManifest) -> None:
         """Remove what the manifest does not name."""
@@ -289,5 +289,5 @@ def _described(value: object) -> object:
         sample = flat.to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
         return f"{tuple(value.shape)} {sample.numpy().tobytes().hex()}"
     if is_dataclass(value) and not isinstance(value, type):
-        return [_described(getattr(value, each.name)) for each in fields(value)]
-    return [_described(each) for each in value] if isinstance(value, tuple) else value
+        return [_described(getattr(value, item.name)) for item in fields(value)]
+    return [_described(item) for item in value] if isinstance(value, tuple) else value

@@ -123,25 +123,25 @@ class IndexWriter:
     ) -> IndexManifest:
         """Add or replace documents, remove some, and commit; `keep_others` keeps the rest."""
         started = time.perf_counter()
-        wanted = {name: key for key, name in self._committed.items()} if keep_others else {}
+        keys_by_id = {name: key for key, name in self._committed.items()} if keep_others else {}
         for name in remove:
-            del wanted[name]
-        seen: dict[str, str] = {}
+            del keys_by_id[name]
+        new_keys: dict[str, str] = {}
         with Progress(
             "indexing", total=_count(documents), unit="documents", enabled=progress
         ) as bar:
-            for batch in self._new_documents(documents, seen, bar):
+            for batch in self._new_documents(documents, new_keys, bar):
                 self._add(batch)
                 bar.advance(len(batch))
-            wanted |= seen
-            if not wanted and not keep_others:
+            keys_by_id |= new_keys
+            if not keys_by_id and not keep_others:
                 raise InputError("there are no documents to index", "give at least one with text")
-            manifest = self._commit(wanted)
+            manifest = self._commit(keys_by_id)
         self.report.seconds = time.perf_counter() - started
         return manifest
 
     def _new_documents(
-        self, documents: Documents, seen: dict[str, str], bar: Progress
+        self, documents: Documents, new_keys: dict[str, str], bar: Progress
     ) -> Iterator[list[Document]]:
         """Documents that are not stored yet, some at a time."""
         batch: list[Document] = []
@@ -153,14 +153,14 @@ class IndexWriter:
             most, largest = max(most, TRAINING_CHARACTERS), TRAINING_DOCUMENTS
         for document in read_documents(documents, on_skip=self._skip):
             key = document.fingerprint
-            if document.id in seen:
-                if seen[document.id] != key:
+            if document.id in new_keys:
+                if new_keys[document.id] != key:
                     raise InputError(
                         f"two documents have the id {document.id!r}", "give each an id of its own"
                     )
                 self._skip(document.id, "duplicate")
                 continue
-            seen[document.id] = key
+            new_keys[document.id] = key
             self.report.documents += 1
             if key in self._staged:
                 self.report.unchanged += key in self._committed
@@ -221,12 +221,12 @@ class IndexWriter:
                 self._codec.save(folder / CODEC_FILE)
         return self._codec.encode(vectors)
 
-    def _commit(self, wanted: dict[str, str]) -> IndexManifest:
-        keys = set(wanted.values())
+    def _commit(self, keys_by_id: dict[str, str]) -> IndexManifest:
+        keys = set(keys_by_id.values())
         stale = [key for key in self._staged if key not in keys]
         committed = set(self._committed)
         self.report.removed = len(
-            {self._committed[key] for key in committed - keys} - wanted.keys()
+            {self._committed[key] for key in committed - keys} - keys_by_id.keys()
         )
         if stale:
             self._table.delete(stale)
@@ -243,7 +243,7 @@ class IndexWriter:
             table=self.plan.table_name,
             version=self._table.version,
             approximate=approximate,
-            documents=len(wanted),
+            documents=len(keys_by_id),
             chunks=self._table.count_rows(),
             vector_count=vectors,
             codes=codes_name(self.plan) if self._codec is not None else "",
@@ -272,7 +272,7 @@ def _count(documents: Documents) -> int | None:
     """How many documents there are, if that is known before they are read."""
     if not isinstance(documents, Sequence) or isinstance(documents, str):
         return None
-    return None if any(isinstance(each, Path) for each in documents) else len(documents)
+    return None if any(isinstance(document, Path) for document in documents) else len(documents)
 
 
 def _same_index(old: IndexManifest, plan: IndexManifest) -> bool:

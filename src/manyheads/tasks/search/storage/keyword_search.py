@@ -64,12 +64,12 @@ class KeywordIndex:
 
     def scores(self, query: str) -> Float[np.ndarray, " rows"]:
         """The BM25 score of each row, 0 where no word occurs."""
-        known = self._engine.vocab_dict
-        words = [word for word in keywords_of(query, code=self.code) if word in known]
+        vocabulary = self._engine.vocab_dict
+        words = [word for word in keywords_of(query, code=self.code) if word in vocabulary]
         if not words:
             return np.zeros(self.rows, dtype=np.float32)
-        found: np.ndarray = self._engine.get_scores(words)
-        return found[: self.rows]
+        scores: np.ndarray = self._engine.get_scores(words)
+        return scores[: self.rows]
 
 
 @cache

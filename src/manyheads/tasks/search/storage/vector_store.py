@@ -120,8 +120,8 @@ class ChunkTable:
 
     def fingerprints(self) -> dict[str, str]:
         """The id of the document of each fingerprint that has rows."""
-        found = self._table.search().select(["fingerprint", "document"]).to_arrow()
-        pairs = zip(found["fingerprint"].to_pylist(), found["document"].to_pylist(), strict=True)
+        table = self._table.search().select(["fingerprint", "document"]).to_arrow()
+        pairs = zip(table["fingerprint"].to_pylist(), table["document"].to_pylist(), strict=True)
         return dict(pairs)
 
     def add(self, rows: Sequence[ChunkRow], vectors: Tensor | Ragged | None) -> None:
@@ -144,7 +144,7 @@ class ChunkTable:
             columns[VECTOR] = _as_arrow(vectors, self._manifest)
         schema = self._table.schema
         arrays = [
-            pa.array(columns.get(each.name, [None] * len(rows)), each.type) for each in schema
+            pa.array(columns.get(column.name, [None] * len(rows)), column.type) for column in schema
         ]
         with full_disk_named(self._address):
             self._table.add(pa.table(arrays, schema=schema))
@@ -158,17 +158,17 @@ class ChunkTable:
                 numeric = isinstance(value, int | float) and not isinstance(value, bool)
                 column[number] = float(value) if numeric else value
         kinds = {str: "string", float: "double", bool: "bool"}
-        known = {each.name: str(each.type) for each in self._table.schema}
+        types = {column.name: str(column.type) for column in self._table.schema}
         fresh = {}
         for name, column in columns.items():
             for row, value in zip(rows, column, strict=True):
                 if value is None:
                     continue
                 kind = kinds[type(value)]
-                if known.setdefault(name, kind) != kind:
+                if types.setdefault(name, kind) != kind:
                     raise InputError(
                         f"metadata {name!r} of document {row.document.id!r} is "
-                        f"{short_repr(value)}, and other documents have a {known[name]} there",
+                        f"{short_repr(value)}, and other documents have a {types[name]} there",
                         "use the same type in all documents",
                     )
                 if name not in self._table.schema.names:
@@ -181,9 +181,9 @@ class ChunkTable:
     def delete(self, fingerprints: Sequence[str]) -> None:
         """Remove all rows of some documents."""
         for start in range(0, len(fingerprints), AT_A_TIME):
-            some = ", ".join(map(_quoted, fingerprints[start : start + AT_A_TIME]))
+            batch = ", ".join(map(_quoted, fingerprints[start : start + AT_A_TIME]))
             with full_disk_named(self._address):
-                self._table.delete(f"fingerprint IN ({some})")
+                self._table.delete(f"fingerprint IN ({batch})")
 
     def compact(self) -> bool:
         """Join the parts of the table if there are many; no version is removed."""
@@ -200,26 +200,26 @@ class ChunkTable:
     def names(self) -> RowNames:
         """All rows, in the order of their ids."""
         query = self._table.search().select(["document", "chunk"]).with_row_id(True)
-        found = query.to_arrow().sort_by("_rowid").combine_chunks()
-        coded = found["document"].combine_chunks().dictionary_encode()
+        table = query.to_arrow().sort_by("_rowid").combine_chunks()
+        coded = table["document"].combine_chunks().dictionary_encode()
         return RowNames(
-            found["_rowid"].to_numpy().astype(np.int64),
+            table["_rowid"].to_numpy().astype(np.int64),
             coded.indices.to_numpy(),
-            found["chunk"].to_numpy(),
+            table["chunk"].to_numpy(),
             coded.dictionary.to_pylist(),
         )
 
     def searched_texts(self) -> list[str]:
         """Title and text of each row, in the order of `names`."""
         query = self._table.search().select(["title", "text"]).with_row_id(True)
-        found = query.to_arrow().sort_by("_rowid")
-        pairs = zip(found["title"].to_pylist(), found["text"].to_pylist(), strict=True)
+        table = query.to_arrow().sort_by("_rowid")
+        pairs = zip(table["title"].to_pylist(), table["text"].to_pylist(), strict=True)
         return [f"{title}\n{text}" if title else text for title, text in pairs]
 
     def vectors(self) -> Float[Tensor, "n c"] | Ragged:
         """The vectors of each row, or their codes, in the order of `names`."""
-        found = self._table.search().select([VECTOR]).with_row_id(True).to_arrow()
-        column = found.sort_by("_rowid")[VECTOR].combine_chunks()
+        table = self._table.search().select([VECTOR]).with_row_id(True).to_arrow()
+        column = table.sort_by("_rowid")[VECTOR].combine_chunks()
         return _from_arrow(column, self._manifest)
 
     def build_vector_index(self) -> None:
@@ -229,7 +229,7 @@ class ChunkTable:
         """
         from lancedb.index import IvfFlat
 
-        indexed = [each for each in self._table.list_indices() if VECTOR in each.columns]
+        indexed = [entry for entry in self._table.list_indices() if VECTOR in entry.columns]
         if indexed and indexed[0].num_unindexed_rows <= UNINDEXED * self.count_rows():
             return
         with full_disk_named(self._address):
@@ -239,17 +239,17 @@ class ChunkTable:
         self, query: Float[Tensor, "*q c"], depth: int, where: str | None
     ) -> Int[np.ndarray, " m"]:
         """The ids of rows that are likely among the best `depth` documents."""
-        found = self._table.search(query.float().numpy(), vector_column_name=VECTOR)
-        found = found.limit(max(MIN_PROPOSED, PROPOSED * depth)).with_row_id(True)
+        search = self._table.search(query.float().numpy(), vector_column_name=VECTOR)
+        search = search.limit(max(MIN_PROPOSED, PROPOSED * depth)).with_row_id(True)
         if where is not None:
-            found = found.where(where, prefilter=True)
-        rows: np.ndarray = found.select(["chunk", "_distance"]).to_arrow()["_rowid"].to_numpy()
+            search = search.where(where, prefilter=True)
+        rows: np.ndarray = search.select(["chunk", "_distance"]).to_arrow()["_rowid"].to_numpy()
         return np.unique(rows.astype(np.int64))
 
     def vectors_of(self, rows: Int[np.ndarray, " m"]) -> Float[Tensor, "m c"] | Ragged:
         """The vectors of some rows, or their codes; ids must ascend."""
-        taken = self._table.take_row_ids(rows.tolist()).select([VECTOR]).with_row_id().to_arrow()
-        return _from_arrow(taken.sort_by("_rowid")[VECTOR].combine_chunks(), self._manifest)
+        table = self._table.take_row_ids(rows.tolist()).select([VECTOR]).with_row_id().to_arrow()
+        return _from_arrow(table.sort_by("_rowid")[VECTOR].combine_chunks(), self._manifest)
 
     def count_rows(self) -> int:
         return int(self._table.count_rows())
@@ -258,17 +258,17 @@ class ChunkTable:
         """How many vectors all rows have together."""
         if self._manifest.row_vectors != "late":
             return self.count_rows() if self._manifest.row_vectors == "dense" else 0
-        found = self._table.search().select({"vectors": f"array_length({VECTOR})"}).to_arrow()
-        return int(np.sum(found["vectors"].to_numpy()))
+        table = self._table.search().select({"vectors": f"array_length({VECTOR})"}).to_arrow()
+        return int(np.sum(table["vectors"].to_numpy()))
 
     def take(self, rows: Int[np.ndarray, " m"]) -> list[dict[str, Any]]:
         """What a hit shows of each of some rows, in their order."""
-        found: dict[int, dict[str, Any]] = {}
+        hits: dict[int, dict[str, Any]] = {}
         for start in range(0, len(rows), AT_A_TIME):
-            some = self._table.take_row_ids(rows[start : start + AT_A_TIME].tolist())
-            taken = some.select(list(HIT_COLUMNS)).with_row_id().to_list()
-            found |= {row["_rowid"]: row for row in taken}
-        return [found[row] for row in rows.tolist()]
+            batch = self._table.take_row_ids(rows[start : start + AT_A_TIME].tolist())
+            batch_rows = batch.select(list(HIT_COLUMNS)).with_row_id().to_list()
+            hits |= {row["_rowid"]: row for row in batch_rows}
+        return [hits[row] for row in rows.tolist()]
 
     def held_rows(self) -> Any:
         """What a hit shows of all rows, in the order of `names`, or None if it is large.
@@ -280,21 +280,21 @@ class ChunkTable:
         vectors = manifest.vector_count * manifest.row_width * number
         if int(self._table.stats()["total_bytes"]) - vectors > HELD_BYTES:
             return None
-        found = self._table.search().select(list(HIT_COLUMNS)).with_row_id(True).to_arrow()
-        return found.sort_by("_rowid").drop_columns("_rowid").combine_chunks()
+        table = self._table.search().select(list(HIT_COLUMNS)).with_row_id(True).to_arrow()
+        return table.sort_by("_rowid").drop_columns("_rowid").combine_chunks()
 
     def matching(self, condition: str) -> Int[np.ndarray, " m"]:
         """The ids of the rows that a condition holds for."""
         query = self._table.search().where(condition).select(["chunk"]).with_row_id(True)
         try:
-            found: np.ndarray = query.to_arrow()["_rowid"].to_numpy()
+            row_ids: np.ndarray = query.to_arrow()["_rowid"].to_numpy()
         except (ValueError, RuntimeError) as error:
             reason = re.split(r"\n|\. Valid fields", str(error))[0][:300]
             raise InputError(
                 f"where={condition!r} is not a condition over the metadata ({reason})",
                 f"use SQL such as \"year > 2020 AND author = 'Ada'\" over {self._filterable()}",
             ) from None
-        return found.astype(np.int64)
+        return row_ids.astype(np.int64)
 
     def condition(self, where: str | Mapping[str, Any]) -> str:
         """SQL, or equality or membership in a list for each key."""
@@ -305,11 +305,11 @@ class ChunkTable:
                 f"where must be SQL or a mapping, got {short_repr(where)}",
                 "use for example {'author': 'Ada'}",
             )
-        known = self._table.schema.names
+        columns = self._table.schema.names
         parts = []
         for key, value in where.items():
             name = key if key in ("document", "title", "source") else metadata_column(str(key))
-            if name not in known:
+            if name not in columns:
                 raise InputError(
                     f"where has {key!r}, which no document has", f"use {self._filterable()}"
                 )
@@ -366,8 +366,8 @@ def _vector_type(manifest: IndexManifest) -> Any:
     import pyarrow as pa
 
     number = {"float32": pa.float32(), "float16": pa.float16(), "2bit": pa.uint8()}
-    one = pa.list_(number[manifest.vectors], manifest.row_width)
-    return pa.list_(one) if manifest.row_vectors == "late" else one
+    vector = pa.list_(number[manifest.vectors], manifest.row_width)
+    return pa.list_(vector) if manifest.row_vectors == "late" else vector
 
 
 def _as_arrow(vectors: Tensor | Ragged, manifest: IndexManifest) -> Any:
@@ -399,10 +399,10 @@ def full_disk_named(where: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError, ValueError) as error:
-        found = re.search(r"os error (\d+)", str(error))
-        if isinstance(error, InputError) or found is None:
+        match = re.search(r"os error (\d+)", str(error))
+        if isinstance(error, InputError) or match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         reason = os.strerror(number)
         if number == errno.ENOSPC:
             reason += "; the index is as it was, and continues when there is room"

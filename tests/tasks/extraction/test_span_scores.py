@@ -58,14 +58,14 @@ def test_scores_are_those_of_nervaluate(seed: int) -> None:
                 assert getattr(one, each) == pytest.approx(getattr(other, each), abs=1e-12)
 
 
-def test_nothing_expected_and_nothing_found_scores_zero() -> None:
+def test_no_entity_on_either_side_scores_zero() -> None:
     scores = tasks.score_entities([[], []], [[], []])
     assert (scores.precision, scores.recall, scores.f1, scores.macro_f1) == (0, 0, 0, 0)
     assert "all" in str(scores)
 
 
 def test_what_is_no_entity_is_refused() -> None:
-    with refuses(InputError, "1 texts", "2 found", "one list per text"):
+    with refuses(InputError, "1 texts", "2 predicted", "one list per text"):
         tasks.score_entities([[]], [[], []])
     with refuses(InputError, "text 0", "no entity", "(type, start, end)"):
         tasks.score_entities([["person"]], [[]])

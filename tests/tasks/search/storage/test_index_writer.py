@@ -16,15 +16,30 @@ from manyheads.tasks import Index
 from manyheads.tasks.search.storage import index_writer
 from manyheads.tasks.search.storage.index_manifest import IndexLocation
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
-from tests.tasks.crash_points import GROWN, NEW, OLD, SETTINGS, check, editions, state_of, watch
+from tests.tasks.search.storage.crash_points import (
+    GROWN,
+    NEW,
+    OLD,
+    SETTINGS,
+    check,
+    editions,
+    state_of,
+    watch,
+)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_killed_writer_loses_nothing_and_readers_never_see_half_a_change(tmp_path: Path) -> None:
     """After the first batch, and with the manifest written but not in place."""
-    command = [sys.executable, "-m", "tests.tasks.crash_points", str(tmp_path), "again"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tasks.search.storage.crash_points",
+        str(tmp_path),
+        "again",
+    ]
     model = load("house-bert")
     Index.create(tmp_path / "again-before", model, OLD, **SETTINGS)
     with subprocess.Popen(

@@ -1,6 +1,7 @@
 """Kill a process that writes an index at chosen points, and look at what is left.
 
-Run alone it kills at every point: python -m tests.tasks.crash_points FOLDER [ACTION [POINT ...]]
+Run alone it kills at every point:
+python -m tests.tasks.search.storage.crash_points FOLDER [ACTION [POINT ...]]
 """
 
 import json

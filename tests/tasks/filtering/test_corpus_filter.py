@@ -21,7 +21,7 @@ from tests.encoding.tiny import letters, small
 from tests.messages import refuses
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "by", "sun"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def text(number: int) -> str:

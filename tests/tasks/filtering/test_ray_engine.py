@@ -16,7 +16,7 @@ from manyheads.tasks import classify_with_ray, encode_with_ray, filter_corpus
 from manyheads.tasks.filtering import ray_engine
 from tests.encoding.tiny import small
 from tests.messages import refuses
-from tests.tasks.test_filter import rows, write_rows
+from tests.tasks.filtering.test_corpus_filter import rows, write_rows
 
 # Ray itself leaves sockets open and uses what is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -209,7 +209,7 @@ def test_bad_wishes() -> None:
         select_neurons(model, TEXTS, fraction=2.0, progress=False)
     with pytest.raises(InputError, match="points must be at least 1, got 0: use 1 or more"):
         select_neurons(model, TEXTS, points=0, progress=False)
-    with pytest.raises(InputError, match="budget must be a number, got nan"):
+    with pytest.raises(InputError, match="budget must be a number or None, got nan"):
         select_neurons(model, TEXTS, budget=float("nan"), progress=False)
     for by in ("random", "l0"):
         with pytest.raises(InputError, match="leave iterative"):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +28,12 @@ from manyheads.progress import Progress
 from manyheads.surgery.evaluation_inputs import prepare_inputs
 from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.finetune.trainable import freeze_except_gates, unfreeze_all
+from manyheads.surgery.rebuild import AnyModel
 from manyheads.taps import Site, Sublayer, Tap
 from manyheads.tokenizers import surrogates_refused
 from manyheads.train.optim.optimizers import AdamW
 from manyheads.train.optim.schedules import Cosine
 
-AnyModel = TypeVar("AnyModel", bound=Model)
 FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
 # silu is 1 here.
 OPEN_SILU = 1.2784645427610738

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from manyheads.lens.results.addresses import Address, Heads, blocks_of, heads_in
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_separable_heads, find_stack
-from manyheads.surgery.rebuild import LayerPlan, Means, full_plan, rebuild
+from manyheads.surgery.rebuild import AnyModel, LayerPlan, Means, full_plan, rebuild
 from manyheads.taps import Head, Sublayer
 
 FILE = "surgery.json"
@@ -96,7 +96,6 @@ def _mixer_heads(stack: Stack, layer: int, sublayer: Sublayer) -> range:
 
 
 ReplaceWith = Literal["zero", "mean"]
-AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 @native_models_only

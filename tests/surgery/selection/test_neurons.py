@@ -78,8 +78,8 @@ def test_neurons_that_do_harm_by_three_errors_go_first(
 ) -> None:
     model = relu(24)
     parts = unit_of(model)
-    effects = parts.evaluation.measure([parts.without([part]) for part in parts.every])
-    alone = {part: effects.of(place)[1:] for place, part in enumerate(parts.every)}
+    effects = parts.evaluation.measure([parts.without([part]) for part in parts.units])
+    alone = {part: effects.of(place)[1:] for place, part in enumerate(parts.units)}
     harmful = {part for part, (change, error) in alone.items() if change < -3 * error}
     assert harmful
     chosen = select_neurons(model, TEXTS, by, fraction=0.1, progress=False)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead
 from manyheads.progress import Progress
 from manyheads.surgery.finetune.trainable import copy_trainable
-from manyheads.surgery.rebuild import full_plan, rebuild
+from manyheads.surgery.rebuild import AnyModel, full_plan, rebuild
 from manyheads.taps import Site, Tap, Watcher
 from manyheads.train.distributed import ModelWrapper, ProcessGroup
 from manyheads.train.loop.train_step import MAX_SKIPPED, StepOutcome, Updater, prepare_steps
@@ -148,7 +148,6 @@ def _batch(inputs: ModelInputs, texts: range) -> Batch:
     return Batch(texts=mine.ids, images=mine.images, labels=numbers).to("cpu")
 
 
-AnyModel = TypeVar("AnyModel", bound=Model)
 SMALL_STEPS = AdamW(lr=5e-5, decay=0.01)
 DECAY = Cosine()
 

@@ -1,6 +1,6 @@
 """Selection of heads to remove, and the cost of removing them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Any, ClassVar
@@ -10,14 +10,20 @@ from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.lens.causal.evaluate import Effects, Variant
 from manyheads.lens.causal.gradient_importance import product_by_head
 from manyheads.lens.inputs.cached_run import HeadScope, StackName
-from manyheads.lens.inputs.metrics import Metric, Similarity
+from manyheads.lens.inputs.metrics import Metric
 from manyheads.lens.inputs.texts import Targets
 from manyheads.lens.redundant.heads import redundancy
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model
 from manyheads.surgery.pruning import ReplaceWith, prune
-from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
-from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
+from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
+from manyheads.surgery.selection.orders import (
+    GradientScore,
+    Unit,
+    check_arguments,
+    scores_by_unit,
+    select,
+)
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
 from manyheads.taps import Head, Site, Sublayer, Tap
 
@@ -109,7 +115,7 @@ class HeadUnit(Unit[Address]):
         return self.ablation.scope
 
     @property
-    def every(self) -> list[Address]:
+    def units(self) -> list[Address]:
         return [address for block in self.part.blocks for address in block.addresses]
 
     def group(self, unit: Address) -> int | None:
@@ -125,38 +131,32 @@ class HeadUnit(Unit[Address]):
         )
         return unit.head.layer if bound else None
 
-    def without(self, gone: Sequence[Address]) -> Variant:
-        return Variant(self.evaluation.model, self.ablation.changes(_heads(gone)))
+    def without(self, removed: Sequence[Address]) -> Variant:
+        return Variant(self.evaluation.model, self.ablation.changes(_heads(removed)))
 
     def measure(self, sets: Sequence[Sequence[Address]], fixed: Sequence[Address] = ()) -> Effects:
-        return self.ablation.measure([_heads(each) for each in sets], _heads(fixed))
+        return self.ablation.measure([_heads(heads) for heads in sets], _heads(fixed))
 
     def measure_in_order(self, order: Sequence[Address], counts: Sequence[int]) -> Effects:
         if list(counts) == list(range(1, len(order) + 1)):
             return self.ablation.measure_in_order(_heads(order))
         return self.measure([order[:count] for count in counts])
 
-    def gradient_scores(self, gone: Sequence[Address]) -> dict[Address, GradientScore]:
+    def gradient_scores(self, removed: Sequence[Address]) -> dict[Address, GradientScore]:
         sites = [self.part.site(layer, Tap.HEAD_OUTPUT) for layer in self.part.layers]
-        scores = self.evaluation.gradient_scores(
-            sites, product_by_head, changes=self.ablation.changes(_heads(gone))
-        )
-        removed, addresses = set(gone), {}
-        for block, score in zip(self.part.blocks, scores, strict=True):
-            numbers = (score.importance.tolist(), score.predicted.tolist(), score.error.tolist())
-            for address, each in zip(block.addresses, zip(*numbers, strict=True), strict=True):
-                if address not in removed:
-                    addresses[address] = GradientScore(*each)
-        return addresses
+        changes = self.ablation.changes(_heads(removed))
+        scores = self.evaluation.gradient_scores(sites, product_by_head, changes=changes)
+        by_head = scores_by_unit(self.units, scores)
+        return {head: by_head[head] for head in self.remaining(removed)}
 
-    def redundant(self, gone: Sequence[Address]) -> list[Candidate[Address]]:
+    def redundant(self, removed: Sequence[Address]) -> list[Candidate[Address]]:
         """The less important head of each pair of duplicates, the most similar first."""
-        left = self.left(gone)
-        if not left:
+        remaining = self.remaining(removed)
+        if not remaining:
             return []
         model = self.evaluation.model
-        if gone:
-            model = prune(model, gone, self.replace_with, self.evaluation.inputs)
+        if removed:
+            model = prune(model, removed, self.replace_with, self.evaluation.inputs)
         pairs = redundancy(
             model,
             self.evaluation.inputs,
@@ -164,45 +164,35 @@ class HeadUnit(Unit[Address]):
             sublayer=self.part.sublayer,
             progress=self.evaluation.progress,
         ).duplicates
-        # The smaller model numbers the heads that are left in the same order.
+        # The smaller model numbers the remaining heads in the same order.
         blocks = replace(self.part, model=model).blocks
         counted = [address for block in blocks for address in block.addresses]
-        names = dict(zip(counted, left, strict=True))
-        worth = self._importance(gone)
+        names = dict(zip(counted, remaining, strict=True))
+        worth = self.importance(removed)
         candidates: dict[Address, Candidate[Address]] = {}
         for pair in pairs:
             if pair.one not in names or pair.other not in names:
                 # A head of a mixer, which cannot be cut out.
                 continue
-            one, other = names[pair.one], names[pair.other]
-            if one in candidates or other in candidates:
+            heads = names[pair.one], names[pair.other]
+            if heads[0] in candidates or heads[1] in candidates:
                 continue
-            stays, goes = sorted((one, other), key=lambda head: -worth[head])
+            stays, goes = sorted(heads, key=lambda head: -worth[head])
             similarity = min(pair.patterns, pair.outputs)
             reason = f"duplicate of {stays}, similarity {similarity:.2f}"
             candidates[goes] = Candidate(goes, reason, -similarity)
         return list(candidates.values())
 
     def gate_probability(self) -> dict[Address, float]:
-        gates = train_l0_gates(
-            self.evaluation.model,
-            self.evaluation.inputs,
-            self.l0,
-            targets=self.evaluation.targets,
-            seed=self.seed,
-            progress=self.evaluation.progress,
-        )
-        addresses = {}
-        for each in self.every:
-            site = Site(each.head.layer, Tap.HEAD_OUTPUT, each.sublayer, each.stack)
-            addresses[each] = float(gates[site][each.head.head])
-        return addresses
-
-    def _importance(self, gone: Sequence[Address]) -> Mapping[Address, float]:
-        """By gradient; if the metric has none, later heads count as less important."""
-        if self.evaluation.model.readout is None or isinstance(self.evaluation.metric, Similarity):
-            return {each: -float(place) for place, each in enumerate(self.every)}
-        return {each: score.importance for each, score in self.gradient_scores(gone).items()}
+        gates = self.train_gates()
+        return {
+            unit: float(
+                gates[Site(unit.head.layer, Tap.HEAD_OUTPUT, unit.sublayer, unit.stack)][
+                    unit.head.head
+                ]
+            )
+            for unit in self.units
+        }
 
 
 def _heads(addresses: Sequence[Address]) -> tuple[Head, ...]:

@@ -16,8 +16,15 @@ from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack, layer_ends
 from manyheads.surgery.pruning import prune_layers
-from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
-from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
+from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
+from manyheads.surgery.selection.orders import (
+    SORT_KEY,
+    GradientScore,
+    Unit,
+    check_arguments,
+    scores_by_unit,
+    select,
+)
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
 from manyheads.taps import Site
 
@@ -94,66 +101,53 @@ class LayerUnit(Unit[int]):
     name: ClassVar[UnitName] = "layers"
 
     @property
-    def every(self) -> range:
+    def units(self) -> range:
         return range(len(find_stack(self.evaluation.model, self.stack).config.layers))
 
     def group(self, unit: int) -> str:
         del unit
         return "stack"
 
-    def without(self, gone: Sequence[int]) -> Variant:
-        return Variant(prune_layers(self.evaluation.model, gone, stack=self.stack))
+    def without(self, removed: Sequence[int]) -> Variant:
+        return Variant(prune_layers(self.evaluation.model, removed, stack=self.stack))
 
-    def gradient_scores(self, gone: Sequence[int]) -> dict[int, GradientScore]:
-        evaluation, ends = self._shorter(gone)
+    def gradient_scores(self, removed: Sequence[int]) -> dict[int, GradientScore]:
+        evaluation, ends = self._shorter(removed)
         inputs = {after: before for before, after in ends.values()}
         scores = evaluation.gradient_scores(
             list(inputs), _by_layer(inputs), keep=list(inputs.values())
         )
-        result = dict.fromkeys(self.left(gone), ZERO)
-        for layer, score in zip(ends, scores, strict=True):
-            numbers = (score.importance, score.predicted, score.error)
-            result[layer] = GradientScore(*map(float, numbers))
-        return result
+        return dict.fromkeys(self.remaining(removed), ZERO) | scores_by_unit(ends, scores)
 
-    def redundant(self, gone: Sequence[int]) -> list[Candidate[int]]:
-        evaluation, ends = self._shorter(gone)
+    def redundant(self, removed: Sequence[int]) -> list[Candidate[int]]:
+        evaluation, ends = self._shorter(removed)
         sums, tokens = dict.fromkeys(ends, 0.0), dict.fromkeys(ends, 0)
         sites = [site for both in ends.values() for site in both]
         for seen in evaluation.activations(sites, "comparing layers"):
             for layer, (before, after) in ends.items():
-                one, other = (seen[site].values.double() for site in (before, after))
-                sums[layer] += float(torch.cosine_similarity(one, other, dim=-1).sum())
-                tokens[layer] += len(one)
-        cosines = dict.fromkeys(self.left(gone), 1.0)
+                inputs, outputs = (seen[site].values.double() for site in (before, after))
+                sums[layer] += float(torch.cosine_similarity(inputs, outputs, dim=-1).sum())
+                tokens[layer] += len(inputs)
+        cosines = dict.fromkeys(self.remaining(removed), 1.0)
         cosines |= {layer: sums[layer] / max(1, tokens[layer]) for layer in ends}
         candidates = [
             Candidate(layer, f"input and output similarity {cosine:.3f}", -cosine)
             for layer, cosine in cosines.items()
         ]
-        return sorted(candidates, key=lambda each: each.sort_key)
+        return sorted(candidates, key=SORT_KEY)
 
     def gate_probability(self) -> dict[int, float]:
-        gates = train_l0_gates(
-            self.evaluation.model,
-            self.evaluation.inputs,
-            self.l0,
-            "layers",
-            targets=self.evaluation.targets,
-            stack=self.stack,
-            seed=self.seed,
-            progress=self.evaluation.progress,
-        )
         # A layer without any sublayer counts as closed.
-        result = dict.fromkeys(self.every, -torch.inf)
-        return result | {site.layer: float(gate) for site, gate in gates.items()}
+        closed = dict.fromkeys(self.units, -torch.inf)
+        gates = self.train_gates(self.stack)
+        return closed | {site.layer: float(gate) for site, gate in gates.items()}
 
-    def _shorter(self, gone: Sequence[int]) -> tuple[Evaluation, dict[int, tuple[Site, Site]]]:
+    def _shorter(self, removed: Sequence[int]) -> tuple[Evaluation, dict[int, tuple[Site, Site]]]:
         """The model without some layers, and the sites before and after each of the others."""
-        model = self.without(gone).model if gone else self.evaluation.model
+        model = self.without(removed).model if removed else self.evaluation.model
         stack: Stack = find_stack(model, self.stack)
         ends = {}
-        for place, layer in enumerate(self.left(gone)):
+        for place, layer in enumerate(self.remaining(removed)):
             sites = layer_ends(stack, place)
             if sites is not None:
                 ends[layer] = sites

@@ -12,14 +12,20 @@ from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction, StackName
-from manyheads.lens.inputs.metrics import Metric, Similarity
+from manyheads.lens.inputs.metrics import Metric
 from manyheads.lens.inputs.texts import Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack, neuron_site
 from manyheads.surgery.rebuild import LayerPlan
-from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, train_l0_gates
-from manyheads.surgery.selection.orders import GradientScore, Unit, check_arguments, select
+from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
+from manyheads.surgery.selection.orders import (
+    GradientScore,
+    Unit,
+    check_arguments,
+    scores_by_unit,
+    select,
+)
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
 from manyheads.taps import Site
 
@@ -46,7 +52,7 @@ class NeuronSelection(Selection[Neuron]):
 
     @property
     def removed(self) -> dict[str, list[int]]:
-        return {str(layer): sorted(each) for layer, each in sorted(self.neurons.items())}
+        return {str(layer): sorted(neurons) for layer, neurons in sorted(self.neurons.items())}
 
     def name(self, unit: Neuron) -> str:
         return f"L{unit[0]}N{unit[1]}"
@@ -96,7 +102,7 @@ def select_neurons(
     )
     chosen = find_stack(model, stack)
     unit = NeuronUnit(evaluation=evaluation, stack=chosen, points=points, l0=l0, seed=seed)
-    if not unit.every:
+    if not unit.units:
         raise InputError(
             "the model has no dense feed-forward, and neurons of experts cannot be removed",
             "prune heads or layers instead",
@@ -117,12 +123,12 @@ class NeuronUnit(Unit[Neuron]):
     @property
     def widths(self) -> dict[int, int]:
         """The number of neurons of each layer that has any."""
-        every = enumerate(self.stack.config.layers)
-        widths = {layer: len(LayerPlan.all_of(layer, config).neurons) for layer, config in every}
+        layers = enumerate(self.stack.config.layers)
+        widths = {layer: len(LayerPlan.all_of(layer, config).neurons) for layer, config in layers}
         return {layer: width for layer, width in widths.items() if width}
 
     @property
-    def every(self) -> list[Neuron]:
+    def units(self) -> list[Neuron]:
         return [(layer, neuron) for layer, width in self.widths.items() for neuron in range(width)]
 
     def group(self, unit: Neuron) -> int:
@@ -134,73 +140,53 @@ class NeuronUnit(Unit[Neuron]):
         counts = sorted({max(1, round(limit * place / self.points)) for place in points})
         return [count for count in counts if count <= limit]
 
-    def without(self, gone: Sequence[Neuron]) -> Variant:
-        return Variant(self.evaluation.model, self._ablated(gone))
+    def without(self, removed: Sequence[Neuron]) -> Variant:
+        return Variant(self.evaluation.model, self._ablated(removed))
 
-    def gradient_scores(self, gone: Sequence[Neuron]) -> dict[Neuron, GradientScore]:
-        sites = {layer: neuron_site(self.stack, layer) for layer in self.widths}
-        scores = self.evaluation.gradient_scores(
-            list(sites.values()), _by_neuron, changes=self._ablated(gone)
-        )
-        removed, result = set(gone), {}
-        for layer, score in zip(sites, scores, strict=True):
-            numbers = (score.importance.tolist(), score.predicted.tolist(), score.error.tolist())
-            for neuron, each in enumerate(zip(*numbers, strict=True)):
-                if (layer, neuron) not in removed:
-                    result[layer, neuron] = GradientScore(*each)
-        return result
+    def gradient_scores(self, removed: Sequence[Neuron]) -> dict[Neuron, GradientScore]:
+        sites = [neuron_site(self.stack, layer) for layer in self.widths]
+        changes = self._ablated(removed)
+        scores = self.evaluation.gradient_scores(sites, _by_neuron, changes=changes)
+        by_neuron = scores_by_unit(self.units, scores)
+        return {neuron: by_neuron[neuron] for neuron in self.remaining(removed)}
 
-    def redundant(self, gone: Sequence[Neuron]) -> list[Candidate[Neuron]]:
-        worth, removed = self._importance(gone), set(gone)
+    def redundant(self, removed: Sequence[Neuron]) -> list[Candidate[Neuron]]:
+        worth, excluded = self.importance(removed), set(removed)
         silent: list[Candidate[Neuron]] = []
         pairs: list[tuple[float, Neuron, Neuron]] = []
-        for each in neuron_similarity(
-            self.evaluation, self.stack, self.widths, self._ablated(gone)
+        for similarity in neuron_similarity(
+            self.evaluation, self.stack, self.widths, self._ablated(removed)
         ):
-            layer = each.layer
-            for neuron in each.silent.nonzero().flatten().tolist():
-                if (layer, neuron) not in removed:
+            layer = similarity.layer
+            for neuron in similarity.silent.nonzero().flatten().tolist():
+                if (layer, neuron) not in excluded:
                     silent.append(Candidate((layer, neuron), "never fires", -1.0))
             pairs += [
-                (cosine, (layer, one), (layer, other))
-                for cosine, one, other in each.pairs(DUPLICATE_ABOVE)
+                (cosine, (layer, first), (layer, second))
+                for cosine, first, second in similarity.pairs(DUPLICATE_ABOVE)
             ]
         duplicates: dict[Neuron, Candidate[Neuron]] = {}
-        for cosine, one, other in sorted(pairs, reverse=True):
-            if one not in duplicates and other not in duplicates:
-                goes, stays = sorted((one, other), key=lambda neuron: worth[neuron])
+        for cosine, first, second in sorted(pairs, reverse=True):
+            if first not in duplicates and second not in duplicates:
+                goes, stays = sorted((first, second), key=lambda neuron: worth[neuron])
                 reason = f"duplicate of L{stays[0]}N{stays[1]}, similarity {cosine:.2f}"
                 duplicates[goes] = Candidate(goes, reason, -cosine)
         return [*silent, *duplicates.values()]
 
     def gate_probability(self) -> dict[Neuron, float]:
-        gates = train_l0_gates(
-            self.evaluation.model,
-            self.evaluation.inputs,
-            self.l0,
-            "neurons",
-            targets=self.evaluation.targets,
-            stack=self.stack.name,
-            seed=self.seed,
-            progress=self.evaluation.progress,
-        )
         return {
-            (site.layer, neuron): gate_probability
-            for site, gate in gates.items()
-            for neuron, gate_probability in enumerate(gate.tolist())
+            (site.layer, neuron): probability
+            for site, gates in self.train_gates(self.stack.name).items()
+            for neuron, probability in enumerate(gates.tolist())
         }
 
-    def _importance(self, gone: Sequence[Neuron]) -> Mapping[Neuron, float]:
-        """By gradient; if the metric has none, later neurons count as less important."""
-        if isinstance(self.evaluation.metric, Similarity):
-            return {each: -float(place) for place, each in enumerate(self.every)}
-        return {each: score.importance for each, score in self.gradient_scores(gone).items()}
-
-    def _ablated(self, gone: Sequence[Neuron]) -> dict[Site, EditFunction]:
+    def _ablated(self, removed: Sequence[Neuron]) -> dict[Site, EditFunction]:
         by_layer: dict[int, list[int]] = {}
-        for layer, neuron in gone:
+        for layer, neuron in removed:
             by_layer.setdefault(layer, []).append(neuron)
-        return {neuron_site(self.stack, layer): _zeroed(each) for layer, each in by_layer.items()}
+        return {
+            neuron_site(self.stack, layer): _zeroed(neurons) for layer, neurons in by_layer.items()
+        }
 
 
 def _by_neuron(seen: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
@@ -232,8 +218,8 @@ class NeuronSimilarity:
         indices = (self.cosines.triu(1) >= above).nonzero()
         cosines = self.cosines[indices[:, 0], indices[:, 1]]
         return [
-            (cosine, one, other)
-            for cosine, (one, other) in zip(cosines.tolist(), indices.tolist(), strict=True)
+            (cosine, first, second)
+            for cosine, (first, second) in zip(cosines.tolist(), indices.tolist(), strict=True)
         ]
 
 
@@ -271,7 +257,7 @@ def _fitting(widths: Mapping[int, int]) -> Iterator[Sequence[int]]:
     """Groups of layers whose products fit into memory together."""
     together: list[int] = []
     for layer, width in widths.items():
-        if together and sum(widths[each] ** 2 for each in together) + width**2 > MAX_PRODUCTS:
+        if together and sum(widths[member] ** 2 for member in together) + width**2 > MAX_PRODUCTS:
             yield together
             together = []
         together.append(layer)

@@ -2,16 +2,27 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
+from torch import Tensor
+
 from manyheads.errors import InputError
-from manyheads.lens.causal.evaluate import Effects, Evaluation, Variant, is_harmful
+from manyheads.lens.causal.evaluate import (
+    Effects,
+    Evaluation,
+    GradientScores,
+    Variant,
+    is_harmful,
+)
+from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.inputs.metrics import Similarity, metric_name
 from manyheads.lens.results.tables import format_change
-from manyheads.surgery.selection.l0_selection import L0Config
+from manyheads.surgery.selection.l0_selection import L0Config, train_l0_gates
 from manyheads.surgery.selection.results import (
     Candidate,
     CurvePoint,
@@ -20,6 +31,7 @@ from manyheads.surgery.selection.results import (
     UnitName,
     count_within,
 )
+from manyheads.taps import Site
 
 Each = TypeVar("Each", bound=Hashable)
 AnySelection = TypeVar("AnySelection", bound=Selection[Any])
@@ -41,7 +53,7 @@ class GradientScore:
 class Unit(ABC, Generic[Each]):
     """All units of one kind in a model, and the measurements that the orders need.
 
-    `gone` units are already removed from the model that is measured.
+    `removed` units are already removed from the model that is measured.
     """
 
     evaluation: Evaluation
@@ -55,22 +67,22 @@ class Unit(ABC, Generic[Each]):
 
     @property
     @abstractmethod
-    def every(self) -> Sequence[Each]: ...
+    def units(self) -> Sequence[Each]: ...
 
     @abstractmethod
     def group(self, unit: Each) -> Hashable:
         """The group of a unit, of which one unit must stay; None if all may go."""
 
     @abstractmethod
-    def without(self, gone: Sequence[Each]) -> Variant:
+    def without(self, removed: Sequence[Each]) -> Variant:
         """The model without some units."""
 
     @abstractmethod
-    def gradient_scores(self, gone: Sequence[Each]) -> Mapping[Each, GradientScore]:
+    def gradient_scores(self, removed: Sequence[Each]) -> Mapping[Each, GradientScore]:
         """The gradient scores of all units that are left."""
 
     @abstractmethod
-    def redundant(self, gone: Sequence[Each]) -> list[Candidate[Each]]:
+    def redundant(self, removed: Sequence[Each]) -> list[Candidate[Each]]:
         """The units that duplicate others that are left, most redundant first."""
 
     @abstractmethod
@@ -83,7 +95,7 @@ class Unit(ABC, Generic[Each]):
 
     def measure(self, sets: Sequence[Sequence[Each]], fixed: Sequence[Each] = ()) -> Effects:
         """The metric without each set, from a model that lacks the `fixed` units already."""
-        variants = [partial(self.without, [*fixed, *each]) for each in sets]
+        variants = [partial(self.without, [*fixed, *units]) for units in sets]
         label = f"ablating {self.name}"
         if not fixed:
             return self.evaluation.measure(variants, label)
@@ -98,14 +110,50 @@ class Unit(ABC, Generic[Each]):
     @property
     def max_removable(self) -> int:
         """How many units can be removed at all."""
-        groups = {self.group(unit) for unit in self.every} - {None}
-        return len(self.every) - len(groups)
+        groups = {self.group(unit) for unit in self.units} - {None}
+        return len(self.units) - len(groups)
 
-    def left(self, gone: Sequence[Each]) -> list[Each]:
-        removed = set(gone)
-        return [unit for unit in self.every if unit not in removed]
+    def remaining(self, removed: Sequence[Each]) -> list[Each]:
+        excluded = set(removed)
+        return [unit for unit in self.units if unit not in excluded]
+
+    def importance(self, removed: Sequence[Each]) -> Mapping[Each, float]:
+        """By gradient; if the metric has none, later units count as less important."""
+        evaluation = self.evaluation
+        if evaluation.model.readout is None or isinstance(evaluation.metric, Similarity):
+            return {unit: -float(place) for place, unit in enumerate(self.units)}
+        scores = self.gradient_scores(removed)
+        return {unit: score.importance for unit, score in scores.items()}
+
+    def train_gates(self, stack: StackName | None = None) -> Mapping[Site, Tensor]:
+        """The trained L0 gate of every unit, by site."""
+        return train_l0_gates(
+            self.evaluation.model,
+            self.evaluation.inputs,
+            self.l0,
+            self.name,
+            targets=self.evaluation.targets,
+            stack=stack,
+            seed=self.seed,
+            progress=self.evaluation.progress,
+        )
 
 
+def scores_by_unit(
+    units: Iterable[Each], scores: Iterable[GradientScores]
+) -> dict[Each, GradientScore]:
+    """The score of each unit, from those of all units of each site."""
+    numbers = (
+        GradientScore(*values)
+        for score in scores
+        for values in zip(
+            score.importance.tolist(), score.predicted.tolist(), score.error.tolist(), strict=True
+        )
+    )
+    return dict(zip(units, numbers, strict=True))
+
+
+SORT_KEY = attrgetter("sort_key")
 # Candidates best first, and whether all of them were measured.
 Ranking = tuple[list[Candidate[Each]], bool]
 
@@ -136,7 +184,7 @@ def select(
     iterative: bool,
 ) -> AnySelection:
     """Order the units, measure the curve of their removal, and count how many can go."""
-    total = len(unit.every)
+    total = len(unit.units)
     limit = total if fraction is None else round(fraction * total)
     reachable = min(limit, unit.max_removable)
     if iterative:
@@ -144,7 +192,7 @@ def select(
     else:
         ranked, complete = ORDERS[by](unit, ())
         candidates = _keep_last_of_group(unit, ranked, ())
-    order = [each.unit for each in candidates]
+    order = [candidate.unit for candidate in candidates]
     counts = unit.counts(min(reachable, len(order)))
     effects = unit.measure_in_order(order[: max(counts, default=0)], counts)
     curve = _points(effects, counts)
@@ -177,17 +225,17 @@ def _greedy(
     """
     candidates: list[Candidate[Each]] = []
     for count in counts:
-        gone = [each.unit for each in candidates]
-        ranked, complete = ORDERS[by](unit, gone)
+        removed = [candidate.unit for candidate in candidates]
+        ranked, complete = ORDERS[by](unit, removed)
         if not complete:
             # Interrupted: a choice among only some of the units would be wrong.
             return candidates, False
-        better = _keep_last_of_group(unit, ranked, gone)[: count - len(gone)]
+        better = _keep_last_of_group(unit, ranked, removed)[: count - len(removed)]
         if not better:
             break
         candidates += better
         if budget is not None:
-            order = [each.unit for each in candidates]
+            order = [candidate.unit for candidate in candidates]
             change = unit.measure_in_order(order, [len(order)]).of(0)[1]
             if unit.evaluation.sign * change > budget:
                 break
@@ -195,18 +243,15 @@ def _greedy(
 
 
 def _keep_last_of_group(
-    unit: Unit[Each], order: Sequence[Candidate[Each]], gone: Sequence[Each]
+    unit: Unit[Each], order: Sequence[Candidate[Each]], removed: Sequence[Each]
 ) -> list[Candidate[Each]]:
     """The candidates without the last one of each group."""
-    left: dict[Hashable, int] = {}
-    for each in unit.left(gone):
-        group = unit.group(each)
-        left[group] = left.get(group, 0) + 1
+    sizes = Counter(unit.group(member) for member in unit.remaining(removed))
     candidates = []
     for candidate in order:
         group = unit.group(candidate.unit)
-        if group is None or left[group] > 1:
-            left[group] -= 1
+        if group is None or sizes[group] > 1:
+            sizes[group] -= 1
             candidates.append(candidate)
     return candidates
 
@@ -231,28 +276,28 @@ def _refine(
     return sorted(points, key=lambda point: point.removed)
 
 
-def by_ablation(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+def by_ablation(unit: Unit[Each], removed: Sequence[Each]) -> Ranking[Each]:
     """The least harm first, measured by ablating each unit alone."""
-    candidates, complete = _ablate(unit, unit.left(gone), gone)
-    return sorted(candidates, key=lambda each: each.sort_key), complete
+    candidates, complete = _ablate(unit, unit.remaining(removed), removed)
+    return sorted(candidates, key=SORT_KEY), complete
 
 
-def _ablate(unit: Unit[Each], suspects: Sequence[Each], gone: Sequence[Each]) -> Ranking[Each]:
+def _ablate(unit: Unit[Each], suspects: Sequence[Each], removed: Sequence[Each]) -> Ranking[Each]:
     if not suspects:
         return [], True
-    effects = unit.measure([[each] for each in suspects], gone)
-    sign, word = unit.evaluation.sign, "then" if gone else "alone"
+    effects = unit.measure([[suspect] for suspect in suspects], removed)
+    sign, word = unit.evaluation.sign, "then" if removed else "alone"
     candidates = []
-    for place, each in enumerate(suspects):
+    for place, suspect in enumerate(suspects):
         _, change, error = effects.of(place)
         if change == change:
             reason = f"{word} {format_change(change, error)}"
             harmful = bool(is_harmful(sign, change, error, unit.errors))
-            candidates.append(Candidate(each, reason, sign * change, harmful))
+            candidates.append(Candidate(suspect, reason, sign * change, harmful))
     return candidates, effects.complete
 
 
-def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+def by_gradient(unit: Unit[Each], removed: Sequence[Each]) -> Ranking[Each]:
     """The least |value . gradient| first (arXiv 1905.10650), after units that are harmful.
 
     A gradient predicts the effect of a small change, and removing a unit is a large one, so units
@@ -263,42 +308,43 @@ def by_gradient(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
             "the gradient of the similarity is zero, since the model is compared with itself",
             'use by="ablation" or by="redundancy"',
         )
-    sign, scores = unit.evaluation.sign, unit.gradient_scores(gone)
+    sign, scores = unit.evaluation.sign, unit.gradient_scores(removed)
     suspects = [
-        each
-        for each, score in scores.items()
+        member
+        for member, score in scores.items()
         if is_harmful(sign, score.predicted, score.error, unit.errors)
     ]
-    worst = sorted(suspects, key=lambda each: sign * scores[each].predicted)[: unit.max_suspects]
-    ablated, complete = _ablate(unit, worst, gone)
-    harms = {each.unit: each for each in ablated if each.harmful}
+    suspects.sort(key=lambda suspect: sign * scores[suspect].predicted)
+    ablated, complete = _ablate(unit, suspects[: unit.max_suspects], removed)
+    harms = {candidate.unit: candidate for candidate in ablated if candidate.harmful}
     candidates = []
-    for each, score in scores.items():
+    for member, score in scores.items():
         reason = f"importance {score.importance:.3g}, predicted {score.predicted:+.3g}"
-        value = harms[each].score if each in harms else score.importance
-        candidates.append(Candidate(each, reason, value, each in harms))
-    return sorted(candidates, key=lambda each: each.sort_key), complete
+        value = harms[member].score if member in harms else score.importance
+        candidates.append(Candidate(member, reason, value, member in harms))
+    return sorted(candidates, key=SORT_KEY), complete
 
 
-def by_redundancy(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+def by_redundancy(unit: Unit[Each], removed: Sequence[Each]) -> Ranking[Each]:
     """Duplicate units, most redundant first."""
-    return unit.redundant(gone), True
+    return unit.redundant(removed), True
 
 
-def by_l0(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+def by_l0(unit: Unit[Each], removed: Sequence[Each]) -> Ranking[Each]:
     """The most closed gates first, trained on the texts with all weights frozen."""
     gates = unit.gate_probability()
     result = [
-        Candidate(each, f"gate at {gates[each]:+.2f}", gates[each]) for each in unit.left(gone)
+        Candidate(member, f"gate at {gates[member]:+.2f}", gates[member])
+        for member in unit.remaining(removed)
     ]
-    return sorted(result, key=lambda each: each.sort_key), True
+    return sorted(result, key=SORT_KEY), True
 
 
-def by_random(unit: Unit[Each], gone: Sequence[Each]) -> Ranking[Each]:
+def by_random(unit: Unit[Each], removed: Sequence[Each]) -> Ranking[Each]:
     """A random order: the control."""
-    left = unit.left(gone)
-    order = random.Random(unit.seed).sample(left, len(left))
-    return [Candidate(each, "random", float(place)) for place, each in enumerate(order)], True
+    remaining = unit.remaining(removed)
+    order = random.Random(unit.seed).sample(remaining, len(remaining))
+    return [Candidate(member, "random", float(place)) for place, member in enumerate(order)], True
 
 
 ORDERS: Mapping[Order, Callable[[Unit[Any], Sequence[Any]], Ranking[Any]]] = {

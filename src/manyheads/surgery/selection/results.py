@@ -62,7 +62,7 @@ class Selection(Generic[Each]):
 
     @property
     def order(self) -> tuple[Each, ...]:
-        return tuple(each.unit for each in self.candidates)
+        return tuple(candidate.unit for candidate in self.candidates)
 
     @property
     def change(self) -> float:
@@ -72,16 +72,16 @@ class Selection(Generic[Each]):
     @property
     def harmful(self) -> tuple[Each, ...]:
         """Units without which the metric improves significantly."""
-        return tuple(each.unit for each in self.candidates if each.harmful)
+        return tuple(candidate.unit for candidate in self.candidates if candidate.harmful)
 
     @property
     def harmful_names(self) -> tuple[str, ...]:
-        return tuple(self.name(each) for each in self.harmful)
+        return tuple(self.name(unit) for unit in self.harmful)
 
     @property
     def removed(self) -> Any:
         """The selected units as JSON has them."""
-        return [self.name(each) for each in self.order[: self.count]]
+        return [self.name(unit) for unit in self.order[: self.count]]
 
     def name(self, unit: Each) -> str:
         return str(unit)
@@ -96,7 +96,9 @@ class Selection(Generic[Each]):
                 "units": point.removed - start,
                 "name": self._names(start, point.removed),
                 "reason": self._reason(start, point.removed),
-                "harmful": sum(each.harmful for each in self.candidates[start : point.removed]),
+                "harmful": sum(
+                    candidate.harmful for candidate in self.candidates[start : point.removed]
+                ),
                 "value": point.value,
                 "change": point.change,
                 "change_error": point.error,

@@ -80,6 +80,7 @@ Range = AtLeast | Above | Between
 PositiveInt = Annotated[int, AtLeast(1)]
 NonNegativeInt = Annotated[int, AtLeast(0)]
 PositiveFloat = Annotated[float, Above(0)]
+NonNegativeFloat = Annotated[float, AtLeast(0)]
 # A share that is not nothing, such as top_p.
 Share = Annotated[float, Between(0, 1, "(]")]
 Probability = Annotated[float, Between(0, 1)]

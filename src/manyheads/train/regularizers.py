@@ -4,13 +4,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import Between, NonNegativeFloat
+from manyheads.argument_checks import check_fields
 from manyheads.attention import Attention
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
@@ -18,7 +20,7 @@ from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap, Watcher
-from manyheads.train.objectives.objective import Loss, Objective, PreparedBatch, check_weight
+from manyheads.train.objectives.objective import Loss, Objective, PreparedBatch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -151,10 +153,7 @@ class RegularizationTerm(ABC):
 class Regularizer(ABC):
     """A term added to the loss, times `weight`."""
 
-    weight: float
-
-    def __post_init__(self) -> None:
-        check_weight("weight", self.weight)
+    weight: NonNegativeFloat
 
     @property
     @abstractmethod
@@ -170,6 +169,7 @@ class Regularizer(ABC):
         """The term for one forward pass."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadDiversity(Regularizer):
     """A cost for heads of a layer with similar outputs or patterns (arXiv 1810.10183).
@@ -224,6 +224,7 @@ def _pair_similarity(x: Float[Tensor, "n h d"]) -> Float[Tensor, " n"]:
     return pairs / max(heads * (heads - 1), 1)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L1Scales(Regularizer):
     """The L1 norm of all head scales, so that some go to zero."""
@@ -259,6 +260,7 @@ def _scales(model: nn.Module) -> Sequence[Tensor]:
     return result
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L0Gates(Regularizer):
     """A learned gate per head; the cost is the expected number of open gates.
@@ -267,15 +269,7 @@ class L0Gates(Regularizer):
     that a gate is open.
     """
 
-    start: float = 0.9
-
-    def __post_init__(self) -> None:
-        Regularizer.__post_init__(self)
-        if not 0 < self.start < 1:
-            raise ConfigError(
-                f"start must be between 0 and 1, got {self.start:g}",
-                "use a probability such as 0.9",
-            )
+    start: Annotated[float, Between(0, 1, "()", "use a probability such as 0.9")] = 0.9
 
     @property
     def name(self) -> str:

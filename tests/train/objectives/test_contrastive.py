@@ -65,7 +65,7 @@ def test_a_decoder_learns_from_its_last_tokens() -> None:
 def test_what_does_not_fit_is_refused(model: Any) -> None:
     with refuses(InputError, "Contrastive needs pairs of texts: give as many others as texts."):
         Contrastive().loss(model, Batch(texts=ids((3, 2)), others=ids((3,))), NOBODY)
-    with refuses(ConfigError, "temperature must be above 0, got 0: use a value such as 0.05."):
+    with refuses(ConfigError, "temperature must be above 0, got 0.0: use a value such as 0.05."):
         Contrastive(temperature=0.0)
     with refuses(
         ConfigError,

@@ -258,7 +258,9 @@ def test_models_that_do_not_fit_are_refused() -> None:
         "whole_words needs a tokenizer: give the model its tokenizer.",
     ):
         replace(MASKED, whole_words=True).check(fresh(ENCODERS["modernbert"]))
-    with refuses(ConfigError, "label_smoothing must be in [0, 1), got 1: use a value such as 0.1."):
+    with refuses(
+        ConfigError, "label_smoothing must be in [0, 1), got 1.0: use a value such as 0.1."
+    ):
         Seq2SeqLM(label_smoothing=1.0)
     with refuses(InputError, "CausalLM needs texts: give a batch of texts."):
         CausalLM().loss(fresh(DECODERS["gpt2"]), Batch(), generator())

@@ -126,8 +126,8 @@ def test_rows_of_the_hub_are_trained_on(tmp_path: Path) -> None:
     [
         ({"std": 0.0}, "std=0.0 cannot normalize images"),
         ({"std": (0.5, 0.0, 0.5)}, r"std=\(0.5, 0.0, 0.5\) cannot normalize images"),
-        ({"mean": float("nan")}, "mean=nan cannot normalize images"),
-        ({"size": 0}, "size must be at least 1 pixel, got 0"),
+        ({"mean": float("nan")}, "mean must be .* got nan"),
+        ({"size": 0}, "size must be at least 1, got 0"),
     ],
 )
 def test_images_that_would_be_no_numbers_are_refused(inputs: dict[str, Any], message: str) -> None:

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveFloat, PositiveInt
 from manyheads.argument_checks import check_fields
-from manyheads.errors import ConfigError
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.inputs.texts import Targets, read_inputs
 from manyheads.models.build import Model
@@ -46,17 +46,10 @@ class L0Config:
     """
 
     weight: float = 0.01
-    steps: int = 300
-    lr: float = 0.1
+    steps: PositiveInt = 300
+    lr: PositiveFloat = 0.1
     batch_tokens: int = 2048
     start: float = 0.9
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.lr <= 0:
-            raise ConfigError(
-                f"steps and lr must be above 0, got steps={self.steps} and lr={self.lr:g}",
-                "use numbers above 0",
-            )
 
 
 DEFAULT_L0 = L0Config()
@@ -106,6 +99,7 @@ class LayerGates(HardConcrete):
         return value.with_values(torch.lerp(entered, value.values, gate))
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitGates(L0Gates):
     """A gate for every unit of one kind in one stack; for heads, in all stacks."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.checkpoints.classification_head import Classified
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.errors import InputError
@@ -20,8 +21,8 @@ from manyheads.train.objectives.objective import (
     Loss,
     PreparedBatch,
     RoutedObjective,
+    Smoothing,
     check_readout,
-    check_smoothing,
     require_texts,
 )
 
@@ -30,10 +31,7 @@ from manyheads.train.objectives.objective import (
 class ClassObjective(RoutedObjective):
     """Cross-entropy over classes; labels below zero are ignored."""
 
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
+    label_smoothing: Smoothing = 0.0
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         del generator
@@ -79,6 +77,7 @@ class ClassObjective(RoutedObjective):
         return batch.texts
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceClassification(ClassObjective):
     """One class per text."""
@@ -136,6 +135,7 @@ class MultiLabelClassification(RoutedObjective):
         return replace(loss, correct=right.all(1).sum())
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClassification(ClassObjective):
     """One class per token."""
@@ -149,6 +149,7 @@ class TokenClassification(ClassObjective):
         return require_texts(self, batch).lengths.total
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageClassification(ClassObjective):
     """One class per image."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
 from manyheads.taps import Watcher
@@ -19,6 +20,7 @@ from manyheads.train.objectives.text_similarity import (
 )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrastive(TextSimilarity):
     """Each text must find its own among the candidates of its micro-batch (arXiv 1705.00652).

@@ -1,19 +1,22 @@
 """Distillation of a teacher's scores into a model that embeds texts."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from manyheads.annotations import Above
+from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import InputError
 from manyheads.taps import Watcher
 from manyheads.train.objectives.objective import Loss, PreparedBatch
 from manyheads.train.objectives.text_similarity import PreparedCandidates, TextSimilarity
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation(TextSimilarity):
     """The scores of a text's candidates should be those of a teacher.
@@ -24,15 +27,7 @@ class Distillation(TextSimilarity):
     """
 
     loss_kind: Literal["kl", "margin_mse"] = "kl"
-    teacher_temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        TextSimilarity.__post_init__(self)
-        if not self.teacher_temperature > 0:
-            raise ConfigError(
-                f"teacher_temperature must be above 0, got {self.teacher_temperature:g}",
-                "use a value such as 1",
-            )
+    teacher_temperature: Annotated[float, Above(0, "use a value such as 1")] = 1.0
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedCandidates:
         prepared = TextSimilarity.prepare(self, model, batch, generator)

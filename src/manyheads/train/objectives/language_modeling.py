@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import NonNegativeFloat
+from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
 from manyheads.data.masking import Masking, MaskingVocabulary, mask_tokens, masking_vocabulary
 from manyheads.errors import ConfigError, InputError
@@ -23,9 +25,8 @@ from manyheads.train.objectives.objective import (
     Objective,
     PreparedBatch,
     RoutedObjective,
+    Smoothing,
     check_readout,
-    check_smoothing,
-    check_weight,
     require_texts,
 )
 
@@ -40,11 +41,8 @@ class LanguageModeling(RoutedObjective):
     Ids of special tokens come from the model's tokenizer, or from the one of `with_tokenizer`.
     """
 
-    z_loss: float = 0.0
+    z_loss: NonNegativeFloat = 0.0
     _tokenizer: Any = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_weight("z_loss", self.z_loss)
 
     def with_tokenizer(self, tokenizer: "Tokenizer | None") -> "LanguageModeling":
         bound = copy(self)
@@ -79,6 +77,7 @@ class LanguageModeling(RoutedObjective):
         return loss
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalLM(LanguageModeling):
     """Prediction of the next token; `z_loss` as in arXiv 2204.02311."""
@@ -101,6 +100,7 @@ class CausalLM(LanguageModeling):
         return self._language_loss(model, hidden.values, prepared, router)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedLM(LanguageModeling):
     """Prediction of masked tokens; the fractions and `whole_words` are as in `Masking`.
@@ -117,7 +117,6 @@ class MaskedLM(LanguageModeling):
     specials: tuple[int, ...] | Literal["tokenizer"] = "tokenizer"
 
     def __post_init__(self) -> None:
-        LanguageModeling.__post_init__(self)
         _ = self.masking
 
     @property
@@ -156,6 +155,7 @@ class MaskedLM(LanguageModeling):
         return self._language_loss(model, hidden.values, prepared, router)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seq2SeqLM(LanguageModeling):
     """Prediction of every token of `others` from those before it and from `texts`.
@@ -164,12 +164,8 @@ class Seq2SeqLM(LanguageModeling):
     name, such as "<|end|>"; "model" is the start token of the model's config.json.
     """
 
-    label_smoothing: float = 0.1
+    label_smoothing: Smoothing = 0.1
     start: int | str = "model"
-
-    def __post_init__(self) -> None:
-        LanguageModeling.__post_init__(self)
-        check_smoothing(self.label_smoothing)
 
     def check(self, model: nn.Module) -> None:
         check_readout(self, model, Seq2Seq, LanguageHead)

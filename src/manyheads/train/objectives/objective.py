@@ -1,15 +1,16 @@
 """The interface of an objective: prepared batches, losses, checks of the model."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import Between, NonNegativeFloat
+from manyheads.argument_checks import check_fields
 from manyheads.checkpoints.classification_head import Classified
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
@@ -24,11 +25,7 @@ from manyheads.taps import Watcher
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-
-def check_weight(name: str, weight: float) -> None:
-    """Raise if the weight of a loss is negative or not finite."""
-    if not 0 <= weight < math.inf:
-        raise ConfigError(f"{name} must be finite and at least 0, got {weight:g}", "use 0 or more")
+Smoothing = Annotated[float, Between(0, 1, "[)", "use a value such as 0.1")]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -95,6 +92,7 @@ class PreparedBatch:
         )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """Weights of the router losses of a mixture of experts, summed over its layers, and of halting.
@@ -103,14 +101,9 @@ class Routing:
     tokens take before they stop (arXiv 1603.08983).
     """
 
-    balance: float = 0.01
-    z: float = 0.001
-    ponder: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_weight("routing.balance", self.balance)
-        check_weight("routing.z", self.z)
-        check_weight("routing.ponder", self.ponder)
+    balance: NonNegativeFloat = 0.01
+    z: NonNegativeFloat = 0.001
+    ponder: NonNegativeFloat = 0.01
 
 
 DEFAULT_ROUTING = Routing()
@@ -189,13 +182,6 @@ def require_texts(objective: Objective, batch: Batch) -> Ragged:
     if batch.texts is None:
         raise InputError(f"{type(objective).__name__} needs texts", "give a batch of texts")
     return batch.texts
-
-
-def check_smoothing(smoothing: float) -> None:
-    if not 0 <= smoothing < 1:
-        raise ConfigError(
-            f"label_smoothing must be in [0, 1), got {smoothing:g}", "use a value such as 0.1"
-        )
 
 
 def check_readout(

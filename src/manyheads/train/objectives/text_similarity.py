@@ -7,7 +7,7 @@ gradients are those of the whole batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.annotations import Above, NonNegativeInt
 from manyheads.data.batch import Batch, map_lengths, map_ragged
 from manyheads.encoding.late_scores import maxsim_with_gradients
 from manyheads.encoding.token_vectors import HiddenKeys, role_batch
@@ -117,6 +118,9 @@ class PreparedCandidates(PreparedBatch):
         )
 
 
+Temperature = Annotated[float, Above(0, "use a value such as 0.05")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSimilarity(RoutedObjective):
     """An objective on the scores between texts and candidates.
@@ -129,22 +133,11 @@ class TextSimilarity(RoutedObjective):
     `token_width` numbers; 0 keeps those of the model.
     """
 
-    temperature: float | Literal["default"] = "default"
+    temperature: Temperature | Literal["default"] = "default"
     similarity: Literal["model", "cosine", "maxsim"] = "model"
     pooling: Pooling | Literal["model"] = "model"
-    cache_tokens: int = 0
-    token_width: int = 128
-
-    def __post_init__(self) -> None:
-        if self.temperature != "default" and not self.temperature > 0:
-            raise ConfigError(
-                f"temperature must be above 0, got {self.temperature:g}", "use a value such as 0.05"
-            )
-        for name in ("cache_tokens", "token_width"):
-            if getattr(self, name) < 0:
-                raise ConfigError(
-                    f"{name} must be at least 0, got {getattr(self, name)}", "use 0 or more"
-                )
+    cache_tokens: NonNegativeInt = 0
+    token_width: NonNegativeInt = 128
 
     def attach(self, model: nn.Module) -> None:
         if isinstance(model, TextModel) and self.is_late(model):

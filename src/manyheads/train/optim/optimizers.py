@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyheads.annotations import Above, AtLeast, Between, NonNegativeFloat, PositiveInt
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.train.optim.param_groups import (
     RateFactor,
@@ -24,23 +26,12 @@ from manyheads.train.optim.param_groups import (
 FUSED_ON = {"cpu", "cuda", "mps", "xpu"}
 
 
-def _check(lr: float, decay: float, betas: tuple[float, ...], eps: float = 0.0) -> None:
-    for name, number in (("lr", lr), ("decay", decay), ("eps", eps)):
-        if not math.isfinite(number):
-            raise ConfigError(f"{name} must be finite, got {number}", "use a finite number")
-    if eps < 0:
-        raise ConfigError(f"eps must be at least 0, got {eps:g}", "use a value such as 1e-8")
-    if lr <= 0:
-        raise ConfigError(f"lr must be above 0, got {lr:g}", "use a value such as 1e-3")
-    if decay < 0:
-        raise ConfigError(f"decay must be at least 0, got {decay:g}", "use 0 or more")
-    for beta in betas:
-        if not 0 <= beta < 1:
-            raise ConfigError(
-                f"betas and momentum must be in [0, 1), got {beta:g}", "use a value such as 0.9"
-            )
+Lr = Annotated[float, Above(0, "use a value such as 1e-3")]
+Beta = Annotated[float, Between(0, 1, "[)", "use a value such as 0.9")]
+Eps = Annotated[float, AtLeast(0, "use a value such as 1e-8")]
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
     """Adam with decoupled weight decay (arXiv 1711.05101), fused where possible.
@@ -50,15 +41,12 @@ class AdamW:
     model.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    decay: float = 0.1
+    lr: Lr = 1e-3
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Eps = 1e-8
+    decay: NonNegativeFloat = 0.1
     decay_embeddings: bool = False
     rates: tuple[RateFactor, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.decay, self.betas, self.eps)
 
     def build(self, model: nn.Module) -> Optimizer:
         weights = describe_parameters(model)
@@ -79,6 +67,7 @@ class AdamW:
         return {"rule": "adamw", "betas": self.betas, "eps": self.eps}
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StableAdamW:
     """AdamW whose steps are clipped by their root mean square (arXiv 2304.13013).
@@ -87,15 +76,12 @@ class StableAdamW:
     ModernBERT-base.
     """
 
-    lr: float = 8e-4
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
-    decay: float = 1e-5
+    lr: Lr = 8e-4
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
+    eps: Eps = 1e-6
+    decay: NonNegativeFloat = 1e-5
     decay_embeddings: bool = False
     rates: tuple[RateFactor, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self.lr, self.decay, self.betas, self.eps)
 
     def build(self, model: nn.Module) -> Optimizer:
         weights = describe_parameters(model)
@@ -113,6 +99,7 @@ class StableAdamW:
         )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Muon:
     """Orthogonalised momentum for the matrices, AdamW for the `rest`.
@@ -122,22 +109,17 @@ class Muon:
     that its learning rates fit (arXiv 2502.16982); "original" needs a rate of about 0.02.
     """
 
-    lr: float = 0.02
-    momentum: float = 0.95
+    lr: Lr = 0.02
+    momentum: Beta = 0.95
     nesterov: bool = True
-    decay: float = 0.1
-    rounds: int = 5
+    decay: NonNegativeFloat = 0.1
+    rounds: PositiveInt = 5
     size: Literal["original", "adamw"] = "original"
     precision: Literal["half", "single"] = "half"
     rest: AdamW = AdamW()
     rates: tuple[RateFactor, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.decay, (self.momentum,))
-        if self.rounds < 1:
-            raise ConfigError(
-                f"rounds must be at least 1, got {self.rounds}", "use a value such as 5"
-            )
         if self.rest.rates:
             raise ConfigError("rest.rates cannot be used with Muon", "set rates of Muon itself")
 

@@ -13,6 +13,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyheads.annotations import NonNegativeFloat
+from manyheads.argument_checks import check_fields
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
 from manyheads.models.readout import ReadoutLayer
@@ -20,6 +22,7 @@ from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import FeedForward
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFactor:
     """A factor on the learning rate of parameters whose name matches the glob `pattern`.
@@ -29,11 +32,7 @@ class RateFactor:
     """
 
     pattern: str
-    factor: float
-
-    def __post_init__(self) -> None:
-        if self.factor < 0:
-            raise ConfigError(f"factor must be at least 0, got {self.factor:g}", "use 0 or more")
+    factor: NonNegativeFloat
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

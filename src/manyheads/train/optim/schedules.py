@@ -3,10 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from manyheads.annotations import AtLeast, Between, NonNegativeInt, PositiveInt
+from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 
+Floor = Annotated[float, Between(0, 1, remedy="use a fraction of the peak")]
 Shape = Literal["sqrt", "linear", "cosine"]
 
 
@@ -27,6 +30,7 @@ class RateSchedule(ABC):
         return self.factor(steps, steps)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stable(RateSchedule):
     """The peak rate, after `warmup` steps of linear growth.
@@ -35,10 +39,7 @@ class Stable(RateSchedule):
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
 
-    warmup: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self.warmup, 0.0)
+    warmup: NonNegativeInt = 0
 
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup)
@@ -48,6 +49,7 @@ class Stable(RateSchedule):
         return _warmed(step, self.warmup)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay(RateSchedule):
     """From the peak rate down to `floor` of it; "sqrt" is 1 - sqrt(x) (arXiv 2405.18392).
@@ -57,15 +59,13 @@ class Decay(RateSchedule):
     """
 
     shape: Shape = "sqrt"
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(0, self.floor)
+    floor: Floor = 0.0
 
     def factor(self, step: int, steps: int) -> float:
         return _decayed(step / max(steps, 1), self.shape, self.floor)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupStableDecay(RateSchedule):
     """`warmup` steps of growth, then the peak rate, then `decay` steps down to `floor` of it.
@@ -77,17 +77,10 @@ class WarmupStableDecay(RateSchedule):
     [1.0, 1.0, 1.0, 0.5, 0.29, 0.13, 0.0]
     """
 
-    warmup: int = 0
-    decay: int
+    warmup: NonNegativeInt = 0
+    decay: Annotated[int, AtLeast(1, "use 1 or more, or Stable")]
     shape: Shape = "sqrt"
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self.warmup, self.floor)
-        if self.decay < 1:
-            raise ConfigError(
-                f"decay must be at least 1 step, got {self.decay}", "use 1 or more, or Stable"
-            )
+    floor: Floor = 0.0
 
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup, decay=self.decay)
@@ -98,15 +91,13 @@ class WarmupStableDecay(RateSchedule):
         return _decayed((step - steps + self.decay) / self.decay, self.shape, self.floor)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cosine(RateSchedule):
     """`warmup` steps of growth, then half a cosine down to `floor` (arXiv 1608.03983)."""
 
-    warmup: int = 0
-    floor: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check(self.warmup, self.floor)
+    warmup: NonNegativeInt = 0
+    floor: Floor = 0.1
 
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup)
@@ -118,6 +109,7 @@ class Cosine(RateSchedule):
         return _decayed(progress, "cosine", self.floor)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InverseSqrt(RateSchedule):
     """Linear growth, then the inverse square root of the step (arXiv 1706.03762).
@@ -128,12 +120,7 @@ class InverseSqrt(RateSchedule):
     0.5
     """
 
-    warmup: int = 4000
-
-    def __post_init__(self) -> None:
-        _check(self.warmup, 0.0)
-        if not self.warmup:
-            raise ConfigError("warmup must be at least 1, got 0", "use 1 or more, such as 4000")
+    warmup: PositiveInt = 4000
 
     def check(self, steps: int) -> None:
         _check_fits(steps, warmup=self.warmup)
@@ -227,13 +214,6 @@ def _decayed(progress: float, shape: Shape, floor: float) -> float:
         case "cosine":
             left = (1 + math.cos(math.pi * progress)) / 2
     return floor + (1 - floor) * left
-
-
-def _check(warmup: int, floor: float) -> None:
-    if warmup < 0:
-        raise ConfigError(f"warmup must be at least 0, got {warmup}", "use 0 or more")
-    if not 0 <= floor <= 1:
-        raise ConfigError(f"floor must be in [0, 1], got {floor:g}", "use a fraction of the peak")
 
 
 def _check_fits(steps: int, **taken: int) -> None:

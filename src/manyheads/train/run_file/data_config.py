@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from manyheads.annotations import Between, NonNegativeInt, PositiveInt
+from manyheads.argument_checks import check_fields
 from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks
 from manyheads.data.images import ImageArrays, ImageFolder, PerChannel, load_idx, load_npz
 from manyheads.data.labeled import (
@@ -47,15 +49,10 @@ class BatchConfig:
     `micro_batch` changes memory and speed only.
     """
 
-    batch: int | BatchGrowth
-    micro_batch: int = 0
+    batch: PositiveInt | BatchGrowth
+    micro_batch: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        if min(self.sizes) < 1 or self.micro_batch < 0:
-            raise ConfigError(
-                f"batch={min(self.sizes)} and micro_batch={self.micro_batch} must be positive",
-                "use 1 or more",
-            )
         if isinstance(self.batch, BatchGrowth) and not self.micro_batch:
             raise ConfigError("a batch that grows needs micro_batch", "set micro_batch")
         for size in self.sizes:
@@ -84,6 +81,8 @@ class BatchConfig:
 
 
 READING = "reading the data"
+# A fraction of the training data, or other files.
+HeldOut = Annotated[float, Between(0, 1, "[)", "give a fraction or files")] | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -110,13 +109,6 @@ def check_first_row(read: Iterable[Any], paths: tuple[str, ...]) -> None:
     """Read the first row of local files, to find missing fields before training."""
     if not paths[0].startswith(HUB):
         next(iter(read), None)
-
-
-def check_validation(validation: float | tuple[str, ...]) -> None:
-    if isinstance(validation, float) and not 0 <= validation < 1:
-        raise ConfigError(
-            f"validation must be in [0, 1), got {validation:g}", "give a fraction or files"
-        )
 
 
 def check_batch_holds(config: BatchConfig, tokens: int, what: str) -> None:
@@ -147,13 +139,12 @@ class RowsData(BatchConfig, ABC):
     """
 
     train: tuple[str, ...]
-    validation: float | tuple[str, ...] = 0.0
+    validation: HeldOut = 0.0
     tokenizer: str = ""
     max_length: int
 
     def __post_init__(self) -> None:
         BatchConfig.__post_init__(self)
-        check_validation(self.validation)
         check_batch_holds(self, self.max_length, f"max_length={self.max_length}")
 
     def check(self) -> None:
@@ -189,6 +180,7 @@ class RowsData(BatchConfig, ABC):
         """The examples as tokens, with labels numbered by `names`."""
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labeled(RowsData):
     """A text and a label per row, or a list of any number of labels."""
@@ -210,6 +202,7 @@ class Labeled(RowsData):
         return names or int(labels.shape[1] if labels.ndim > 1 else labels.max() + 1)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs(RowsData):
     """Two texts per row: for translation, or for embeddings, which can have `negatives` too.
@@ -263,6 +256,7 @@ class Pairs(RowsData):
         return paired_examples(self._source(paths), tokenizer, max_length=self.max_length, end=end)
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePairs(Pairs):
     """Pairs as a model with late interaction reads them: queries and documents.
@@ -296,6 +290,7 @@ class RolePairs(Pairs):
         )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged(RowsData):
     """Words, and one tag per word, per row or per sentence of a CoNLL file.
@@ -328,6 +323,7 @@ class Tagged(RowsData):
 RANGE = "use finite numbers, and standard deviations above 0"
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts(BatchConfig):
     """Plain texts: files, folders, globs, or a dataset of the hub, tokenized once into `store`.
@@ -342,7 +338,7 @@ class Texts(BatchConfig):
     """
 
     train: tuple[str, ...]
-    validation: float | tuple[str, ...] = 0.0
+    validation: HeldOut = 0.0
     tokenizer: str = ""
     max_length: int
     layout: Literal["documents", "fixed"] = "documents"
@@ -358,7 +354,6 @@ class Texts(BatchConfig):
 
     def __post_init__(self) -> None:
         BatchConfig.__post_init__(self)
-        check_validation(self.validation)
         check_batch_holds(self, self.max_length, f"max_length={self.max_length}")
         if self.layout == "fixed" and (self.opening or self.closing):
             raise ConfigError(
@@ -474,6 +469,7 @@ class Texts(BatchConfig):
         )
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images(BatchConfig):
     """One folder per class, an .npz, or two idx files (images, labels); a batch counts images.
@@ -486,17 +482,13 @@ class Images(BatchConfig):
 
     train: tuple[str, ...]
     validation: tuple[str, ...] = ()
-    size: int | None = None
+    size: PositiveInt | None = None
     channels: Literal[1, 3, "model"] = "model"
     mean: PerChannel | Literal["model"] = "model"
     std: PerChannel | Literal["model"] = "model"
 
     def __post_init__(self) -> None:
         BatchConfig.__post_init__(self)
-        if self.size is not None and self.size < 1:
-            raise ConfigError(
-                f"size must be at least 1 pixel, got {self.size}", "use 1 or more, or remove it"
-            )
         for name in ("mean", "std"):
             value = getattr(self, name)
             numbers = () if value == "model" else value if isinstance(value, tuple) else (value,)

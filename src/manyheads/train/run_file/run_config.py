@@ -6,6 +6,13 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from manyheads.annotations import (
+    DropoutRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
+from manyheads.argument_checks import check_fields
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.native import CONFIG_JSON
 from manyheads.dataclass_codec import DataclassCodec, unknown_key
@@ -111,6 +118,7 @@ def _put(tables: Any, keys: list[str], value: Any, setting: str) -> None:
 Config = TypeVar("Config")
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions:
     """Changes to every attention layer of the model.
@@ -121,16 +129,9 @@ class HeadOptions:
     the setting of the model.
     """
 
-    drop: float | Literal["kept"] = "kept"
+    drop: DropoutRate | Literal["kept"] = "kept"
     scale: Literal["kept", "learned"] = "kept"
-    dropout: float | Literal["kept"] = "kept"
-
-    def __post_init__(self) -> None:
-        for name, share in (("drop", self.drop), ("dropout", self.dropout)):
-            if share != "kept" and not 0 <= share < 1:
-                raise ConfigError(
-                    f"{name} must be in [0, 1), got {share:g}", "use a smaller fraction"
-                )
+    dropout: DropoutRate | Literal["kept"] = "kept"
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -232,6 +233,7 @@ class ModelSource:
             raise ConfigError(f"model.change: {error.problem}", error.remedy) from None
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Where and how the run goes; `*_every` are numbers of steps, 0 means never.
@@ -244,43 +246,29 @@ class RunOptions:
 
     folder: Path
     seed: int = 0
-    steps: int = 0
-    tokens: int = 0
+    steps: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
-    clip: float = 1.0
+    clip: NonNegativeFloat = 1.0
     recompute: Recompute = "none"
     device: str = "auto"
     distributed: Distributed = "ddp"
-    checkpoint_every: int = 1000
-    keep: int = 2
-    keep_every: int = 0
-    validate_every: int = 0
-    telemetry_every: int = 0
-    log_every: int = 1
+    checkpoint_every: NonNegativeInt = 1000
+    keep: PositiveInt = 2
+    keep_every: NonNegativeInt = 0
+    validate_every: NonNegativeInt = 0
+    telemetry_every: NonNegativeInt = 0
+    log_every: PositiveInt = 1
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tokens", "clip", "checkpoint_every", "keep_every"):
-            _check_minimum(name, getattr(self, name), 0)
-        for name in ("validate_every", "telemetry_every"):
-            _check_minimum(name, getattr(self, name), 0)
-        _check_minimum("keep", self.keep, 1)
-        _check_minimum("log_every", self.log_every, 1)
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed} has more than 64 bits", "use a smaller number")
 
     @property
     def half(self) -> bool:
         return self.precision == "bfloat16"
-
-
-def _check_minimum(name: str, number: int | float, minimum: int) -> None:
-    # Also refuses NaN.
-    if not number >= minimum:
-        raise ConfigError(
-            f"{name} must be at least {minimum}, got {number:g}", f"use {minimum} or more"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def test_contradictions_are_refused() -> None:
         Stable(warmup=-1)
     with refuses(ConfigError, "floor must be in [0, 1], got 2.0: use a fraction of the peak."):
         Cosine(floor=2.0)
-    with refuses(ConfigError, "decay must be at least 1 step, got 0: use 1 or more, or Stable."):
+    with refuses(ConfigError, "decay must be at least 1, got 0: use 1 or more, or Stable."):
         WarmupStableDecay(decay=0)
     with refuses(
         ConfigError,

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.argument_checks import check_fields
 from manyheads.attention import Attention, AttentionConfig, PositionEncoding
 from manyheads.cache import CacheSlot, KeyValues, StateSlot
 from manyheads.errors import ConfigError
@@ -42,12 +43,18 @@ class Branch(Generic[Inner]):
     dropout: float = 0.0
 
 
+AnyBranch = (
+    Branch[AttentionConfig] | Branch[Constant] | Branch[FeedForwardConfig] | Branch[MixerConfig]
+)
+
+
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """The sublayers of a layer, in this order; None for one that it does not have.
 
-    A `mixer` stands where attention would. `attention_rest` and `cross_rest` replace an attention
-    whose heads are all pruned. With
+    Self-attention is an `attention` or a `mixer`. `attention_rest` and `cross_rest` replace an
+    attention whose heads are all pruned. `branches` has what the layer consists of. With
     `residual="parallel"` the feed-forward reads what the attention reads, not what it wrote, and
     both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-J and GPT-NeoX. With
     `residual="reversible"` there are two residual streams: attention reads the second and writes to
@@ -63,10 +70,6 @@ class LayerConfig:
     residual: Literal["serial", "parallel", "reversible"] = "serial"
 
     def __post_init__(self) -> None:
-        if self.residual not in ("serial", "parallel", "reversible"):
-            raise ConfigError(
-                f"residual must be serial, parallel or reversible, got {self.residual!r}"
-            )
         if self.residual != "serial":
             self._check_residual()
         if len(self.widths) > 1:
@@ -78,44 +81,43 @@ class LayerConfig:
             raise ConfigError('attention has keys_from="memory"', "make it the cross branch")
         if self.cross is not None and self.cross.inner.keys_from == "itself":
             raise ConfigError('cross has keys_from="itself"', 'use keys_from="memory"')
-        if self.mixer is not None and (self.attention or self.attention_rest) is not None:
-            raise ConfigError("both attention and mixer are set", "keep one")
-        for name in ("attention", "cross"):
-            if getattr(self, name) is not None and getattr(self, f"{name}_rest") is not None:
-                raise ConfigError(f"both {name} and {name}_rest are set", "keep one")
+        for names in ("attention", "mixer", "attention_rest"), ("cross", "cross_rest"):
+            present = [name for name in names if getattr(self, name) is not None]
+            if len(present) > 1:
+                raise ConfigError(f"both {present[0]} and {present[1]} are set", "keep one")
 
     def _check_residual(self) -> None:
-        if self.cross is not None or self.cross_rest is not None:
+        if Sublayer.CROSS in self.branches:
             raise ConfigError(
                 f'residual="{self.residual}" is not supported with cross-attention',
                 'use residual="serial"',
             )
-        for branch in (self.attention, self.attention_rest, self.mixer, self.feedforward):
-            if branch is not None and isinstance(branch.norm, PostNorm):
-                raise ConfigError(
-                    f'residual="{self.residual}" is not supported with PostNorm, which norms the '
-                    "sum of both branches",
-                    "use PreNorm",
-                )
+        if any(isinstance(branch.norm, PostNorm) for branch in self.branches.values()):
+            raise ConfigError(
+                f'residual="{self.residual}" is not supported with PostNorm, which norms the '
+                "sum of both branches",
+                "use PreNorm",
+            )
+
+    @property
+    def branches(self) -> dict[Sublayer, AnyBranch]:
+        """The branch of each sublayer that the layer has, whatever is inside."""
+        slots = {
+            Sublayer.ATTENTION: self.attention or self.mixer or self.attention_rest,
+            Sublayer.CROSS: self.cross or self.cross_rest,
+            Sublayer.FEEDFORWARD: self.feedforward,
+        }
+        return {sublayer: branch for sublayer, branch in slots.items() if branch is not None}
 
     @property
     def widths(self) -> set[int]:
-        branches = (self.attention, self.mixer, self.cross, self.feedforward)
-        rests = (self.attention_rest, self.cross_rest)
-        return {branch.inner.width for branch in (*branches, *rests) if branch is not None}
+        return {branch.inner.width for branch in self.branches.values()}
 
 
 class Residual(nn.Module):
     """The norms and the dropout around a sublayer."""
 
-    def __init__(
-        self,
-        branch: Branch[AttentionConfig]
-        | Branch[Constant]
-        | Branch[FeedForwardConfig]
-        | Branch[MixerConfig],
-        width: int,
-    ) -> None:
+    def __init__(self, branch: AnyBranch, width: int) -> None:
         super().__init__()
         placement = branch.norm
         self.placement = placement
@@ -176,9 +178,8 @@ class Layer(nn.Module):
                 MixtureOfExperts(inner) if isinstance(inner, Experts) else FeedForward(inner)
             )
             self.feedforward_residual = Residual(config.feedforward, width)
-        first = (self.attention, self.mixer, self.attention_rest)
-        attends = any(sublayer is not None for sublayer in first)
-        self.parallel = config.residual == "parallel" and attends
+        self.attends = Sublayer.ATTENTION in config.branches
+        self.parallel = config.residual == "parallel" and self.attends
         self.reversible = config.residual == "reversible"
 
     def forward(
@@ -194,28 +195,23 @@ class Layer(nn.Module):
         if self.reversible:
             first, x = (x.with_values(half) for half in x.values.chunk(2, dim=-1))
         entered, added = x, None
-        if self.mixer is not None:
-            assert not isinstance(cache, CacheSlot)
-            here = _within(context, Sublayer.ATTENTION)
-            entered, normed = _read(self.attention_residual, x, here)
+        if self.attends:
+            inside = _within(context, Sublayer.ATTENTION)
+            entered, normed = _read(self.attention_residual, x, inside)
+            if self.mixer is not None:
+                assert not isinstance(cache, CacheSlot)
+                written = mix(self.mixer, normed, cache=cache, context=inside).values
+                if torch.is_grad_enabled():
+                    added = self.mixer.added_losses(normed)
+            elif self.attention is not None:
+                assert not isinstance(cache, StateSlot)
+                attended = self.attention(normed, encoding=encoding, cache=cache, context=inside)
+                written = attended.values
+            else:
+                assert self.attention_rest is not None
+                written = self.attention_rest(normed.values)
             onto = entered if first is None else first
-            written = mix(self.mixer, normed, cache=cache, context=here)
-            if torch.is_grad_enabled():
-                added = self.mixer.added_losses(normed)
-            x = x.with_values(self.attention_residual.write(onto, written.values, here))
-        elif self.attention is not None:
-            assert not isinstance(cache, StateSlot)
-            here = _within(context, Sublayer.ATTENTION)
-            entered, normed = _read(self.attention_residual, x, here)
-            onto = entered if first is None else first
-            written = self.attention(normed, encoding=encoding, cache=cache, context=here)
-            x = x.with_values(self.attention_residual.write(onto, written.values, here))
-        elif self.attention_rest is not None:
-            here = _within(context, Sublayer.ATTENTION)
-            entered, normed = _read(self.attention_residual, x, here)
-            onto = entered if first is None else first
-            constant = self.attention_rest(normed.values)
-            x = x.with_values(self.attention_residual.write(onto, constant, here))
+            x = x.with_values(self.attention_residual.write(onto, written, inside))
         elif first is not None:
             x = first
         x, losses = self.finish(entered, x, memory, context)
@@ -232,26 +228,26 @@ class Layer(nn.Module):
 
         In a reversible layer these are the second stream and the first.
         """
-        if self.cross is not None:
-            here = _within(context, Sublayer.CROSS)
-            x, normed = _read(self.cross_residual, x, here)
-            written = self.cross(normed, memory=memory, context=here)
-            x = x.with_values(self.cross_residual.write(x, written.values, here))
-        elif self.cross_rest is not None:
-            here = _within(context, Sublayer.CROSS)
-            x, normed = _read(self.cross_residual, x, here)
-            constant = self.cross_rest(normed.values)
-            x = x.with_values(self.cross_residual.write(x, constant, here))
+        if self.cross is not None or self.cross_rest is not None:
+            inside = _within(context, Sublayer.CROSS)
+            x, normed = _read(self.cross_residual, x, inside)
+            if self.cross is not None:
+                written = self.cross(normed, memory=memory, context=inside).values
+            else:
+                assert self.cross_rest is not None
+                written = self.cross_rest(normed.values)
+            x = x.with_values(self.cross_residual.write(x, written, inside))
         losses = None
         if self.feedforward is not None:
-            here = _within(context, Sublayer.FEEDFORWARD)
-            read, normed = _read(self.feedforward_residual, entered if self.parallel else x, here)
-            x = x if self.parallel else read
-            output = self.feedforward(normed.values, x, here)
+            inside = _within(context, Sublayer.FEEDFORWARD)
+            source = entered if self.parallel else x
+            source, normed = _read(self.feedforward_residual, source, inside)
+            x = x if self.parallel else source
+            output = self.feedforward(normed.values, x, inside)
             output, losses = output if isinstance(output, tuple) else (output, None)
             onto = entered if self.reversible else x
-            written = x.with_values(self.feedforward_residual.write(onto, output, here))
-            x, entered = (x, written) if self.reversible else (written, entered)
+            summed = x.with_values(self.feedforward_residual.write(onto, output, inside))
+            x, entered = (x, summed) if self.reversible else (summed, entered)
         if self.reversible:
             x = x.with_values(torch.cat([x.values, entered.values], dim=-1))
         return x, losses

@@ -17,7 +17,7 @@ from manyheads.models.readout import LanguageHead, Readout, make_readout
 from manyheads.models.stack import KernelChoices, Stack, StackConfig
 from manyheads.parts.halting import AddedLoss
 from manyheads.ragged import Ragged
-from manyheads.taps import Watcher
+from manyheads.taps import Sublayer, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,7 @@ class Seq2SeqConfig:
     def __post_init__(self) -> None:
         for stack in (self.encoder, self.decoder):
             check_embedding(self.embedding, stack)
-        branches = [
-            branch for layer in self.decoder.layers for branch in (layer.cross, layer.cross_rest)
-        ]
-        if all(branch is None for branch in branches):
+        if not any(Sublayer.CROSS in layer.branches for layer in self.decoder.layers):
             raise ConfigError(
                 "no decoder layer attends to the encoder", "give one a cross-attention branch"
             )

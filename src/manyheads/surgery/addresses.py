@@ -42,16 +42,10 @@ def layer_ends(stack: Stack, layer: int) -> tuple[Site, Site] | None:
     >>> layer_ends(build("gpt2", layers=1, width=32, heads=2, vocabulary=50).stack, 0)
     (Site(0, BEFORE), Site(0, AFTER, FEEDFORWARD))
     """
-    config = stack.config.layers[layer]
-    if config.feedforward is not None:
-        last = Sublayer.FEEDFORWARD
-    elif config.cross is not None or config.cross_rest is not None:
-        last = Sublayer.CROSS
-    elif (config.attention or config.attention_rest or config.mixer) is not None:
-        last = Sublayer.ATTENTION
-    else:
+    branches = [*stack.config.layers[layer].branches]
+    if not branches:
         return None
-    return layer_input_site(stack, layer), Site(layer, Tap.AFTER, last, stack.name)
+    return layer_input_site(stack, layer), Site(layer, Tap.AFTER, branches[-1], stack.name)
 
 
 def neuron_site(stack: Stack, layer: int) -> Site:

@@ -179,13 +179,7 @@ def head_scope(
 
 def layer_input_site(stack: Stack, layer: int) -> Site:
     """The site of the residual stream that enters a layer."""
-    config = stack.config.layers[layer]
-    if (config.attention or config.attention_rest or config.mixer) is not None:
-        first = Sublayer.ATTENTION
-    elif config.cross is not None or config.cross_rest is not None:
-        first = Sublayer.CROSS
-    else:
-        first = Sublayer.FEEDFORWARD
+    first = next(iter(stack.config.layers[layer].branches), Sublayer.FEEDFORWARD)
     return Site(layer, Tap.BEFORE, first, stack.name)
 
 
@@ -230,9 +224,7 @@ def entry_sites(stack: Stack, layer: int) -> list[Site]:
 def _last_write(stack: Stack, layer: int, sublayer: Sublayer) -> Site:
     """Where the sublayers of this kind below a layer wrote last: attention or feed-forward."""
     for index in reversed(range(layer)):
-        config = stack.config.layers[index]
-        attends = (config.attention or config.attention_rest or config.mixer) is not None
-        if attends if sublayer is Sublayer.ATTENTION else config.feedforward is not None:
+        if sublayer in stack.config.layers[index].branches:
             return Site(index, Tap.AFTER, sublayer, stack.name)
     return Site(-1, Tap.EMBEDDINGS, stack=stack.name)
 

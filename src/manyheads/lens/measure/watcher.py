@@ -214,10 +214,7 @@ class StatisticsWatcher:
 
     def _last(self, site: Site) -> Sublayer:
         layer = self._plan.stacks[site.stack].config.layers[site.layer]
-        if layer.feedforward is not None:
-            return Sublayer.FEEDFORWARD
-        crosses = layer.cross is not None or layer.cross_rest is not None
-        return Sublayer.CROSS if crosses else Sublayer.ATTENTION
+        return next(reversed(layer.branches), Sublayer.ATTENTION)
 
     def _heads_at(self, site: Site) -> Attention | Mixer:
         return heads_at(self._plan.stacks[site.stack], site.layer, site.sublayer)

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from manyheads.checkpoints.tensor_map import Entry, TensorMap, to_file
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
+from manyheads.models.provenance import Classified
 from manyheads.models.readout import (
     PROBLEM_TYPE,
     TEMPERATURE,
@@ -28,8 +29,6 @@ from manyheads.models.readout import (
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.vision import VisionConfig
-
-Classified = Literal["texts", "tokens", "images"]
 
 # How the class names of `transformers` end.
 CLASS_SUFFIXES: dict[Classified, str] = {
@@ -74,9 +73,9 @@ def with_classes(
     config, described = _headed(model, names, of)
     fresh = build(config, seed=seed)
     like = next(iter(model.parameters()))
-    kept = {name: tensor for name, tensor in state.items() if not name.startswith("readout.")}
-    kept |= _known(model, config, fresh.state_dict())
-    fresh.load_state_dict({**fresh.state_dict(), **kept})
+    body = {name: tensor for name, tensor in state.items() if not name.startswith("readout.")}
+    body |= _shared_parts(model, config, fresh.state_dict())
+    fresh.load_state_dict({**fresh.state_dict(), **body})
     described = {key: value for key, value in described.items() if key not in SETTINGS}
     fresh.source_config, fresh.tokenizer = described, model.tokenizer
     if multi_label:
@@ -110,8 +109,8 @@ def set_classifier(model: Model, settings: ClassifierSettings) -> None:
             f"there must be 1 threshold or {head.classes}, got {len(settings.thresholds)}"
         )
     before = description_of(model)
-    kept = {key: value for key, value in before.items() if key not in SETTINGS}
-    model.source_config = {**kept, **settings.description()}
+    others = {key: value for key, value in before.items() if key not in SETTINGS}
+    model.source_config = {**others, **settings.description()}
 
 
 def _names(classes: int | Sequence[str]) -> tuple[str, ...]:
@@ -132,10 +131,10 @@ def _check_has(model: Model, of: Classified) -> None:
             "an encoder-decoder cannot classify texts", "give an encoder or a decoder"
         )
     if isinstance(config, VisionConfig) != (of == "images"):
-        read = "images" if isinstance(config, VisionConfig) else "texts"
+        inputs = "images" if isinstance(config, VisionConfig) else "texts"
         raise ConfigError(
-            f"of={of!r} does not fit a model that reads {read}",
-            'use "images"' if read == "images" else 'use "texts" or "tokens"',
+            f"of={of!r} does not fit a model that reads {inputs}",
+            'use "images"' if inputs == "images" else 'use "texts" or "tokens"',
         )
 
 
@@ -146,30 +145,31 @@ def _headed(
     family, before = family_of(model), description_of(model)
     stem = OTHER_HEADS.sub("", (before.get("architectures") or [""])[0])
     if stem:
-        wanted = {**before, "architectures": [stem + CLASS_SUFFIXES[of]], **label_maps(names)}
-        wanted.pop("num_labels", None)
+        headed = {**before, "architectures": [stem + CLASS_SUFFIXES[of]], **label_maps(names)}
+        headed.pop("num_labels", None)
         # ModernBERT can pool either way; if texts have no [CLS] token, it pools all tokens.
         pools = {} if _opens(model.tokenizer) else {"classifier_pooling": "mean"}
-        for each in ({**wanted, **pools}, wanted):
-            config = _theirs(family, each, cast(ModelConfig, model.config), of)
+        for config_json in ({**headed, **pools}, headed):
+            config = _with_head_of(family, config_json, cast(ModelConfig, model.config), of)
             if config is not None:
-                return config, each
+                return config, config_json
     config = replace(cast(Any, model.config), readout=_plain(model, len(names), of))
     described = NATIVE.write_config(config)
     return config, {**described, **facts_of(before), **label_maps(names)}
 
 
-def _theirs(
-    family: Family, wanted: Mapping[str, Any], before: ModelConfig, of: Classified
+def _with_head_of(
+    family: Family, config_json: Mapping[str, Any], before: ModelConfig, of: Classified
 ) -> ModelConfig | None:
+    """The config with the head that a config.json describes, if it fits."""
     try:
-        head = family.read_config(wanted).readout
+        head = family.read_config(config_json).readout
     except ConfigError:
         return None
     if not isinstance(head, TokenHead if of == "tokens" else ClassHead):
         return None
     config: ModelConfig = replace(cast(Any, before), readout=head)
-    return config if matches(family, wanted, config) else None
+    return config if matches(family, config_json, config) else None
 
 
 def _plain(model: Model, classes: int, of: Classified) -> ClassHead | TokenHead:
@@ -191,7 +191,9 @@ def _opens(tokenizer: Any) -> bool:
     return bool(plain[:1] != special[:1])
 
 
-def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _shared_parts(
+    model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The tensors of the new head, below its classes, that the model already has."""
     family = family_of(model)
     if family is NATIVE:
@@ -200,12 +202,12 @@ def _known(model: Model, config: ModelConfig, fresh: Mapping[str, Tensor]) -> di
     have = to_file(_below_classes(family.tensor_map(cast(ModelConfig, model.config), state)), state)
     have = {family.canonical_name(name) or name: tensor for name, tensor in have.items()}
     have |= model.unread
-    known: dict[str, Tensor] = {}
+    shared: dict[str, Tensor] = {}
     for entry in _below_classes(family.tensor_map(config, fresh)):
         shapes = entry.shapes(tuple(fresh[entry.name].shape))
         if all(name in have and tuple(have[name].shape) == shapes[name] for name in shapes):
-            known |= entry.read(have.__getitem__)
-    return known
+            shared |= entry.read(have.__getitem__)
+    return shared
 
 
 def _below_classes(entries: TensorMap) -> list[Entry]:

@@ -48,13 +48,13 @@ HARMLESS_COUNT = 2**8
 def check_sizes(description: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse sizes that no model with these weights has, before anything of that size is made."""
     largest = max((size for shape in shapes.values() for size in shape), default=0)
-    left: list[tuple[str, Any]] = list(description.items())
-    while left:
-        key, value = left.pop()
+    items: list[tuple[str, Any]] = list(description.items())
+    while items:
+        key, value = items.pop()
         if isinstance(value, dict):
-            left += value.items()
+            items += value.items()
         elif isinstance(value, list):
-            left += ((key, each) for each in value)
+            items += ((key, item) for item in value)
         elif isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"{key:.200}={value} is not finite", "use a number")
         elif isinstance(value, int):
@@ -96,15 +96,15 @@ def description_of(model: Model) -> dict[str, Any]:
 def matches(family: Family, description: Mapping[str, Any], config: ModelConfig) -> bool:
     """Whether a config.json, read with the weights of our model, gives our config."""
     try:
-        theirs = read_description(family, description)
+        described = read_description(family, description)
     except ConfigError:
         # What a family guesses from the first layer may be impossible.
         return False
     if family.file_decides_tying and isinstance(config.readout, LanguageHead):
-        theirs = with_tied(theirs, tied=config.readout.tied)
+        described = with_tied(described, tied=config.readout.tied)
     # How weights were initialized is not part of the model that they make.
-    return type(theirs) is type(config) and (
-        replace(theirs, init=Initialization()) == replace(config, init=Initialization())
+    return type(described) is type(config) and (
+        replace(described, init=Initialization()) == replace(config, init=Initialization())
     )
 
 
@@ -139,7 +139,7 @@ def _with_facts(
 ) -> dict[str, Any]:
     """A new description with the facts of the old one, unless they describe another model."""
     ids = {name: value for name, value in facts.items() if name.endswith("_token_id")}
-    for known in (facts, ids):
-        if matches(family, {**description, **known}, config):
-            return {**description, **known}
+    for extra in (facts, ids):
+        if matches(family, {**description, **extra}, config):
+            return {**description, **extra}
     return description

@@ -55,8 +55,8 @@ class WeightFiles:
 
     def dtypes(self) -> list[torch.dtype]:
         """The dtypes of the weights, that of the first one first."""
-        found = (COMPUTE_DTYPES.get(each) for each in self._dtypes.values())
-        return list(dict.fromkeys(each for each in found if each is not None))
+        dtypes = (COMPUTE_DTYPES.get(name) for name in self._dtypes.values())
+        return list(dict.fromkeys(dtype for dtype in dtypes if dtype is not None))
 
     def in_file(self, name: str) -> str:
         """The name that the files themselves have for a tensor: the same."""
@@ -118,7 +118,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _shards(folder: Path) -> list[str]:
     """The files that an index lists."""
     named = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(named, dict) or not all(isinstance(each, str) for each in named.values()):
+    if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
         raise InputError(
             f"{folder / INDEX} has no weight_map from tensors to files", "download it again"
         )
@@ -138,8 +138,8 @@ def file_in(folder: Path, name: str) -> Path | None:
     file, home = folder / name, folder.resolve()
     try:
         target = file.resolve()
-        blobs = [each.parent / "blobs" for each in home.parents if each.name == "snapshots"]
-        if not any(target.is_relative_to(each) for each in (home, *blobs)):
+        blobs = [parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"]
+        if not any(target.is_relative_to(place) for place in (home, *blobs)):
             raise InputError(
                 f"{name[:200]!r} leads out of {folder}, to {str(target)[:200]!r}",
                 "copy the file into the folder if you trust it",
@@ -186,9 +186,9 @@ def parse_json(data: bytes, where: str) -> Any:
     for _ in range(MAX_DEPTH):
         level = [
             inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
         ]
         if not level:
             return content
@@ -241,7 +241,7 @@ def _drop_shards(folder: Path) -> None:
         older = _shards(folder)
     except InputError:
         older = []
-    for name in [*(each for each in older if Path(each).name == each and each != WEIGHTS), INDEX]:
+    for name in [*(file for file in older if Path(file).name == file and file != WEIGHTS), INDEX]:
         (folder / name).unlink(missing_ok=True)
 
 

@@ -182,7 +182,9 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
         side_files = read_side_files(folder) | modules.files(root)
         if stanford:
             # The class is Stanford's own: the bare model, and a projection beside it.
-            description = {key: each for key, each in description.items() if key != "architectures"}
+            description = {
+                key: value for key, value in description.items() if key != "architectures"
+            }
             side_files |= artifact_of(modules)
         return _assemble(modules, side_files, (description, family, weights), home)
 
@@ -278,10 +280,12 @@ def _assemble(
     bar = Progress("loading", total=len(shapes), unit="tensors", enabled=folder.is_file())
     with ThreadPoolExecutor(max_workers=1) as checker, bar:
         for entry in entries:
-            made = entry.read(stored.__getitem__)
-            checks += [(entry, checker.submit(is_finite, tensor)) for tensor in made.values()]
-            tensors |= {name: tensor.to(home) for name, tensor in made.items()}
-            bar.advance(len(made))
+            read_tensors = entry.read(stored.__getitem__)
+            checks += [
+                (entry, checker.submit(is_finite, tensor)) for tensor in read_tensors.values()
+            ]
+            tensors |= {name: tensor.to(home) for name, tensor in read_tensors.items()}
+            bar.advance(len(read_tensors))
     doubtful = [entry for entry, check in checks if not check.result()]
     not_finite = [name for entry in doubtful for name in stored.not_finite(entry)]
     model.unread = stored.unused(config)
@@ -297,13 +301,13 @@ def _assemble(
 
 def _stored_dtype(description: Mapping[str, Any], weights: WeightFiles) -> torch.dtype:
     """The dtype that config.json names, else that of the first tensor, as in `transformers`."""
-    found, named = weights.dtypes(), description.get("dtype") or description.get("torch_dtype")
+    dtypes, named = weights.dtypes(), description.get("dtype") or description.get("torch_dtype")
     if named is not None and named not in DTYPE_NAMES:
         raise ConfigError(f"dtype={named!r:.200} is not supported", f"use {', '.join(DTYPE_NAMES)}")
-    first = found[0] if found else torch.float32
+    first = dtypes[0] if dtypes else torch.float32
     chosen = first if named is None else DTYPE_NAMES[named]
-    if len(found) > 1:
-        names = " and ".join(str(each).removeprefix("torch.") for each in found)
+    if len(dtypes) > 1:
+        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         why = "the dtype in config.json" if named else "that of the first tensor"
         warnings.warn(
             f"the weights are stored in {names} and were loaded in {chosen}, {why}; pass dtype to "
@@ -338,7 +342,9 @@ def save(model: Model, folder: str | Path) -> Saved:
     dtype = next(iter(state.values())).dtype
     tensors = to_file(family.tensor_map(config, state), state)
     unused = family.unused_tensors(config)
-    tensors |= {unused[key]: each.to(dtype) for key, each in model.unread.items() if key in unused}
+    tensors |= {
+        unused[key]: tensor.to(dtype) for key, tensor in model.unread.items() if key in unused
+    }
     side_files = side_files_of(model, Path(folder))
     description = description | _padding(model, description, side_files)
     description, tensors, artifact = stanford_layout(model, description, tensors)
@@ -378,15 +384,15 @@ class StoredTensors:
 
     def not_finite(self, entry: Entry | Packed | Either) -> list[str]:
         """The tensors of the file with NaN or infinity among those that an entry reads."""
-        found: list[str] = []
+        names: list[str] = []
 
         def get(name: str) -> Tensor:
             tensor = self[name]
-            found.extend([] if is_finite(tensor) else [self.in_file(name)])
+            names.extend([] if is_finite(tensor) else [self.in_file(name)])
             return tensor
 
         entry.read(get)
-        return found
+        return names
 
     def config(self, described: ModelConfig) -> ModelConfig:
         """The config as described, with the head tied or not as `transformers` would load it.
@@ -407,11 +413,11 @@ class StoredTensors:
 
     def used(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
         """The shapes of all but tied copies and what no part of the model uses."""
-        left = set(self._family.unused_tensors(config))
+        ignored = set(self._family.unused_tensors(config))
         if getattr(config.readout, "tied", False):
-            left |= set(self._family.tied_copies)
+            ignored |= set(self._family.tied_copies)
         shapes = self._weights.shapes()
-        return {new: shapes[old] for new, old in self._file_name.items() if new not in left}
+        return {new: shapes[old] for new, old in self._file_name.items() if new not in ignored}
 
     def unused(self, config: ModelConfig) -> dict[str, Tensor]:
         """The tensors that no part of the model uses, in their own memory."""
@@ -465,8 +471,8 @@ def _padding(
     if description.get("pad_token_id") is not None:
         return {}
     padding = padding_id(model, side_files)
-    known = range(config.embedding.vocabulary)
-    return {"pad_token_id": padding} if padding is not None and padding in known else {}
+    tokens = range(config.embedding.vocabulary)
+    return {"pad_token_id": padding} if padding is not None and padding in tokens else {}
 
 
 def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:

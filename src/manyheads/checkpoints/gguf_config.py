@@ -172,26 +172,26 @@ class GgufMetadata:
         return float(f"{self._number(key, default, (int, float)):.7g}")
 
     def _number(self, key: str, default: Any, kinds: Any) -> Any:
-        found = self.value(key, default)
-        if found is None:
+        number = self.value(key, default)
+        if number is None:
             raise InputError(f"{self.file.file} has no {self.architecture}.{key}", DAMAGED)
-        if not isinstance(found, kinds) or isinstance(found, bool):
+        if not isinstance(number, kinds) or isinstance(number, bool):
             raise InputError(
-                f"{self.file.file} has {self.architecture}.{key}={found!r:.100}, which is not a "
+                f"{self.file.file} has {self.architecture}.{key}={number!r:.100}, which is not a "
                 "number",
                 DAMAGED,
             )
-        return found
+        return number
 
     def per_layer(self, key: str) -> list[int]:
         """A number for each layer; most files have one for all."""
-        found = self.value(key)
-        if isinstance(found, list):
-            if len(found) == self.layers and all(isinstance(each, int) for each in found):
-                return found
+        numbers = self.value(key)
+        if isinstance(numbers, list):
+            if len(numbers) == self.layers and all(isinstance(number, int) for number in numbers):
+                return numbers
             raise InputError(
                 f"{self.file.file}: {self.architecture}.{key} must have {self.layers} integers, "
-                f"got {found!r:.100}",
+                f"got {numbers!r:.100}",
                 DAMAGED,
             )
         return [self.integer(key)] * self.layers
@@ -210,7 +210,7 @@ class GgufMetadata:
         width = self.integer("embedding_length")
         sizes = {key: self._sizes(name) for key, name in PER_LAYER.items()}
         # A size that differs between layers is that of the first, and of the others apart.
-        common = {key: each[0] for key, each in sizes.items()}
+        common = {key: numbers[0] for key, numbers in sizes.items()}
         if min(map(min, sizes.values())) < 1:
             raise InputError(f"{self.file.file} has layers without attention", "use another model")
         head_size = self.integer("attention.key_length", width // common["num_attention_heads"])
@@ -246,13 +246,11 @@ class GgufMetadata:
         if self.architecture in GEMMA:
             facts |= self._gemma(head_size)
         uneven = [
-            {key: each[layer] for key, each in sizes.items() if each[layer] != common[key]}
+            {key: numbers[layer] for key, numbers in sizes.items() if numbers[layer] != common[key]}
             for layer in range(self.layers)
         ]
         if any(uneven):
-            facts["per_layer_config"] = {
-                str(layer): each for layer, each in enumerate(uneven) if each
-            }
+            facts["per_layer_config"] = {str(layer): own for layer, own in enumerate(uneven) if own}
         return facts
 
     def _sizes(self, name: str) -> list[int]:
@@ -281,19 +279,19 @@ class GgufMetadata:
         if table is None or len(table.shape) != 2:
             raise InputError(f"{self.file.file} has no matrix token_embd.weight", DAMAGED)
         rows = table.shape[0]
-        said = self.integer("vocab_size", rows)
+        words = self.integer("vocab_size", rows)
         tokens = len(self.file.metadata.get("tokenizer.ggml.tokens", ()))
-        if said != rows or tokens > rows:
+        if words != rows or tokens > rows:
             raise InputError(
-                f"{self.file.file} has {self.architecture}.vocab_size={said} and {tokens} tokens, "
+                f"{self.file.file} has {self.architecture}.vocab_size={words} and {tokens} tokens, "
                 f"and token_embd.weight has {rows} rows",
                 DAMAGED,
             )
         return rows
 
     def _token(self, use: str) -> int | None:
-        found = self.file.metadata.get(f"tokenizer.ggml.{use}_token_id")
-        return found if isinstance(found, int) else None
+        token = self.file.metadata.get(f"tokenizer.ggml.{use}_token_id")
+        return token if isinstance(token, int) else None
 
     def _rope(self, head_size: int) -> dict[str, Any]:
         theta = self.number("rope.freq_base", 10_000.0)
@@ -332,8 +330,9 @@ class GgufMetadata:
             return {"rope_type": "default"}
         steps = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
         wavelengths = 2 * pi * theta**steps
-        said = self.value("rope.scaling.original_context_length")
-        for length in ([said] if said else []) + [8192, *(2**power for power in range(6, 21))]:
+        trained = self.value("rope.scaling.original_context_length")
+        lengths = (8192, *(2**power for power in range(6, 21)))
+        for length in (trained, *lengths) if trained else lengths:
             cycles = (length / wavelengths - SLOW) / (FAST - SLOW)
             smooth = cycles.clamp(0, 1)
             expected = 1 / ((1 - smooth) / factor + smooth)

@@ -129,15 +129,15 @@ class GGUFFile:
             return self._blocks[kind]
         gguf = import_gguf(self.file)
         try:
-            known = gguf.GGMLQuantizationType(kind)
-            values, size = gguf.GGML_QUANT_SIZES[known]
-            gguf.quants.dequantize(np.zeros((1, size), np.uint8), known)
+            quantization = gguf.GGMLQuantizationType(kind)
+            values, size = gguf.GGML_QUANT_SIZES[quantization]
+            gguf.quants.dequantize(np.zeros((1, size), np.uint8), quantization)
             self._blocks[kind] = int(values), int(size)
             return self._blocks[kind]
         except ValueError:
             label = f"the unknown type {kind}"
         except (NotImplementedError, KeyError):
-            label = known.name
+            label = quantization.name
         raise InputError(
             f"{self.file} stores {name!r:.100} as {label}, which cannot be dequantized",
             "use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K or similar",
@@ -273,7 +273,7 @@ class GGUFWeights:
         for entry in self._tensors():
             dtype = PLAIN[entry.kind][1] if entry.kind in PLAIN else torch.float32
             sizes[dtype] = sizes.get(dtype, 0) + prod(entry.shape)
-        return sorted(sizes, key=lambda each: -sizes[each])[:1]
+        return sorted(sizes, key=lambda dtype: -sizes[dtype])[:1]
 
     def in_file(self, name: str) -> str:
         """The name that the file itself has for a tensor."""

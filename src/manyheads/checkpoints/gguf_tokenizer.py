@@ -66,7 +66,7 @@ def side_files_from(file: GGUFFile) -> dict[str, bytes]:
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         **({"model_max_length": length} if isinstance(length, int) else {}),
-        **{f"{use}_token": tokens[each] for use, each in ids.items() if use != "eot"},
+        **{f"{use}_token": tokens[token] for use, token in ids.items() if use != "eot"},
     }
     files |= {TOKENIZER: tokenizer.to_str().encode()}
     template = metadata.get("tokenizer.chat_template")
@@ -79,9 +79,9 @@ def side_files_from(file: GGUFFile) -> dict[str, bytes]:
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     """The tokens with a use: to begin and end a text, and so on."""
     uses = {"bos": "bos", "eos": "eos", "eot": "eot", "unk": "unknown", "pad": "padding"}
-    found = {use: metadata.get(f"tokenizer.ggml.{key}_token_id") for use, key in uses.items()}
-    known = range(len(metadata.get("tokenizer.ggml.tokens", ())))
-    return {use: each for use, each in found.items() if isinstance(each, int) and each in known}
+    ids = {use: metadata.get(f"tokenizer.ggml.{key}_token_id") for use, key in uses.items()}
+    tokens = range(len(metadata.get("tokenizer.ggml.tokens", ())))
+    return {use: token for use, token in ids.items() if isinstance(token, int) and token in tokens}
 
 
 def _tokenizer(file: GGUFFile) -> Any:
@@ -106,24 +106,24 @@ def _tokenizer(file: GGUFFile) -> Any:
         raise MissingPackageError(f"the tokenizer of {file.file}", "tokenizers") from None
     with unreadable_refused(f"{file.file} has a tokenizer that cannot be read", DAMAGED):
         if kind == "gpt2":
-            made = _byte_level(metadata, tokens, str(rule))
+            tokenizer = _byte_level(metadata, tokens, str(rule))
         else:
-            made = _sentencepiece(metadata, tokens, types)
+            tokenizer = _sentencepiece(metadata, tokens, types)
         added = [
-            tokenizers.AddedToken(token, special=each != USER_DEFINED, normalized=False)
-            for token, each in zip(tokens, types, strict=True)
-            if each in (CONTROL, USER_DEFINED) or (each == UNKNOWN and kind == "llama")
+            tokenizers.AddedToken(token, special=token_type != USER_DEFINED, normalized=False)
+            for token, token_type in zip(tokens, types, strict=True)
+            if token_type in (CONTROL, USER_DEFINED) or (token_type == UNKNOWN and kind == "llama")
         ]
-        made.add_special_tokens([each for each in added if each.special])
-        made.add_tokens([each for each in added if not each.special])
-        _add_ends(made, metadata, tokens, str(rule))
-        made.encode("a b")
-    return made
+        tokenizer.add_special_tokens([token for token in added if token.special])
+        tokenizer.add_tokens([token for token in added if not token.special])
+        _add_ends(tokenizer, metadata, tokens, str(rule))
+        tokenizer.encode("a b")
+    return tokenizer
 
 
 def _vocabulary(file: GGUFFile) -> tuple[list[str], list[int]]:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not all(isinstance(each, str) for each in tokens):
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise InputError(f"{file.file} has a tokenizer without tokens", DAMAGED)
     types = file.metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
@@ -137,29 +137,29 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], rule: str) -> An
     """BPE over bytes, as of GPT-2."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    merges = [tuple(each.split(" ", 1)) for each in metadata.get("tokenizer.ggml.merges", ())]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
     letters = set(BYTE_LEVEL)
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # Merges of what is no token are left out, where a file has them.
     merges = [
-        (left, right)
-        for left, right in merges
-        if left in vocabulary and right in vocabulary and left + right in vocabulary
-        if letters >= set(left + right)
+        (first, second)
+        for first, second in merges
+        if first in vocabulary and second in vocabulary and first + second in vocabulary
+        if letters >= set(first + second)
     ]
-    made = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule in WHOLE_WORDS))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule in WHOLE_WORDS))
     if rule in NFC:
-        made.normalizer = normalizers.NFC()
+        tokenizer.normalizer = normalizers.NFC()
     if rule in SPLITS:
         split = pre_tokenizers.Split(Regex(SPLITS[rule]), behavior="isolated")
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([split, last])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, last])
     else:
         digits = [pre_tokenizers.Digits(individual_digits=True)] if rule in DIGIT_SPLITS else []
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        made.pre_tokenizer = pre_tokenizers.Sequence([*digits, last])
-    made.decoder = decoders.ByteLevel()
-    return made
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, last])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Any:
@@ -169,7 +169,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     gemma = str(metadata.get("general.architecture")).startswith("gemma")
     if gemma:
         # Files of Gemma have spaces where its vocabulary has the letter for them.
-        tokens[:] = ["▁" * len(each) if each and not each.strip(" ") else each for each in tokens]
+        tokens[:] = [
+            "▁" * len(token) if token and not token.strip(" ") else token for token in tokens
+        ]
     scores = metadata.get("tokenizer.ggml.scores")
     # Gemma's scores do not follow the order of its merges, its tokens do.
     if gemma or not isinstance(scores, list) or len(scores) != len(tokens):
@@ -177,7 +179,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     unknown = types.index(UNKNOWN) if UNKNOWN in types else unknown
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             vocabulary,
             _merges(vocabulary, scores),
@@ -188,44 +190,44 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     )
     prefixed = metadata.get("tokenizer.ggml.add_space_prefix", not gemma)
     spaces = normalizers.Replace(" ", "▁")
-    made.normalizer = (
+    tokenizer.normalizer = (
         normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefixed else spaces
     )
     first = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    made.decoder = decoders.Sequence(
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *first]
     )
-    return made
+    return tokenizer
 
 
 def _merges(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, the best token first."""
-    ordered = sorted(vocabulary.items(), key=lambda each: -scores[each[1]])
+    ordered = sorted(vocabulary.items(), key=lambda item: -scores[item[1]])
     merges = []
     for token, _ in ordered:
         pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
-        merges += sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        halves = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
+        merges += sorted(halves, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
     return merges
 
 
-def _add_ends(made: Any, metadata: Mapping[str, Any], tokens: list[str], rule: str) -> None:
+def _add_ends(tokenizer: Any, metadata: Mapping[str, Any], tokens: list[str], rule: str) -> None:
     """Add the tokens that begin and end every text, if the file says so."""
     from tokenizers import processors
 
     spm = metadata.get("tokenizer.ggml.model") == "llama"
-    wanted = {
+    uses = {
         "bos": metadata.get("tokenizer.ggml.add_bos_token", spm or rule in WHOLE_WORDS),
         "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
     ids = _special_ids(metadata)
-    ends = {use: tokens[ids[use]] for use in wanted if wanted[use] and use in ids}
+    ends = {use: tokens[ids[use]] for use in uses if uses[use] and use in ids}
     if ends:
         first = [ends["bos"]] if "bos" in ends else []
         last = [ends["eos"]] if "eos" in ends else []
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=[*first, "$A", *last],
-            pair=[*first, "$A", *last, *(f"{each}:1" for each in first), "$B:1"]
-            + [f"{each}:1" for each in last],
+            pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1"]
+            + [f"{token}:1" for token in last],
             special_tokens=[(token, ids[use]) for use, token in ends.items()],
         )

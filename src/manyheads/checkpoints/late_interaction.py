@@ -183,21 +183,21 @@ def _pylate_settings(vectors: Mapping[str, Any]) -> Settings:
 def _expansion(
     settings: Settings, tokenizer: Any, side_files: Mapping[str, bytes], where: str
 ) -> QueryExpansion | None:
-    given = settings.get("query_expansion")
-    if given is None:
+    expansion = settings.get("query_expansion")
+    if expansion is None:
         return None
-    if not isinstance(given, Mapping) or given.get("strategy") not in ("fixed", "min"):
+    if not isinstance(expansion, Mapping) or expansion.get("strategy") not in ("fixed", "min"):
         raise InputError(
-            f"{where} has query_expansion={given!r:.200}", "use the strategy fixed or min"
+            f"{where} has query_expansion={expansion!r:.200}", "use the strategy fixed or min"
         )
-    length = _whole(given.get("length"), "the length of query_expansion", where)
+    length = _whole(expansion.get("length"), "the length of query_expansion", where)
     longest = settings.get("query_length")
     if longest is not None and longest < length:
         raise InputError(
             f"{where} has query_length={longest}, and expands queries to {length} tokens",
             "use a query_length that is not smaller",
         )
-    name = given.get("token") or _mask_token(tokenizer, side_files)
+    name = expansion.get("token") or _mask_token(tokenizer, side_files)
     token = None if name is None else tokenizer.token_to_id(name)
     if token is None:
         raise InputError(
@@ -212,8 +212,8 @@ def _expansion(
     return QueryExpansion(
         length=length,
         token=int(token),
-        attend=bool(given.get("attend", False)),
-        truncates=given["strategy"] == "fixed",
+        attend=bool(expansion.get("attend", False)),
+        truncates=expansion["strategy"] == "fixed",
     )
 
 
@@ -246,13 +246,13 @@ def _register(tokenizer: Any, prompts: Sequence[str]) -> None:
 
 def _known_ids(tokenizer: Any, words: Sequence[str]) -> tuple[int, ...]:
     """The ids of words that are tokens; sentence-transformers leaves out the others too."""
-    found = (tokenizer.token_to_id(word) for word in words)
-    return tuple(int(token) for token in found if token is not None)
+    ids = (tokenizer.token_to_id(word) for word in words)
+    return tuple(int(token) for token in ids if token is not None)
 
 
 def _json(side_files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(side_files.get(name, b"{}"))
-    return found
+    content: dict[str, Any] = json.loads(side_files.get(name, b"{}"))
+    return content
 
 
 def _listed(tasks: Any) -> Sequence[str]:
@@ -381,7 +381,7 @@ def _artifact(
 ) -> dict[str, Any] | None:
     """The settings as artifact.metadata has them, or None if it cannot."""
     expansion, markers = late.expansion, (late.query_prompt, late.document_prompt)
-    single = all(len(each.split()) == 1 and each == f"{each.strip()} " for each in markers)
+    single = all(len(marker.split()) == 1 and marker == f"{marker.strip()} " for marker in markers)
     plain = [
         dense for dense in late.projection if dense.bias is None and dense.activation == "none"
     ]
@@ -389,8 +389,8 @@ def _artifact(
         return None
     punctuation = set(_known_ids(tokenizer, PUNCTUATION))
     skips = bool(late.skipped)
-    known = not skips or (set(late.skipped) == punctuation and late.skipped_in == ("document",))
-    if expansion is None or not expansion.truncates or late.query_length or not known:
+    sayable = not skips or (set(late.skipped) == punctuation and late.skipped_in == ("document",))
+    if expansion is None or not expansion.truncates or late.query_length or not sayable:
         return None
     changed = {
         "query_token_id": markers[0].strip(),

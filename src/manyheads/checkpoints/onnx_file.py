@@ -72,15 +72,16 @@ def save_onnx(model: Model, path: str | Path, weights: WeightFormat = "float32")
     check_writable(target)
     graph = _Graph(weights)
     outputs = _EncoderGraph(graph, encoder).build()
-    made = graph.model(outputs, types=encoder.config.embedding.types > 0)
-    if made.ByteSize() > LARGEST:
+    onnx_model = graph.model(outputs, types=encoder.config.embedding.types > 0)
+    size = onnx_model.ByteSize()
+    if size > LARGEST:
         raise InputError(
-            f"the file would have {made.ByteSize() / 2**30:.1f} GiB, and ONNX files end at 2 GiB",
+            f"the file would have {size / 2**30:.1f} GiB, and ONNX files end at 2 GiB",
             "use float16 or int8 weights",
         )
-    onnx.checker.check_model(made)
+    onnx.checker.check_model(onnx_model)
     with atomic_write(target) as temporary:
-        temporary.write_bytes(made.SerializeToString())
+        temporary.write_bytes(onnx_model.SerializeToString())
     return OnnxFile(
         path=target,
         outputs=tuple(outputs),
@@ -183,8 +184,8 @@ class _Graph:
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None) -> str:
         """x W' + b, with the weight as it is stored."""
-        made = self.op("MatMul", x, self._matrix(_array(weight).T))
-        return made if bias is None else self.op("Add", made, self.constant(_array(bias)))
+        product = self.op("MatMul", x, self._matrix(_array(weight).T))
+        return product if bias is None else self.op("Add", product, self.constant(_array(bias)))
 
     def _matrix(self, array: Any) -> str:
         if self.weights == "float32":
@@ -208,12 +209,12 @@ class _Graph:
                 half = self.weights == "float16"
                 self._tables[id(table)] = self._initializer(_half(array) if half else array), None
         stored, scales = self._tables[id(table)]
-        taken = self.op("Gather", stored, ids)
-        taken = taken if self.weights == "float32" else self._float(taken)
+        rows = self.op("Gather", stored, ids)
+        rows = rows if self.weights == "float32" else self._float(rows)
         if scales is None:
-            return taken
+            return rows
         return self.op(
-            "Mul", taken, self.op("Unsqueeze", self.op("Gather", scales, ids), self.axes(-1))
+            "Mul", rows, self.op("Unsqueeze", self.op("Gather", scales, ids), self.axes(-1))
         )
 
     def tied(self, x: str, table: Tensor, bias: Tensor | None) -> str:
@@ -222,8 +223,8 @@ class _Graph:
         whole = stored if self.weights == "float32" else self._float(stored)
         if scales is not None:
             whole = self.op("Mul", whole, self.op("Unsqueeze", scales, self.axes(-1)))
-        made = self.op("MatMul", x, self.op("Transpose", whole, perm=[1, 0]))
-        return made if bias is None else self.op("Add", made, self.constant(_array(bias)))
+        product = self.op("MatMul", x, self.op("Transpose", whole, perm=[1, 0]))
+        return product if bias is None else self.op("Add", product, self.constant(_array(bias)))
 
     def axes(self, *axes: int) -> str:
         return self.constant(np.array(axes, dtype=np.int64))
@@ -273,12 +274,12 @@ class _Graph:
             helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
             for name in names
         ]
-        made = []
+        results = []
         for name, (result, axes) in outputs.items():
             self.nodes.append(helper.make_node("Identity", [result], [name], name=name))
-            sizes = [int(each) if each.isdigit() else each for each in axes]
-            made.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes))
-        graph = helper.make_graph(self.nodes, "encoder", inputs, made, self.initializers)
+            sizes = [int(axis) if axis.isdigit() else axis for axis in axes]
+            results.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes))
+        graph = helper.make_graph(self.nodes, "encoder", inputs, results, self.initializers)
         opset = [helper.make_opsetid("", OPSET)]
         # The version of the file format that belongs to this opset, so that older runtimes read it.
         return helper.make_model(
@@ -339,9 +340,9 @@ class _EncoderGraph:
             x = self._write(layer.attention_residual, x, vector)
         if layer.feedforward is not None:
             assert isinstance(layer.feedforward, FeedForward)
-            read = self._read(layer.feedforward_residual, x)
+            read_x = self._read(layer.feedforward_residual, x)
             x = self._write(
-                layer.feedforward_residual, x, self._feedforward(layer.feedforward, read)
+                layer.feedforward_residual, x, self._feedforward(layer.feedforward, read_x)
             )
         return x
 
@@ -377,12 +378,10 @@ class _EncoderGraph:
             self._heads(part, count, config.size) for part, count in zip(parts, heads, strict=True)
         )
         if isinstance(config.position, Rotary):
-            query, key = (
-                self._rotated(each, config.position, config.size) for each in (query, key)
-            )
+            query, key = (self._rotated(x, config.position, config.size) for x in (query, key))
         if config.key_heads < config.heads:
             owners = g.constant(np.array(config.owners, dtype=np.int64))
-            key, value = (g.op("Gather", each, owners, axis=1) for each in (key, value))
+            key, value = (g.op("Gather", x, owners, axis=1) for x in (key, value))
         scores = g.op("MatMul", query, g.op("Transpose", key, perm=[0, 1, 3, 2]))
         scores = g.op("Mul", scores, g.constant(np.float32(config.score_scale)))
         weights = g.op("Softmax", g.op("Add", scores, self._visible(module)), axis=-1)
@@ -405,16 +404,16 @@ class _EncoderGraph:
         channels = rotary.rotated_channels(size)
         sizes = [channels // 2, channels // 2, *([size - channels] if size > channels else [])]
         first, second, *rest = g.split(x, sizes)
-        one = g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin))
-        two = g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin))
-        return g.op("Concat", one, two, *rest, axis=-1)
+        turned_first = g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin))
+        turned_second = g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin))
+        return g.op("Concat", turned_first, turned_second, *rest, axis=-1)
 
     def _visible(self, module: Attention) -> str:
         """0 where a query sees a key, and a very small number elsewhere."""
         g, mask = self.graph, module.config.mask
         band = (mask.before, mask.after) if isinstance(mask, Window) else None
         if band not in self._biases:
-            seen = g.op("Unsqueeze", self.mask, g.axes(1, 2))
+            visible = g.op("Unsqueeze", self.mask, g.axes(1, 2))
             if band is not None:
                 queries = g.op("Unsqueeze", self.positions, g.axes(1, 3))
                 keys = g.op("Unsqueeze", self.positions, g.axes(1, 2))
@@ -422,8 +421,8 @@ class _EncoderGraph:
                 near = g.op("LessOrEqual", back, g.constant(np.int64(band[0])))
                 ahead = g.op("LessOrEqual", g.op("Neg", back), g.constant(np.int64(band[1])))
                 within = g.op("Cast", g.op("And", near, ahead), to=1)
-                seen = g.op("Mul", seen, within)
-            hidden = g.op("Sub", g.constant(np.float32(1)), seen)
+                visible = g.op("Mul", visible, within)
+            hidden = g.op("Sub", g.constant(np.float32(1)), visible)
             self._biases[band] = g.op("Mul", hidden, g.constant(np.float32(HIDDEN_SCORE)))
         return self._biases[band]
 
@@ -474,13 +473,13 @@ class _EncoderGraph:
             x = g.op("Mul", x, g.constant(np.float32(readout.factor)))
         if readout.weight is None:
             table = self.model.embedding.tokens.weight
-            made, count = g.tied(x, table, readout.bias), len(table)
+            logits, count = g.tied(x, table, readout.bias), len(table)
         else:
-            made, count = g.linear(x, readout.weight, readout.bias), len(readout.weight)
+            logits, count = g.linear(x, readout.weight, readout.bias), len(readout.weight)
         if isinstance(config, LanguageHead) and readout.softcap is not None:
             cap = g.constant(np.float32(readout.softcap))
-            made = g.op("Mul", g.op("Tanh", g.op("Div", made, cap)), cap)
-        return made, [*axes, str(count)]
+            logits = g.op("Mul", g.op("Tanh", g.op("Div", logits, cap)), cap)
+        return logits, [*axes, str(count)]
 
 
 def _array(weight: Tensor) -> Any:
@@ -510,7 +509,7 @@ def _difference(model: Encoder, path: Path) -> float | None:
     longest = max(CHECKED)
     if isinstance(model.config.embedding.position, Learned):
         longest = min(longest, model.config.embedding.position.longest)
-    lengths = torch.tensor([min(each, longest) for each in CHECKED])
+    lengths = torch.tensor([min(length, longest) for length in CHECKED])
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.embedding.vocabulary, (3, longest), generator=generator)
     mask = (torch.arange(longest) < lengths[:, None]).long()
@@ -520,18 +519,18 @@ def _difference(model: Encoder, path: Path) -> float | None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_outputs()]
-    made = dict(zip(names, session.run(None, fed), strict=True))
+    names = [output.name for output in session.get_outputs()]
+    results = dict(zip(names, session.run(None, fed), strict=True))
     device = next(model.parameters()).device
     with torch.inference_mode():
         output = model(ids.to(device), mask.to(device))
     expected = {"last_hidden_state": output.hidden, "logits": output.logits}
     largest = 0.0
     for name, tensor in expected.items():
-        if name not in made or not isinstance(tensor, Tensor):
+        if name not in results or not isinstance(tensor, Tensor):
             continue
-        ours, theirs = tensor.float().cpu(), torch.from_numpy(made[name])
-        gap = (ours - theirs).abs()
+        expected_tensor, result = tensor.float().cpu(), torch.from_numpy(results[name])
+        gap = (expected_tensor - result).abs()
         if gap.dim() == 3:
             gap = gap * mask[..., None]
         largest = max(largest, float(gap.max()))

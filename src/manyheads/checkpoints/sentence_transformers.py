@@ -109,7 +109,7 @@ def modules_of(folder: Path) -> Modules:
     if not file.is_file():
         return Modules(folder)
     listed = read_list(file)
-    kinds, paths = [_kind(each, file) for each in listed], [_path(each, file) for each in listed]
+    kinds, paths = [_kind(item, file) for item in listed], [_path(item, file) for item in listed]
     names = " ".join(kinds)
     if LATE_ORDER.fullmatch(names) or (PYLATE_ORDER.fullmatch(names) and _is_pylate(folder)):
         return _late_modules(kinds, paths)
@@ -210,8 +210,8 @@ def _row(kinds: Sequence[str]) -> bytes:
 def _kind(listed: Any, file: Path) -> str:
     kind = listed.get("type") if isinstance(listed, dict) else None
     name = str(kind).rpartition(".")[2]
-    known = isinstance(kind, str) and kind.startswith((THEIRS, PYLATE))
-    if not known or name not in (*KINDS, *LATE_KINDS):
+    supported = isinstance(kind, str) and kind.startswith((THEIRS, PYLATE))
+    if not supported or name not in (*KINDS, *LATE_KINDS):
         raise InputError(
             f"{file} has a module {kind!r}, which manyheads does not support",
             f"use a model with only {', '.join(KINDS)}, or only {', '.join(LATE_KINDS)}",
@@ -252,10 +252,10 @@ def _projection(folder: Path, width: int, name: str) -> DenseProjection:
     named = str(config.get("activation_function", f"{TORCH}activation.Tanh"))
     activation = DENSE_ACTIVATIONS.get(named.removeprefix(TORCH))
     if activation is None or not named.startswith(TORCH):
-        known = ", ".join(each.partition(".")[2] for each in DENSE_ACTIVATIONS)
+        names = ", ".join(name.partition(".")[2] for name in DENSE_ACTIVATIONS)
         raise InputError(
             f"{file} has activation_function={named!r:.200}, which is not supported",
-            f"use one of torch.nn: {known}",
+            f"use one of torch.nn: {names}",
         )
     with WeightFiles(folder) as weights:
         shapes = weights.shapes()
@@ -304,7 +304,7 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
     """Newer files name the mode or modes, older ones have a flag for each; the default is mean."""
     named = config.get("pooling_mode")
     if named is not None:
-        return [named] if isinstance(named, str) else [str(each) for each in named]
+        return [named] if isinstance(named, str) else [str(mode) for mode in named]
     return [mode for flag, mode in FLAGS.items() if config.get(flag)] or ["mean"]
 
 
@@ -319,19 +319,19 @@ def longest_text(
         bounds = [tokenizer.get("model_max_length"), config_json.get("max_position_embeddings")]
     if isinstance(config, TextConfig) and isinstance(config.embedding.position, Learned):
         bounds.append(config.embedding.position.longest)
-    known = [int(each) for each in bounds if each is not None and 0 < each < ENDLESS]
-    return min(known, default=None)
+    lengths = [int(bound) for bound in bounds if bound is not None and 0 < bound < ENDLESS]
+    return min(lengths, default=None)
 
 
 def _pooling_file(sentence: SentenceConfig, width: int, was: bytes | None) -> bytes:
     old = json.loads(was or b"{}")
-    wanted = next(name for name, mode in MODES.items() if mode == sentence.pooling)
-    if was is not None and _modes(old) == [wanted] and width in map(old.get, WIDTHS):
+    pooling = next(name for name, mode in MODES.items() if mode == sentence.pooling)
+    if was is not None and _modes(old) == [pooling] and width in map(old.get, WIDTHS):
         return was
-    flags = {flag: mode == wanted for flag, mode in FLAGS.items()}
-    known = (*FLAGS, *WIDTHS, "pooling_mode")
-    other = {key: value for key, value in old.items() if key not in known}
-    return as_bytes({WIDTHS[0]: width, **flags, **other})
+    flags = {flag: mode == pooling for flag, mode in FLAGS.items()}
+    written = (*FLAGS, *WIDTHS, "pooling_mode")
+    others = {key: value for key, value in old.items() if key not in written}
+    return as_bytes({WIDTHS[0]: width, **flags, **others})
 
 
 def _settings_file(sentence: SentenceConfig, was: bytes | None) -> bytes:

@@ -66,10 +66,10 @@ NO_LENGTH = 10**7
 
 def read_side_files(folder: Path) -> dict[str, bytes]:
     """The content of the side files that a folder has."""
-    found = {name: file for name in SIDE_FILES if (file := file_in(folder, name)) is not None}
-    for name in found.keys() & {GENERATION, TOKENIZER_CONFIG, PREPROCESSING}:
-        read_json(found[name])
-    return {name: file.read_bytes() for name, file in found.items()}
+    files = {name: file for name in SIDE_FILES if (file := file_in(folder, name)) is not None}
+    for name in files.keys() & {GENERATION, TOKENIZER_CONFIG, PREPROCESSING}:
+        read_json(files[name])
+    return {name: file.read_bytes() for name, file in files.items()}
 
 
 def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
@@ -96,8 +96,8 @@ def read_tokenizer(files: Mapping[str, bytes], folder: Path) -> Any:
 
 def read_generation(files: Mapping[str, bytes]) -> dict[str, Any]:
     """The content of generation_config.json; empty if there is none."""
-    found: dict[str, Any] = json.loads(files.get(GENERATION, b"{}"))
-    return found
+    generation: dict[str, Any] = json.loads(files.get(GENERATION, b"{}"))
+    return generation
 
 
 def read_trained_length(files: Mapping[str, bytes], folder: Path) -> int | None:
@@ -187,8 +187,8 @@ def padding_id(model: Model, files: Mapping[str, bytes]) -> int | None:
     name = named.get("content") if isinstance(named, dict) else named
     ends: list[int] = []
     if tokenizer is not None:
-        known = tokenizer.token_to_id(name) if isinstance(name, str) else None
-        padding, ends = padding if known is None else known, tokenizer.encode("a").ids[-1:]
+        token = tokenizer.token_to_id(name) if isinstance(name, str) else None
+        padding, ends = padding if token is None else token, tokenizer.encode("a").ids[-1:]
     return padding if isinstance(padding, int) and padding not in ends else None
 
 
@@ -203,11 +203,11 @@ def _outdated(written: bytes, tokenizer: Any) -> bool:
 
 def _specials(tokenizer: Any, generation: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that a tokenizer has; the model decides which one ends a text."""
-    found = {
+    specials = {
         use: next((name for name in names if tokenizer.token_to_id(name) is not None), None)
         for use, names in SPECIAL_TOKENS.items()
     }
     end = generation.get("eos_token_id")
     if isinstance(end, int) and 0 <= end < 2**32:
-        found["eos_token"] = tokenizer.id_to_token(end)
-    return {use: name for use, name in found.items() if name is not None}
+        specials["eos_token"] = tokenizer.id_to_token(end)
+    return {use: name for use, name in specials.items() if name is not None}

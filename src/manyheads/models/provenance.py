@@ -18,6 +18,8 @@ from manyheads.parts.feedforward import ACTIVATIONS, Activation
 
 Pooling = Literal["mean", "cls", "last"]
 Role = Literal["query", "document"]
+# What a classification head gives a class to.
+Classified = Literal["texts", "tokens", "images"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,10 +13,11 @@ from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tasks import Document, Index
+from manyheads.tasks.fingerprints import model_fingerprint
 from manyheads.tasks.search.index import _SearchScope
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.storage import vector_store
-from manyheads.tasks.search.storage.index_manifest import IndexLocation, model_fingerprint
+from manyheads.tasks.search.storage.index_manifest import IndexLocation
 
 WORDS = ("river", "mountain", "house", "tree", "cloud")
 DOCUMENTS = [

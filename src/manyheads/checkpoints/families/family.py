@@ -238,8 +238,8 @@ class Family(ABC):
         """
         used = self.heads.get(type(config.readout), {}).values()
         prefix = self.prefix_of(config)
-        left = [name for name in self.unused if prefix + name.rpartition(".")[0] not in used]
-        return {name: prefix + name for name in left} | {name: name for name in self.unused_heads}
+        names = [name for name in self.unused if prefix + name.rpartition(".")[0] not in used]
+        return {name: prefix + name for name in names} | {name: name for name in self.unused_heads}
 
     def rewritten(self, config_json: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:  # noqa: ARG002
         """A config.json as we write it, where one config can be stored in several ways."""

@@ -3,15 +3,12 @@
 import json
 import shutil
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from manyheads.argument_checks import checked
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
@@ -38,12 +35,13 @@ from manyheads.tasks.filtering.block_scoring import (
 )
 from manyheads.tasks.filtering.corpus import FileGroup, Layout, fingerprints, plan, read_blocks
 from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_table
+from manyheads.tasks.fingerprints import model_fingerprint
 
 Engine = Literal["plain", "ray"]
 STATE_FILE, LOCK_FILE, PARTS = "_filter.json", ".lock", ".parts"
 VERSION = 1
-# Of each parameter, this many numbers at both ends identify the model.
-FINGERPRINT_NUMBERS = 1024
+# Digits of the hash in files of earlier versions.
+OLDER_DIGEST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +174,10 @@ def filter_corpus(
         ScoringConfig(rule, prefix, max_length, batch_tokens),
     )
     _check_first_block(run, model)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     settings = {
         "keep": keep,
-        "model": model_fingerprint(model),
+        "model": f"{type(model).__name__} {dtype} {model_fingerprint(model)}",
         "text_column": text_column,
         "separator": separator,
         "prefix": prefix,
@@ -340,6 +339,10 @@ def _stored_state(folder: Path, settings: dict[str, Any]) -> FilterState:
         state = FilterState(**stored["state"])
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{file} is damaged", "delete the folder, or use another") from None
+    kind, _, digest = str(before.get("model")).rpartition(" ")
+    if len(digest) == OLDER_DIGEST and settings["model"].startswith(f"{kind} "):
+        # Earlier versions hashed the weights otherwise; class and dtype are the same.
+        before["model"] = settings["model"]
     # A list of lists comes back from JSON as it was; a tuple would not.
     for name, value in settings.items():
         if before.get(name) != value:
@@ -394,15 +397,3 @@ def _check_first_block(run: RunPlan, model: Model) -> None:
                 f"did you mean {near[0]}" if near else names,
             )
     check_new_columns(run.scoring.new_columns(scored_classes(model)), block.names)
-
-
-def model_fingerprint(model: Model) -> str:
-    """A checksum over some numbers of every parameter, and the dtype."""
-    checksum = 0
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().flatten()
-        ends = torch.cat((flat[:FINGERPRINT_NUMBERS], flat[-FINGERPRINT_NUMBERS:])).float().cpu()
-        checksum = zlib.crc32(f"{name}{tuple(parameter.shape)}".encode(), checksum)
-        checksum = zlib.crc32(ends.numpy().tobytes(), checksum)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return f"{type(model).__name__} {dtype} {checksum:08x}"

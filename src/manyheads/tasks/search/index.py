@@ -21,6 +21,7 @@ from manyheads.errors import InputError, ManyheadsError, TruncationWarning, chec
 from manyheads.formatting import alternatives
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
+from manyheads.tasks.fingerprints import model_fingerprint
 from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, Chunker, ChunkSettings
 from manyheads.tasks.search.documents import Document, Documents, Scalar
 from manyheads.tasks.search.rank_fusion import fuse_rankings
@@ -31,7 +32,6 @@ from manyheads.tasks.search.storage.index_manifest import (
     IndexManifest,
     RowVectors,
     VectorFormat,
-    model_fingerprint,
 )
 from manyheads.tasks.search.storage.index_writer import (
     IndexingReport,

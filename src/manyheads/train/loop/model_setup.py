@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoints.classification_head import (
-    Classified,
     name_classes,
     set_classifier,
     with_classes,
@@ -24,7 +23,7 @@ from manyheads.data.images import (
 )
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
-from manyheads.models.provenance import SentenceConfig
+from manyheads.models.provenance import Classified, SentenceConfig
 from manyheads.models.readout import ClassHead, ClassifierSettings, TokenHead, classifier_of
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq

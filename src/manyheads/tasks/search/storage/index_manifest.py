@@ -11,17 +11,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
 from manyheads.errors import InputError, MissingPackageError
-from manyheads.models.build import Model
 from manyheads.tasks.search.chunking import ChunkSettings
 from manyheads.tasks.search.residual_codes import NUMBER_BYTES, PER_BYTE
 
@@ -33,8 +29,6 @@ RowVectors = Literal["none", "dense", "late"]
 FORMAT = 1
 MANIFEST, LOCK = "manifest.json", "lock"
 TABLE, KEYWORDS, CODES = "chunks-", "keywords-", "codes-"
-# Values of each tensor that enter the fingerprint of a model.
-SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,28 +260,3 @@ def _file_system(address: str) -> Any:
             f"{address} is not an address that can be opened ({error})",
             "use s3://bucket/folder, gs://bucket/folder or a folder",
         ) from None
-
-
-def model_fingerprint(model: Model) -> str:
-    """A hash of some values of each weight, of the tokenizer and of how vectors are made.
-
-    It does not depend on the device, nor on whether a model was loaded in bfloat16.
-    """
-    digest = blake2b(digest_size=12)
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name} {_described(weight)}".encode())
-    digest.update(repr([_described(model.sentence), _described(model.late)]).encode())
-    if model.tokenizer is not None:
-        digest.update(model.tokenizer.to_str().encode())
-    return digest.hexdigest()
-
-
-def _described(value: object) -> object:
-    """A config as plain values, with a sample of each tensor."""
-    if isinstance(value, Tensor):
-        flat = value.detach().reshape(-1)[:: max(1, value.numel() // SAMPLES)]
-        sample = flat.to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
-        return f"{tuple(value.shape)} {sample.numpy().tobytes().hex()}"
-    if is_dataclass(value) and not isinstance(value, type):
-        return [_described(getattr(value, item.name)) for item in fields(value)]
-    return [_described(item) for item in value] if isinstance(value, tuple) else value

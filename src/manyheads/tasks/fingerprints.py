@@ -1,0 +1,37 @@
+"""Which model an index or a run was made with."""
+
+from dataclasses import fields, is_dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from manyheads.models.build import Model
+
+# Values of each tensor that enter the fingerprint of a model.
+SAMPLES = 64
+
+
+def model_fingerprint(model: Model) -> str:
+    """A hash of some values of each weight, of the tokenizer and of how vectors are made.
+
+    It does not depend on the device, nor on whether a model was loaded in bfloat16.
+    """
+    digest = blake2b(digest_size=12)
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {_described(weight)}".encode())
+    digest.update(repr([_described(model.sentence), _described(model.late)]).encode())
+    if model.tokenizer is not None:
+        digest.update(model.tokenizer.to_str().encode())
+    return digest.hexdigest()
+
+
+def _described(value: object) -> object:
+    """A config as plain values, with a sample of each tensor."""
+    if isinstance(value, Tensor):
+        flat = value.detach().reshape(-1)[:: max(1, value.numel() // SAMPLES)]
+        sample = flat.to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+        return f"{tuple(value.shape)} {sample.numpy().tobytes().hex()}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return [_described(getattr(value, field.name)) for field in fields(value)]
+    return [_described(item) for item in value] if isinstance(value, tuple) else value

@@ -233,7 +233,9 @@ def _cut(
     shortened = len(offsets)
     while True:
         # Tokens at the borders may merge, so that the prompt itself is counted.
-        cut = replace(source, text=source.text[: offsets[shortened - 1][1]]) if shortened else source
+        cut = (
+            replace(source, text=source.text[: offsets[shortened - 1][1]]) if shortened else source
+        )
         excess = len(encode([*before, cut])) - room
         if shortened < SHORTEST_PASSAGE:
             return None

@@ -8,11 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-<<<<<<< HEAD
 from manyheads.argument_checks import check_fields
-from manyheads.checkpoints.classification_head import Classified
-=======
->>>>>>> f910897 (Use nouns for variables of checkpoints, and keep one fingerprint of models below both tasks)
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.errors import InputError
 from manyheads.models.encoder import TextModel

@@ -9,12 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-<<<<<<< HEAD
 from manyheads.annotations import Between, NonNegativeFloat
 from manyheads.argument_checks import check_fields
-from manyheads.checkpoints.classification_head import Classified
-=======
->>>>>>> f910897 (Use nouns for variables of checkpoints, and keep one fingerprint of models below both tasks)
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.encoder import TextModel

@@ -188,7 +188,7 @@ def test_the_kernel_named_is_the_kernel_that_runs(kernel: str) -> None:
 @pytest.mark.parametrize(
     ("bias", "count"), [("none", 0), ("inputs", 32 + 2 * 16), ("all", 32 + 2 * 16 + 12)]
 )
-def test_parameters_are_as_many_as_the_shape_says(bias: str, count: int) -> None:
+def test_parameters_are_as_many_as_those_of_the_shape(bias: str, count: int) -> None:
     layer = made(kv_heads=2, bias=bias)
     weights = 12 * (32 + 2 * 16) + 32 * 12
     assert sum(p.numel() for p in layer.parameters()) == weights + count

@@ -223,7 +223,7 @@ def test_masks_that_look_ahead_are_kept_in_slots() -> None:
     ],
     ids=str,
 )
-def test_bytes_are_what_arithmetic_says(
+def test_bytes_are_those_of_the_arithmetic(
     mask: Mask, config: DynamicCache | StaticCache, capacity: int, kv_heads: int
 ) -> None:
     layer = made(mask=mask, kv_heads=kv_heads)
@@ -301,7 +301,7 @@ def test_decoding_works_in_inference_mode() -> None:
         agrees(layer, DynamicCache(initial_size=1), [[3, 1], [1, 1], [1, 2]])
 
 
-def test_a_full_cache_says_what_would_hold_the_tokens() -> None:
+def test_a_full_cache_is_refused_with_a_size_that_holds_the_tokens() -> None:
     layer = made(mask=Causal())
     cache = Cache([Causal()], StaticCache(size=4))
     with torch.no_grad():

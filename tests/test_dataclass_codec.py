@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused_by_its_path(
     assert remedy in refusal.value.remedy
 
 
-def test_a_missing_table_says_what_it_needs() -> None:
+def test_a_missing_table_is_refused_by_its_missing_keys() -> None:
     with pytest.raises(ConfigError, match=r"^shape\.kind is missing: use 'Square' or 'LongDisk'"):
         CODEC.decode_table(Drawing, {})
 

@@ -14,7 +14,7 @@ def test_auto_is_what_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert resolve_device("auto").type == expected
 
 
-def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refuses(InputError, "--device is 'cuda:1', and torch finds no CUDA device: use cpu."):
         resolve_device("cuda:1", "--device")

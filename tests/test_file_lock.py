@@ -15,7 +15,7 @@ def _never() -> None:
     raise AssertionError("nobody else is here")
 
 
-def test_the_second_is_told_and_waits_for_the_first(tmp_path: Path) -> None:
+def test_the_second_gets_a_message_and_waits_for_the_first(tmp_path: Path) -> None:
     file, said = tmp_path / "lock", Queue[str]()
 
     def second() -> None:

@@ -37,7 +37,7 @@ def work(stream: io.StringIO, seconds: list[float], total: float | None = 100) -
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_nothing_is_said_before_two_seconds(stream: io.StringIO) -> None:
+def test_nothing_is_printed_before_two_seconds(stream: io.StringIO) -> None:
     bar = work(stream, [0.19] * 10)
     assert stream.getvalue() == ""
     assert bar.done == 100
@@ -53,13 +53,13 @@ def test_lines_tell_share_rate_and_time_left_every_few_seconds() -> None:
     ]
 
 
-def test_without_a_total_there_is_no_time_left() -> None:
+def test_remaining_time_needs_a_total() -> None:
     stream = io.StringIO()
     work(stream, [3.0], total=None)
     assert stream.getvalue().splitlines()[0] == "reading: 10 pages, 3.3 pages/s"
 
 
-def test_work_that_ends_as_the_silence_does_is_not_told_to_be_at_its_end() -> None:
+def test_work_that_ends_with_the_silence_is_not_printed_as_finished() -> None:
     stream = io.StringIO()
     work(stream, [3.0], total=10)
     assert stream.getvalue() == ""
@@ -91,7 +91,7 @@ def fail_after_three_seconds(stream: io.StringIO) -> None:
         raise KeyError
 
 
-def test_work_that_fails_stops_the_bar_and_says_nothing_of_success() -> None:
+def test_work_that_fails_stops_the_bar_without_a_word_of_success() -> None:
     stream = Terminal()
     with pytest.raises(KeyError):
         fail_after_three_seconds(stream)
@@ -99,7 +99,7 @@ def test_work_that_fails_stops_the_bar_and_says_nothing_of_success() -> None:
     assert " in " not in stream.getvalue()
 
 
-def test_it_can_be_told_to_keep_quiet() -> None:
+def test_progress_can_be_silenced() -> None:
     stream, clock = io.StringIO(), Clock()
     with Progress("reading", enabled=False, stream=stream, clock=clock) as bar:
         clock.now += 60

@@ -79,7 +79,7 @@ def test_any_padding_falls_away_and_comes_back(rows: list[list[bool]], kind: tor
 
 
 @given(each=some_lengths, side=st.sampled_from(["left", "right"]))
-def test_padding_goes_to_the_side_asked_for(each: list[int], side: str) -> None:
+def test_padding_goes_to_the_chosen_side(each: list[int], side: str) -> None:
     batch = Ragged.from_list(drawn(each, 2))
     padded = batch.to_padded(side=side, fill=-7.0)
     assert padded.shape == (len(each), max(each), 2)
@@ -110,7 +110,7 @@ def test_gradients_pass_through_the_doors() -> None:
 
 
 @given(each=some_lengths, data=st.data())
-def test_select_takes_sequences_in_the_order_asked_for(
+def test_select_takes_sequences_in_the_order_of_the_indices(
     each: list[int], data: st.DataObject
 ) -> None:
     batch = Ragged.from_list(drawn(each, 2))
@@ -194,7 +194,7 @@ def test_a_mask_that_keeps_other_counts_cannot_pad() -> None:
         batch.to_padded(torch.tensor([[1, 1], [0, 1]]))
 
 
-def test_sequences_that_are_not_there_are_refused() -> None:
+def test_missing_sequences_are_refused() -> None:
     batch = Ragged.from_list(drawn([1, 2]))
     for index in (2, -3):
         with refuses(InputError, f"0 to 1, got {index}"):

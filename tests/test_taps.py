@@ -85,7 +85,7 @@ def test_nobody_looking_leaves_the_very_tensor() -> None:
     assert observe(elsewhere, Tap.QUERY, BATCH.values, BATCH) is BATCH.values
 
 
-def test_a_record_keeps_what_it_asked_for_and_nothing_else() -> None:
+def test_a_record_keeps_its_sites_and_nothing_else() -> None:
     record = Record([Site(1, Tap.QUERY), Site(1, Tap.KEY)])
     look = WatchContext(record, layer=1)
     values = torch.randn(3, 2, 4)
@@ -99,7 +99,7 @@ def test_a_record_keeps_what_it_asked_for_and_nothing_else() -> None:
     assert isinstance(record, Watcher)
 
 
-def test_a_record_says_what_it_does_not_have() -> None:
+def test_a_site_that_is_not_recorded_is_refused_by_name() -> None:
     record = Record([Site(1, Tap.KEY), Site(0, Tap.QUERY)])
     with refuses(
         InputError,

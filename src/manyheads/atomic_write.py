@@ -28,7 +28,7 @@ def check_writable(path: Path) -> None:
 
     It is tried with a temporary file: permissions do not always say what a disk allows.
     """
-    folder = next(each for each in path.absolute().parents if each.exists())
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -118,11 +118,11 @@ def recover_folder(folder: Path) -> None:
 def resolve_folder(folder: Path) -> Path:
     """The folder that a path means, with links followed."""
     try:
-        found = folder.resolve()
-        found.exists()
+        target = folder.resolve()
+        target.exists()
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{str(folder)[:200]!r} is not a path ({error})"[:400]) from None
-    return found
+    return target
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def _same_file(descriptor: int, file: Path) -> bool:
 def _leftovers(folder: Path, suffix: str) -> list[Path]:
     """The temporary folders of all writers of a folder, by process."""
     name = re.compile(rf"\.{re.escape(folder.name)}\.\d+\.{suffix}")
-    return [each for each in folder.parent.glob(f".*.{suffix}") if name.fullmatch(each.name)]
+    return [path for path in folder.parent.glob(f".*.{suffix}") if name.fullmatch(path.name)]
 
 
 def _restore(folder: Path, locked: bool) -> None:
@@ -206,18 +206,18 @@ def _replace(fresh: Path, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two folders in one step; False where the system cannot."""
     rename = _exchanger()
     if rename is None:
         return False
-    if rename(os.fsencode(one), os.fsencode(other)) == 0:
+    if rename(os.fsencode(first), os.fsencode(second)) == 0:
         return True
     number = ctypes.get_errno()
     # Old kernels, file systems such as NFS, and sandboxes.
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(second))
 
 
 @cache
@@ -227,11 +227,13 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
         library = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):
         return None
-    here, exchange_flag = -100, 2
+    current_folder, exchange_flag = -100, 2
     if hasattr(library, "renameat2"):
-        return lambda one, other: library.renameat2(here, one, here, other, exchange_flag)
+        return lambda first, second: library.renameat2(
+            current_folder, first, current_folder, second, exchange_flag
+        )
     if hasattr(library, "renamex_np"):
-        return lambda one, other: library.renamex_np(one, other, exchange_flag)
+        return lambda first, second: library.renamex_np(first, second, exchange_flag)
     return None
 
 

@@ -314,8 +314,8 @@ class Attention(nn.Module):
             return Choice(config.kernel, (("auto", "this kernel was requested by name"),))
         shapes = [(queries, config.heads), (keys, config.key_heads), (keys, config.key_heads)]
         q, k, v = (
-            weight.new_zeros(each.total, heads, config.size, requires_grad=weight.requires_grad)
-            for each, heads in shapes
+            weight.new_zeros(lengths.total, heads, config.size, requires_grad=weight.requires_grad)
+            for lengths, heads in shapes
         )
         bias = self.bias(Ragged(q, queries), Ragged(k, keys), encoding)
         request = self._request(queries, keys, bias)
@@ -326,7 +326,7 @@ class Attention(nn.Module):
         columns = _split(self.project.weight.T, self.our_rows)
         if self.project_memory is not None:
             columns |= _split(self.project_memory.weight.T, self.memory_rows)
-        return {name: each.T for name, each in columns.items()}
+        return {name: part.T for name, part in columns.items()}
 
     def _heads(self, x: Float[Tensor, "n hd"]) -> Float[Tensor, "n h d"]:
         return rearrange(x, "n (h d) -> n h d", d=self.config.size)

@@ -59,11 +59,11 @@ class CachePlan:
             self._tables["slots", capacity] = first + self.positions % capacity
         return self._tables["slots", capacity]
 
-    def lengths(self, each: tuple[int, ...], capacity: int) -> Lengths:
-        if (each, capacity) not in self._lengths:
+    def lengths(self, counts: tuple[int, ...], capacity: int) -> Lengths:
+        if (counts, capacity) not in self._lengths:
             device = self.new.positions.device
-            self._lengths[each, capacity] = Lengths.with_capacity(each, capacity, device)
-        return self._lengths[each, capacity]
+            self._lengths[counts, capacity] = Lengths.with_capacity(counts, capacity, device)
+        return self._lengths[counts, capacity]
 
 
 class StaticCachePlan:
@@ -152,14 +152,14 @@ class LayerCache(ABC):
         self.k.flatten(0, 1).index_copy_(0, slots, k)
         self.v.flatten(0, 1).index_copy_(0, slots, v)
 
-    def _filled(self, each: tuple[int, ...], plan: CachePlan) -> KeyValues:
+    def _filled(self, counts: tuple[int, ...], plan: CachePlan) -> KeyValues:
         """The filled part of every sequence; a single one is a slice, which all kernels accept."""
-        if len(each) == 1:
+        if len(counts) == 1:
             return KeyValues(
-                self.k[0, : each[0]], self.v[0, : each[0]], plan.lengths(each, each[0])
+                self.k[0, : counts[0]], self.v[0, : counts[0]], plan.lengths(counts, counts[0])
             )
         return KeyValues(
-            self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(each, self.capacity)
+            self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(counts, self.capacity)
         )
 
 
@@ -229,15 +229,15 @@ class RingLayerCache(LayerCache):
 
     def _in_order(self, k: Tensor, v: Tensor, plan: CachePlan) -> KeyValues:
         """The ring in order, oldest token first, then the new tokens of each sequence."""
-        keys, values, each = [], [], []
+        keys, values, counts = [], [], []
         for sequence, (old, new) in enumerate(zip(plan.before, plan.new.slices(), strict=True)):
             # Before itself a query sees one key less than the ring holds.
             held = min(old, self.capacity - 1)
             order = torch.arange(old - held, old, device=k.device) % self.capacity
             keys += [self.k[sequence, order], k[new]]
             values += [self.v[sequence, order], v[new]]
-            each.append(held + plan.new.each[sequence])
-        return KeyValues(torch.cat(keys), torch.cat(values), Lengths.of(each, k.device))
+            counts.append(held + plan.new.each[sequence])
+        return KeyValues(torch.cat(keys), torch.cat(values), Lengths.of(counts, k.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,7 +261,7 @@ class StateCache:
 
     def select(self, sequences: list[int]) -> None:
         for_device = {tensor.device for tensor in self.tensors}
-        index = {each: torch.tensor(sequences, device=each) for each in for_device}
+        index = {device: torch.tensor(sequences, device=device) for device in for_device}
         self.tensors = tuple(tensor[index[tensor.device]] for tensor in self.tensors)
 
     @property
@@ -290,14 +290,15 @@ class StateSlot:
                 f"the cache holds the state of {store.owner}, and this layer is {self.owner}",
                 remedy,
             )
-        found = tuple(tensor.shape[1:] for tensor in store.tensors)
-        if store.shapes is not None and found != store.shapes:
-            shapes = (
-                ", ".join(str(tuple(each)) for each in some) for some in (found, store.shapes)
+        new_shapes = tuple(tensor.shape[1:] for tensor in store.tensors)
+        if store.shapes is not None and new_shapes != store.shapes:
+            current, expected = (
+                ", ".join(str(tuple(shape)) for shape in shapes)
+                for shapes in (new_shapes, store.shapes)
             )
-            given, kept = shapes
             raise InputError(
-                f"the state in the cache has the shapes {given} per sequence, and {kept} were kept",
+                f"the state in the cache has the shapes {current} per sequence, and "
+                f"{expected} were kept",
                 remedy,
             )
         return store.tensors

@@ -198,23 +198,23 @@ class DataclassCodec:
         )
 
 
-def unknown_key(path: str, known: Sequence[str]) -> ConfigError:
+def unknown_key(path: str, keys: Sequence[str]) -> ConfigError:
     """The error for a key that means nothing here, with the nearest key that does.
 
     >>> print(unknown_key("run.stesp", ["run.steps", "run.seed"]))
     run.stesp is not a known key: use run.steps.
     """
-    last = {name.rpartition(".")[2]: name for name in known}
+    last = {name.rpartition(".")[2]: name for name in keys}
     near = get_close_matches(path.rpartition(".")[2], list(last), n=1, cutoff=0.5)
-    choices = [last[near[0]]] if near else sorted(known)
+    choices = [last[near[0]]] if near else sorted(keys)
     remedy = f"use {_listed(choices)}" if choices else "remove it"
     return ConfigError(f"{path} is not a known key", remedy)
 
 
-def _check_keys(known: Iterable[str], table: Mapping[str, Any], path: str) -> None:
+def _check_keys(keys: Iterable[str], table: Mapping[str, Any], path: str) -> None:
     for key in table:
-        if key not in known:
-            raise unknown_key(_join(path, key), [_join(path, name) for name in known])
+        if key not in keys:
+            raise unknown_key(_join(path, key), [_join(path, name) for name in keys])
 
 
 def _table(value: object, path: str) -> Mapping[str, Any]:

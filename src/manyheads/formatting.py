@@ -69,9 +69,9 @@ def without_nan(value: Any) -> Any:
     {'entropy': [1.0, None]}
     """
     if isinstance(value, dict):
-        return {name: without_nan(one) for name, one in value.items()}
+        return {name: without_nan(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_nan(one) for one in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -173,8 +173,12 @@ class Progress:
         parts = [self._rate()]
         # What has hardly begun says nothing about the rest.
         if self.total and self.done >= self.total / 200:
-            left = max(0.0, self.total / self.done - 1) * self.seconds
-            parts = [f"{min(1.0, self.done / self.total):.0%}", *parts, f"{duration(left)} left"]
+            remaining = max(0.0, self.total / self.done - 1) * self.seconds
+            parts = [
+                f"{min(1.0, self.done / self.total):.0%}",
+                *parts,
+                f"{duration(remaining)} left",
+            ]
         return ", ".join(parts)
 
     def _rate(self) -> str:

@@ -179,8 +179,8 @@ class Record:
                 f"{site} has not been seen",
                 "run a model that has this site, with watch=record",
             )
-        known = ", ".join(sorted(map(str, self.sites)))
-        raise InputError(f"{site} is not recorded", f"add it to Record([...]), which has {known}")
+        names = ", ".join(sorted(map(str, self.sites)))
+        raise InputError(f"{site} is not recorded", f"add it to Record([...]), which has {names}")
 
 
 @dataclass(frozen=True, slots=True)

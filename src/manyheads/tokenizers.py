@@ -81,7 +81,9 @@ def token_text(tokenizer: Any, token: int) -> str:
     text: str = tokenizer.decode([token], skip_special_tokens=True)
     name = str(tokenizer.id_to_token(token) or f"token {token}")
     if REPLACEMENT_CHARACTER in text and set(name) <= BYTE_LEVEL.keys():
-        return bytes(BYTE_LEVEL[each] for each in name).decode("utf-8", "manyheads.spell_bytes")
+        return bytes(BYTE_LEVEL[character] for character in name).decode(
+            "utf-8", "manyheads.spell_bytes"
+        )
     return name if REPLACEMENT_CHARACTER in text or not text else text
 
 
@@ -129,13 +131,13 @@ def first_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int | N
     >>> first_tokens([(0, 0), (0, 2), (2, 6), (6, 12)], [(0, 6), (7, 12), (13, 15)])
     [1, 3, None]
     """
-    found: list[int | None] = []
+    positions: list[int | None] = []
     token, count = 0, len(offsets)
     for start, end in spans:
         while token < count and offsets[token][1] <= max(start, offsets[token][0]):
             token += 1
-        found.append(token if token < count and offsets[token][0] < end else None)
-    return found
+        positions.append(token if token < count and offsets[token][0] < end else None)
+    return positions
 
 
 def _byte_level() -> dict[str, int]:

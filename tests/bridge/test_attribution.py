@@ -66,7 +66,7 @@ def test_logits_of_a_scaled_readout_and_scaled_writes() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "bart", "vit", "modernbert"])
-def test_a_model_whose_logits_are_no_sums_says_why(name: str) -> None:
+def test_a_model_whose_logits_are_no_sums_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(InputError, match="ablation"):
         lens.attribute_logits(wrap(tiny(name)), texts_of(name))
 

@@ -85,7 +85,7 @@ def test_a_model_that_does_not_dispatch_is_refused() -> None:
     assert "BloomForCausalLM" in str(caught.value)
 
 
-def test_a_wrapped_model_says_what_it_lacks() -> None:
+def test_a_part_that_a_wrapped_model_lacks_is_refused_by_name() -> None:
     wrapped = wrap(tiny("llama"))
     with pytest.raises(NativeModelError):
         lens.circuits(wrapped).ov(Head(0, 0))

@@ -106,7 +106,7 @@ def test_a_packed_call_is_the_dense_call(name: str, side: str) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, 6, 4, generator=generator) for heads in (4, 2, 2))
     call = PaddedCall.of(q, k, v, mask, {"softcap": 3.0, "s_aux": torch.randn(4)})
-    packed = PackedCall.of(call, cross=False, known=None)
+    packed = PackedCall.of(call, cross=False, true_lengths=None)
     values = (packed.query.values, packed.key.values, packed.value.values)
     output = packed.unpack(reference.attend(*values, packed.request).output)
     scores = q @ k.repeat_interleave(2, 1).mT * 0.5
@@ -122,7 +122,7 @@ def test_a_packed_call_is_the_dense_call(name: str, side: str) -> None:
 def test_room_behind_a_static_cache_is_cut() -> None:
     mask = lazy(FUNCTIONS["causal"], None, q_length=2, kv_length=8, q_offset=torch.tensor(3))
     q, k, v = torch.randn(2, 1, 2, 4), torch.randn(2, 1, 8, 4), torch.randn(2, 1, 8, 4)
-    packed = PackedCall.of(PaddedCall.of(q, k, v, mask, {}), cross=False, known=None)
+    packed = PackedCall.of(PaddedCall.of(q, k, v, mask, {}), cross=False, true_lengths=None)
     assert packed.request.keys.each == (5, 5)
     assert packed.request.mask == Causal()
 
@@ -133,7 +133,7 @@ def test_padding_in_a_dense_mask_is_left_out(low: float) -> None:
     mask = torch.zeros(2, 1, 1, 6)
     mask[1, ..., 4:] = low
     q, k, v = (torch.randn(2, 2, 6, 4) for _ in range(3))
-    packed = PackedCall.of(PaddedCall.of(q, k, v, mask, {}), cross=False, known=lengths)
+    packed = PackedCall.of(PaddedCall.of(q, k, v, mask, {}), cross=False, true_lengths=lengths)
     assert packed.request.queries.each == packed.request.keys.each == (6, 4)
     assert packed.request.bias is None
     assert packed.request.mask == Full()

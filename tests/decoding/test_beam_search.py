@@ -42,7 +42,7 @@ def test_texts_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "marian"])
-def test_penalties_and_forbidden_tokens_count_as_they_do_there(family: str) -> None:
+def test_penalties_and_forbidden_tokens_count_as_in_transformers(family: str) -> None:
     peer, ours = pair(family)
     options = {"repetition_penalty": 1.3}
     written = generate(
@@ -54,7 +54,7 @@ def test_penalties_and_forbidden_tokens_count_as_they_do_there(family: str) -> N
 
 @settings(max_examples=8)
 @given(stop=st.sets(st.integers(3, 50), min_size=1, max_size=6), width=st.integers(2, 5))
-def test_any_stop_ids_end_texts_as_they_do_there(stop: set[int], width: int) -> None:
+def test_any_stop_ids_end_texts_as_in_transformers(stop: set[int], width: int) -> None:
     peer, ours = pair("llama")
     stops = sorted(stop)
     written = generate(
@@ -69,7 +69,7 @@ def test_any_stop_ids_end_texts_as_they_do_there(stop: set[int], width: int) -> 
 
 
 @pytest.mark.parametrize("family", SEQ2SEQS)
-def test_a_batch_of_theirs_says_the_same(family: str) -> None:
+def test_a_batch_of_transformers_gives_the_same_texts(family: str) -> None:
     peer, ours = pair(family)
     sources = torch.tensor([PROMPTS[0], PROMPTS[2][:7], PROMPTS[2][-7:]])
     stops = frequent(ours)

@@ -111,7 +111,7 @@ def test_templates_render_as_in_transformers(
     assert len(result) > 20
 
 
-def test_variables_of_a_template_are_given_by_name() -> None:
+def test_variables_of_a_template_are_passed_by_name() -> None:
     assert "Today Date: tomorrow\n" in apply_chat(TALK, config(HEADERS), date_string="tomorrow")
     assert len(apply_chat(TALK, config("{{ strftime_now('%Y-%m-%d') }}"))) == 10
 
@@ -136,7 +136,7 @@ def test_the_folder_of_a_model_brings_its_template() -> None:
     assert chatty().tokenizer.decode(chat_prompt(chatty(**both), TALK)) == "<s>ß"
 
 
-def test_the_template_alone_says_what_begins_a_text() -> None:
+def test_the_template_alone_decides_what_begins_a_text() -> None:
     model = chatty(**{"chat_template.jinja": b"{{ messages[0].role }}"})
     model.tokenizer.post_processor = processors.TemplateProcessing(
         single="<|end|> $A", special_tokens=[("<|end|>", 256)]
@@ -145,7 +145,7 @@ def test_the_template_alone_says_what_begins_a_text() -> None:
     assert isinstance(model.tokenizer, Tokenizer)
 
 
-def test_what_a_template_refuses_is_said_in_its_own_words() -> None:
+def test_an_error_of_a_template_keeps_its_own_words() -> None:
     with pytest.raises(InputError, match=r"refuses .*, roles must alternate user/assistant"):
         apply_chat([USER, USER], config(BRACKETS))
 
@@ -172,7 +172,7 @@ def test_a_template_reaches_nothing_and_breaks_nothing(template: str) -> None:
     assert len(TALK) == 3
 
 
-def test_no_template_no_messages_and_no_jinja_are_said_clearly(
+def test_a_missing_template_messages_or_jinja_are_refused_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(InputError, match=r"^the model has no chat template"):

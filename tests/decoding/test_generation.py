@@ -45,7 +45,7 @@ def test_texts_stop_where_those_of_transformers_do_and_the_others_go_on(family: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_penalty_for_repeating_changes_what_is_written_as_it_does_there(family: str) -> None:
+def test_a_penalty_for_repeating_changes_texts_as_in_transformers(family: str) -> None:
     peer, ours = pair(family)
     written = generate(ours, PROMPTS, max_new_tokens=NEW, repetition_penalty=1.4)
     assert tokens(written) == theirs_alone(peer, PROMPTS, repetition_penalty=1.4)
@@ -132,7 +132,7 @@ def test_a_seed_gives_the_same_tokens_whoever_else_is_in_the_batch() -> None:
         assert stopped.ids == whole.ids[: len(stopped.ids)]
 
 
-def test_one_prompt_given_twice_is_drawn_twice() -> None:
+def test_one_prompt_passed_twice_is_drawn_twice() -> None:
     ours = pair("llama")[1]
     one, other = generate(ours, [PROMPTS[0]] * 2, max_new_tokens=12, sampling=Sample(), seed=0)
     assert one.ids != other.ids
@@ -153,7 +153,7 @@ def test_prompts_may_be_lists_tensors_a_rectangle_or_ragged() -> None:
         assert tokens(generate(ours, prompts, max_new_tokens=5)) == expected
 
 
-def test_a_text_that_stops_says_by_what() -> None:
+def test_a_text_that_stops_has_the_reason() -> None:
     ours = pair("gpt2")[1]
     [whole] = generate(ours, PROMPTS[:1], max_new_tokens=6, eos_token_ids=())
     assert whole.finish_reason == "length"

@@ -108,7 +108,7 @@ def test_a_fixed_cache_that_is_too_small_is_found_before_the_first_step() -> Non
     )
 
 
-def test_an_encoder_decoder_must_be_told_where_to_start() -> None:
+def test_an_encoder_decoder_needs_a_start_token() -> None:
     model = zoo.small(zoo.SEQ2SEQS["t5"])
     with pytest.raises(InputError, match="pass decoder_start_token_id"):
         generate(model, [[1, 2]], max_new_tokens=3)

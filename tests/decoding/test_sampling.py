@@ -49,7 +49,9 @@ def peer(sample: Sample, penalty: float, said: Tensor, logits: Tensor) -> Tensor
 
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("penalty", [1.0, 1.3, 0.6])
-def test_scores_are_narrowed_as_there_in_the_same_order(sample: Sample, penalty: float) -> None:
+def test_scores_are_narrowed_as_in_transformers_in_the_same_order(
+    sample: Sample, penalty: float
+) -> None:
     logits = scores(6)
     said = torch.randint(VOCABULARY, (6, 9), generator=torch.Generator().manual_seed(1))
     ours = logits

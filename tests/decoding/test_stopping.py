@@ -131,7 +131,9 @@ def test_stop_strings_end_a_text_before_them_across_tokens(monkeypatch: pytest.M
     assert "".join(pieces) == "naïve 東京 🎈 "
 
 
-def test_what_only_began_a_stop_string_is_given_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_beginning_of_a_stop_string_is_part_of_the_text_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = says(monkeypatch, "it is EN")
     assert generate(model, "a", max_new_tokens=8, stop_strings="END").text == "it is EN"
     assert "".join(stream(model, "a", max_new_tokens=8, stop_strings="END")) == "it is EN"
@@ -181,7 +183,7 @@ def test_beams_are_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
         stream(model, "a", sampling=BeamSearch())
 
 
-def test_without_a_tokenizer_there_is_no_text() -> None:
+def test_the_text_is_none_without_a_tokenizer() -> None:
     [written] = generate(pair("gpt2")[1], [[1]], max_new_tokens=2)
     assert written.text is None
     assert str(written) == " ".join(map(str, written.ids))

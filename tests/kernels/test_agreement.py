@@ -268,7 +268,7 @@ def test_a_sink_with_gradients_is_left_to_the_reference() -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_what_is_not_wanted_is_not_given(kernel: str) -> None:
+def test_only_the_wanted_outputs_are_returned(kernel: str) -> None:
     _, result = run(kernel, Problem.of("window", LENGTHS), Want())
     assert result.lse is None
     assert result.patterns is None

@@ -105,7 +105,7 @@ def test_the_fastest_kernel_that_can_is_chosen(
     assert kernel not in dict(choice.skipped)
 
 
-def test_a_choice_says_why_it_skipped_the_others() -> None:
+def test_a_choice_has_the_reason_of_each_skipped_kernel() -> None:
     assert str(choose(asked(Causal(), dropout=0.1), CPU)) == (
         "batched (not banded: the mask is not limited on both sides; "
         "not fused: the CPU's fused kernel has no dropout)"
@@ -133,7 +133,7 @@ def test_auto_and_every_able_kernel_by_name_give_one_answer() -> None:
         torch.testing.assert_close(attend(q, k, v, request, kernel).output, expected)
 
 
-def test_a_kernel_asked_by_name_for_what_it_cannot_do_says_who_can() -> None:
+def test_a_kernel_requested_by_name_that_cannot_serve_names_those_that_can() -> None:
     q = torch.randn(5, 2, 8)
     request = asked(Full(), Lengths.of([5]))
     with refuses(

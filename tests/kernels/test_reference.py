@@ -51,7 +51,7 @@ def test_scores_hold_minus_infinity_where_the_mask_hides_a_key() -> None:
     torch.testing.assert_close(scores, plain.masked_fill(hidden, -torch.inf))
 
 
-def test_mix_reads_what_any_given_pattern_says() -> None:
+def test_mix_weighs_values_by_any_pattern() -> None:
     v, lengths = torch.randn(5, 2, 3), Lengths.of([2, 3])
     request = Request(queries=lengths, keys=lengths, mask=Full(), scale=1.0)
     patterns = Patterns((torch.rand(4, 2, 2), torch.rand(4, 3, 3)))

@@ -105,7 +105,7 @@ def test_one_call_with_copies_of_keys_agrees(bias: str) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_equal_groups_are_told_by_their_number() -> None:
+def test_equal_groups_become_their_number() -> None:
     one = AttentionConfig(width=64, heads=8, kv_heads=(4, 4))
     assert one == AttentionConfig(width=64, heads=8, kv_heads=2)
     assert one.groups is None

@@ -198,7 +198,7 @@ def test_a_mask_of_fixed_places_decodes(mask: Mask) -> None:
     assert_decodes(small(decoder(layer(own(mask=mask)))), DynamicCache(initial_size=1), STEPS)
 
 
-def test_a_full_cache_says_how_much_it_needs_and_stays_as_it_was() -> None:
+def test_a_full_cache_is_refused_with_the_size_it_needs_and_stays_as_it_was() -> None:
     model = small(DECODERS["llama"])
     cache = model.new_cache(StaticCache(size=6))
     with torch.no_grad():
@@ -229,7 +229,7 @@ def test_another_number_of_sequences_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_a_cache_takes_the_memory_that_arithmetic_says(kv_heads: int, dtype: torch.dtype) -> None:
+def test_a_cache_takes_the_memory_of_its_arithmetic(kv_heads: int, dtype: torch.dtype) -> None:
     config = decoder(
         *[layer(own(mask=Causal(), kv_heads=kv_heads, position=Rotary()))] * 2,
         layer(None),

@@ -77,7 +77,7 @@ def test_a_mixed_batch_meets_all_kernels_of_the_cpu() -> None:
     assert kernels == {"banded", "fused", "batched"}
 
 
-def test_explaining_says_why_in_words() -> None:
+def test_explaining_gives_reasons_in_words() -> None:
     text = str(small(MIXED_KERNELS["windows and whole"]).explain_kernels(ids((140, 3))))
     lines = text.splitlines()
     assert lines[0] == "main layer 0: banded"
@@ -116,7 +116,7 @@ def test_explaining_images_names_what_runs(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("kernel", ["reference", "fused", "banded", "batched"])
-def test_a_kernel_asked_for_by_name_is_the_one_that_is_explained(
+def test_a_kernel_requested_by_name_is_the_one_that_is_explained(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small(encoder(layer(own(mask=Window(2, 2), kernel=kernel))))

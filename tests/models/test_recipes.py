@@ -139,7 +139,7 @@ def test_llama_is_rotary_and_swiglu() -> None:
 
 
 @pytest.mark.parametrize("per", ["head", "channel"])
-def test_llama_gates_its_outputs_and_norms_its_heads_if_asked(per: str) -> None:
+def test_llama_can_gate_its_outputs_and_norm_its_heads(per: str) -> None:
     config = llama(**TINY["llama"], gate=per, norm_heads=True, eps=1e-6, tied=False)
     attention = config.stack.layers[0].attention.inner
     assert attention.gates == (Gate(at="output", per=per),)
@@ -147,7 +147,7 @@ def test_llama_gates_its_outputs_and_norms_its_heads_if_asked(per: str) -> None:
     assert not config.readout.tied
 
 
-def test_llama_chooses_among_experts_if_asked() -> None:
+def test_llama_can_choose_among_experts() -> None:
     config = llama(**TINY["llama"], experts=4, top_k=2)
     experts = config.stack.layers[0].feedforward.inner
     assert experts == Experts(width=16, hidden=8, count=4, top_k=2)

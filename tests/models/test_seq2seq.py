@@ -96,7 +96,7 @@ def test_selected_translations_go_on_with_their_own_source(name: str) -> None:
         assert_near(steps, expected.of(row)[-3:])
 
 
-def test_without_a_source_there_must_be_a_filled_cache() -> None:
+def test_no_source_needs_a_filled_cache() -> None:
     model = small(SEQ2SEQS["2017"])
     for cache in (None, model.new_cache()):
         with torch.no_grad(), pytest.raises(InputError) as caught:
@@ -123,7 +123,7 @@ def test_a_decoder_that_never_looks_back_is_refused() -> None:
         seq2seq([layer()], [layer(own(mask=Causal()))])
 
 
-def test_an_empty_source_says_nothing_and_an_empty_target_gets_nothing() -> None:
+def test_an_empty_source_adds_nothing_and_an_empty_target_gets_nothing() -> None:
     model = small(SEQ2SEQS["2017"])
     site = Site(0, Tap.HEAD_OUTPUT, Sublayer.CROSS, stack="decoder")
     record = Record([site])

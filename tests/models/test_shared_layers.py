@@ -142,7 +142,7 @@ def universal(**changes: Any) -> Decoder:
 
 
 @torch.no_grad()
-def test_tokens_stop_as_the_definition_says() -> None:
+def test_tokens_stop_as_in_the_definition() -> None:
     model = universal()
     output = model(batch())
     x = model.embedding(batch(), batch().lengths.positions)

@@ -199,7 +199,7 @@ def test_a_head_reads_its_values_by_its_pattern() -> None:
 
 
 @pytest.mark.parametrize("layers", [{1}, {0, 2}, set(), {0, 1, 2}])
-def test_a_pattern_switches_only_the_asked_layers(
+def test_a_pattern_switches_only_the_layers_of_its_sites(
     layers: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small(ENCODERS["modernbert"])

@@ -208,7 +208,7 @@ def test_bands_joined_in_any_way_are_bands_and_know_it(mask: Mask) -> None:
         Window(2, 2) | Blocks(8, 0, 0),
     ],
 )
-def test_a_mask_with_holes_in_its_reach_says_so(mask: Mask) -> None:
+def test_a_mask_with_holes_in_its_reach_is_known_as_such(mask: Mask) -> None:
     assert not mask.fills_reach
     reach = mask.reach
     band = by_hand(40, lambda i, j: i - j <= reach.before and j - i <= reach.after)

@@ -16,33 +16,33 @@ def example_inputs(model: Any) -> dict[str, Tensor]:
     dtype = next(model.parameters()).dtype
     generator = torch.Generator().manual_seed(0)
     name = model.main_input_name
-    found: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     if name == "input_ids":
-        found["input_ids"] = _tokens(model, 7, generator)
-        found["attention_mask"] = torch.ones(1, 7, dtype=torch.long)
+        inputs["input_ids"] = _tokens(model, 7, generator)
+        inputs["attention_mask"] = torch.ones(1, 7, dtype=torch.long)
     if "pixel_values" in accepts and name in ("pixel_values", "input_ids"):
         vision = getattr(config, "vision_config", config)
         side = getattr(vision, "image_size", None)
         if side is not None and (name == "pixel_values" or hasattr(config, "vision_config")):
             height, width = (side, side) if isinstance(side, int) else side
             channels = getattr(vision, "num_channels", 3)
-            found["pixel_values"] = torch.randn(1, channels, height, width, generator=generator)
+            inputs["pixel_values"] = torch.randn(1, channels, height, width, generator=generator)
     if name == "input_features":
         frames = 2 * getattr(config, "max_source_positions", 50)
         bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
-        found["input_features"] = torch.randn(1, bins, frames, generator=generator)
+        inputs["input_features"] = torch.randn(1, bins, frames, generator=generator)
     if name == "input_values":
-        found["input_values"] = torch.randn(1, 4000, generator=generator)
+        inputs["input_values"] = torch.randn(1, 4000, generator=generator)
     if config.is_encoder_decoder and "decoder_input_ids" in accepts:
-        found["decoder_input_ids"] = _tokens(model, 5, generator)
-    if not found:
+        inputs["decoder_input_ids"] = _tokens(model, 5, generator)
+    if not inputs:
         raise InputError(
             f"{type(model).__name__} reads {name}, which cannot be made up",
             "pass example={...}, the inputs of one example by name",
         )
     return {
-        name: each.to(device=device, dtype=dtype if each.is_floating_point() else None)
-        for name, each in found.items()
+        name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+        for name, tensor in inputs.items()
         if name in accepts
     }
 
@@ -52,8 +52,8 @@ def _tokens(model: Any, count: int, generator: torch.Generator) -> Tensor:
     config = getattr(model.config, "text_config", model.config)
     size = int(getattr(config, "vocab_size", 1))
     settings = model.config.to_dict()
-    special = {each for name, each in settings.items() if name.endswith("_token_id")}
-    special |= {each for name, each in settings.items() if name.endswith("_token_index")}
+    special = {token for name, token in settings.items() if name.endswith("_token_id")}
+    special |= {token for name, token in settings.items() if name.endswith("_token_index")}
     ordinary = [token for token in range(min(size, 1000)) if token not in special] or [0]
     drawn = torch.randint(len(ordinary), (1, count), generator=generator)
     return torch.tensor(ordinary)[drawn]

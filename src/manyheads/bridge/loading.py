@@ -23,7 +23,7 @@ ATTENTION_KEY = re.compile(r".*(attn|experts)_implementation.*")
 def check_safe(description: Mapping[str, Any], folder: Path) -> None:
     """Refuse a folder that would make `transformers` run code, or that holds only pickles."""
     for key in _keys(description):
-        name = next((each for each in UNSAFE if each in key), None)
+        name = next((word for word in UNSAFE if word in key), None)
         if name is not None or ATTENTION_KEY.fullmatch(key):
             reason = UNSAFE[name or "attn_implementation"]
             raise InputError(
@@ -110,7 +110,7 @@ def load_wrapped_gguf(file: Path, dtype: torch.dtype | None, device: torch.devic
 def _model_class(transformers: Any, description: Mapping[str, Any]) -> Any:
     """The class that config.json names, if it is one of `transformers`; else the base model's."""
     for name in description.get("architectures") or ():
-        found = getattr(transformers, name, None) if isinstance(name, str) else None
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
+        kind = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            return kind
     return transformers.AutoModel

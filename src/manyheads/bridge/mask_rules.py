@@ -103,11 +103,11 @@ class _SinceWindow(Mask):
 
 def _joined(functions: Sequence[Any], join: Callable[[Mask, Mask], Mask]) -> Mask | None:
     rules = [read_rule(function) for function in functions]
-    known = [rule for rule in rules if rule is not None]
-    if not known or len(known) < len(rules):
+    present = [rule for rule in rules if rule is not None]
+    if not present or len(present) < len(rules):
         return None
-    joined = known[0]
-    for rule in known[1:]:
+    joined = present[0]
+    for rule in present[1:]:
         joined = _simplified(join(joined, rule))
     return joined
 
@@ -115,11 +115,11 @@ def _joined(functions: Sequence[Any], join: Callable[[Mask, Mask], Mask]) -> Mas
 def _simplified(mask: Mask) -> Mask:
     """Causal within a window is a window; what is full adds nothing."""
     if isinstance(mask, And):
-        for one, other in ((mask.first, mask.second), (mask.second, mask.first)):
-            if isinstance(one, Full):
-                return other
-            if isinstance(one, Causal) and isinstance(other, _SinceWindow):
-                return Window(other.before)
+        for first, second in ((mask.first, mask.second), (mask.second, mask.first)):
+            if isinstance(first, Full):
+                return second
+            if isinstance(first, Causal) and isinstance(second, _SinceWindow):
+                return Window(second.before)
     return mask
 
 
@@ -127,16 +127,16 @@ def agrees(rule: Mask, function: MaskFunction, queries: range, keys: range, devi
     """Whether a rule says the same as the function on a sample of pairs."""
     generator = torch.Generator().manual_seed(0)
     query, key = (
-        torch.randint(each.start, each.stop, (CHECKED_PAIRS,), generator=generator).to(device)
-        for each in (queries, keys)
+        torch.randint(lengths.start, lengths.stop, (CHECKED_PAIRS,), generator=generator).to(device)
+        for lengths in (queries, keys)
     )
     # Most pairs of a long text are far apart: half of the sample is near the diagonal.
     key[::2] = (query[::2] - torch.arange(CHECKED_PAIRS // 2, device=device) + 4).clamp(
         keys.start, keys.stop - 1
     )
     zero = torch.zeros_like(query)
-    said = function(zero, zero, query, key) & (query >= 0)
-    return bool((said == rule.allows(query, key, zero + keys.stop)).all())
+    visible = function(zero, zero, query, key) & (query >= 0)
+    return bool((visible == rule.allows(query, key, zero + keys.stop)).all())
 
 
 def moves_with_start(rule: Mask) -> bool:
@@ -166,18 +166,20 @@ def runs(tokens: Bool[Tensor, "b t"]) -> list[tuple[int, int]] | None:
     >>> runs(torch.tensor([[True, True, False], [False, True, True]]))
     [(0, 2), (1, 3)]
     """
-    found = []
+    spans = []
     for row in tokens.tolist():
-        edges = [i for i, (one, other) in enumerate(pairwise((False, *row, False))) if one != other]
+        edges = [
+            i for i, (before, after) in enumerate(pairwise((False, *row, False))) if before != after
+        ]
         if len(edges) > 2:
             return None
-        found.append((edges[0], edges[1]) if edges else (0, 0))
-    return found
+        spans.append((edges[0], edges[1]) if edges else (0, 0))
+    return spans
 
 
 def tensor_masks(
     visible: Bool[Tensor, "b t s"], queries: Sequence[int], keys: Sequence[int]
 ) -> MaskBySequence:
     """The masks of sequences that begin at the first row and column of a tensor."""
-    each = zip(visible.expand(len(queries), -1, -1), queries, keys, strict=True)
-    return MaskBySequence(tuple(TensorMask(seen[:t, :s]) for seen, t, s in each))
+    rows = zip(visible.expand(len(queries), -1, -1), queries, keys, strict=True)
+    return MaskBySequence(tuple(TensorMask(seen[:t, :s]) for seen, t, s in rows))

@@ -43,7 +43,7 @@ class LazyMask(torch.Tensor):
     """
 
     arguments: dict[str, Any]
-    known: dict[Any, Any]
+    visible_by_place: dict[Any, Any]
 
     @staticmethod
     def of(arguments: dict[str, Any]) -> "LazyMask":
@@ -55,7 +55,7 @@ class LazyMask(torch.Tensor):
         # A static cache advances its offset in place, before the layers read it.
         offset = offset.clone() if isinstance(offset, Tensor) else offset
         mask.arguments = {**arguments, "q_offset": offset}
-        mask.known = {}
+        mask.visible_by_place = {}
         return mask
 
     def dense(self) -> Tensor:
@@ -69,16 +69,13 @@ class LazyMask(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if name in SHAPE_ONLY:
                 return func(*args, **(kwargs or {}))
-            if name in SAME_MASK or (name == "to" and _only_device(args[1:], kwargs)):
+            moves = name == "to" and not kwargs and isinstance(args[-1], str | torch.device)
+            if name in SAME_MASK or (moves and len(args) == 2):
                 return args[0]
             if name == "__getitem__" and _takes_all(args[0].shape, args[1]):
                 return args[0]
             args, kwargs = tree_map(_as_dense, (args, kwargs or {}))
             return func(*args, **kwargs)
-
-
-def _only_device(args: Any, kwargs: Any) -> bool:
-    return not kwargs and len(args) == 1 and isinstance(args[0], str | torch.device)
 
 
 def _takes_all(shape: torch.Size, index: Any) -> bool:
@@ -134,32 +131,34 @@ class PaddedCall:
             chosen_keys=options.get("indices"),
         )
 
-    def visible(self, *, cross: bool, known: Lengths | None) -> tuple[Visible, Tensor | None]:
+    def visible(
+        self, *, cross: bool, true_lengths: Lengths | None
+    ) -> tuple[Visible, Tensor | None]:
         """Which tokens are real and the mask between them, and what a dense mask adds to scores.
 
-        `known` are the lengths of the queries, where the caller knows them.
+        `true_lengths` are the lengths of the queries, without padding, where the caller knows them.
         """
         batch, (queries, keys) = self.query.shape[0], (self.query.shape[2], self.key.shape[2])
         if self.chosen_keys is not None:
-            return self._dense(self._mask_of_chosen(), cross, known)
+            return self._dense(self._mask_of_chosen(), cross, true_lengths)
         if self.mask is None:
             device = self.query.device
-            each = Lengths.of([queries] * batch, device)
-            if cross and known is not None:
-                each = known.to(device)
+            lengths = Lengths.of([queries] * batch, device)
+            if cross and true_lengths is not None:
+                lengths = true_lengths.to(device)
             zeros = (0,) * batch
-            return Visible(each, Lengths.of([keys] * batch, device), zeros, zeros, Full()), None
+            return Visible(lengths, Lengths.of([keys] * batch, device), zeros, zeros, Full()), None
         if not isinstance(self.mask, LazyMask):
-            return self._dense(self.mask, cross, known)
-        place = cross, queries, keys, known, self.query.device
-        if place not in self.mask.known:
-            self.mask.known[place] = self._lazy(self.mask, cross, known)
-        visible: Visible | None = self.mask.known[place]
+            return self._dense(self.mask, cross, true_lengths)
+        place = cross, queries, keys, true_lengths, self.query.device
+        if place not in self.mask.visible_by_place:
+            self.mask.visible_by_place[place] = self._lazy(self.mask, cross, true_lengths)
+        visible: Visible | None = self.mask.visible_by_place[place]
         if visible is None:
-            return self._dense(self.mask.dense(), cross, known)
+            return self._dense(self.mask.dense(), cross, true_lengths)
         return visible, None
 
-    def _lazy(self, mask: LazyMask, cross: bool, known: Lengths | None) -> Visible | None:
+    def _lazy(self, mask: LazyMask, cross: bool, true_lengths: Lengths | None) -> Visible | None:
         """From the arguments of the mask function; None where only the dense mask tells."""
         batch, (queries, keys) = self.query.shape[0], (self.query.shape[2], self.key.shape[2])
         arguments, device = mask.arguments, self.query.device
@@ -172,13 +171,13 @@ class PaddedCall:
         if key_runs is None:
             return None
         if cross:
-            each = [queries] * batch if known is None else list(known.each)
-            query_runs = [(0, length) for length in each]
+            lengths = [queries] * batch if true_lengths is None else list(true_lengths.each)
+            query_runs = [(0, length) for length in lengths]
         else:
             own = real[:, first_query - first_key :][:, :queries]
-            found = runs(own)
-            assert found is not None, "part of a run is a run"
-            query_runs = found
+            spans = runs(own)
+            assert spans is not None, "part of a run is a run"
+            query_runs = spans
             # The last query of a sequence must be at its last key.
             shift = first_query - first_key
             pairs = zip(query_runs, key_runs, strict=True)
@@ -208,8 +207,8 @@ class PaddedCall:
                 return rule
         if cross or arguments.get("use_vmap"):
             return None
-        each = (FunctionMask(function, index, first_key + at) for index, at in enumerate(starts))
-        return MaskBySequence(tuple(each))
+        masks = (FunctionMask(function, index, first_key + at) for index, at in enumerate(starts))
+        return MaskBySequence(tuple(masks))
 
     def _mask_of_chosen(self) -> Tensor:
         """The mask together with the keys that an indexer chose for each query."""
@@ -223,7 +222,7 @@ class PaddedCall:
         return mask.masked_fill(hidden, False if mask.dtype == torch.bool else lowest)
 
     def _dense(
-        self, mask: Tensor, cross: bool, known: Lengths | None
+        self, mask: Tensor, cross: bool, true_lengths: Lengths | None
     ) -> tuple[Visible, Tensor | None]:
         """From a mask with a value for each pair."""
         batch, queries, keys = self.query.shape[0], self.query.shape[2], self.key.shape[2]
@@ -238,11 +237,11 @@ class PaddedCall:
                 added = mask
         zeros, device = (0,) * batch, self.query.device
         query_lengths, key_lengths = [queries] * batch, [keys] * batch
-        if known is not None and (cross or queries == keys):
-            rows = torch.arange(keys, device=device) >= _counts(known, device)
+        if true_lengths is not None and (cross or queries == keys):
+            rows = torch.arange(keys, device=device) >= _counts(true_lengths, device)
             if cross or not bool((seen & rows[:, None, :] & ~rows[:, :queries, None]).any()):
-                query_lengths = list(known.each)
-                key_lengths = key_lengths if cross else list(known.each)
+                query_lengths = list(true_lengths.each)
+                key_lengths = key_lengths if cross else list(true_lengths.each)
         return (
             Visible(
                 Lengths.of(query_lengths, device),
@@ -318,8 +317,8 @@ class PackedCall:
     packing: Packing
 
     @classmethod
-    def of(cls, call: PaddedCall, *, cross: bool, known: Lengths | None) -> "PackedCall":
-        visible, added = call.visible(cross=cross, known=known)
+    def of(cls, call: PaddedCall, *, cross: bool, true_lengths: Lengths | None) -> "PackedCall":
+        visible, added = call.visible(cross=cross, true_lengths=true_lengths)
         shapes = [(x.shape[0], x.shape[2]) for x in (call.query, call.key)]
         queries = Packing.of(visible.queries, visible.query_starts, shapes[0])
         keys = Packing.of(visible.keys, visible.key_starts, shapes[1])
@@ -348,14 +347,14 @@ def _simplest(visible: Visible) -> Mask:
     mask = visible.mask
     if not isinstance(mask, MaskBySequence):
         return mask
-    tensors = [getattr(each, "visible", None) for each in mask.each]
-    if tensors and all(each is not None and bool(each.all()) for each in tensors):
+    tensors = [getattr(part, "visible", None) for part in mask.each]
+    if tensors and all(visible is not None and bool(visible.all()) for visible in tensors):
         return Full()
     return mask
 
 
 def _bias(call: PaddedCall, added: Tensor | None, visible: Visible) -> DenseBias | None:
-    terms = [each for each in (call.position_bias, added) if each is not None]
+    terms = [term for term in (call.position_bias, added) if term is not None]
     if not terms:
         return None
     total = terms[0] if len(terms) == 1 else terms[0] + terms[1]

@@ -131,7 +131,9 @@ def our_attention(model: nn.Module) -> Iterator[None]:
     """
     register()
     every: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    configs = {id(each): each for each in every if hasattr(each, "_attn_implementation_internal")}
+    configs = {
+        id(config): config for config in every if hasattr(config, "_attn_implementation_internal")
+    }
     with _LOCK:
         for key, config in configs.items():
             _, uses, before = _SWITCHED.get(key, (config, 0, config._attn_implementation_internal))

@@ -31,8 +31,8 @@ class ScaledNorm(nn.Module):
         self.norm, self.factor = norm, factor
 
     def forward(self, x: Float[Tensor, "*n c"]) -> Float[Tensor, "*n c"]:
-        made: Tensor = self.norm(x)
-        return made * self.factor
+        normed: Tensor = self.norm(x)
+        return normed * self.factor
 
 
 def find_writes(
@@ -43,9 +43,9 @@ def find_writes(
     None where the numbers of the probing forward show no such sums: norms on the stream itself,
     or a stream that is scaled. `factor` is the one that the config names.
     """
-    if any(_close(made, left) and not _close(received, left) for _, received, made in leaves):
+    if any(_close(output, left) and not _close(received, left) for _, received, output in leaves):
         return None
-    found: list[ResidualWrite] = []
+    writes: list[ResidualWrite] = []
     stream = entered
     for output in projected:
         for write, written in _candidates(output, leaves, factor):
@@ -53,12 +53,12 @@ def find_writes(
             if _goes_on(after, left, leaves) or (
                 len(projected) == 1 and _is_written(left - after, leaves, write.factor)
             ):
-                found.append(write)
+                writes.append(write)
                 stream = after
                 break
         else:
             return None
-    return found
+    return writes
 
 
 def find_final_norm(hidden: Tensor | None, read: Tensor | None, leaves: Leaves) -> nn.Module | None:
@@ -67,21 +67,21 @@ def find_final_norm(hidden: Tensor | None, read: Tensor | None, leaves: Leaves) 
         return None
     if same(hidden, read):
         return nn.Identity()
-    for module, received, made in leaves:
+    for module, received, output in leaves:
         if not same(received, hidden):
             continue
-        if same(made, read):
+        if same(output, read):
             return module
-        if made.shape == read.shape:
-            factor = float((made * read).sum() / (made * made).sum())
-            if _close(made * factor, read):
+        if output.shape == read.shape:
+            factor = float((output * read).sum() / (output * output).sum())
+            if _close(output * factor, read):
                 return ScaledNorm(module, factor)
     return None
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are the same memory."""
-    return one.shape == other.shape and one.data_ptr() == other.data_ptr()
+    return first.shape == second.shape and first.data_ptr() == second.data_ptr()
 
 
 def _candidates(
@@ -89,37 +89,37 @@ def _candidates(
 ) -> Iterator[tuple[ResidualWrite, Tensor]]:
     for scale in dict.fromkeys((1.0, factor)):
         yield ResidualWrite(None, scale), output * scale
-        for module, received, made in leaves:
+        for module, received, result in leaves:
             if (
                 same(received, output)
-                and made.numel() == output.numel()
-                and not _close(made, output)
+                and result.numel() == output.numel()
+                and not _close(result, output)
             ):
-                yield ResidualWrite(module, scale), made.reshape(output.shape) * scale
+                yield ResidualWrite(module, scale), result.reshape(output.shape) * scale
 
 
 def _goes_on(after: Tensor, left: Tensor, leaves: Leaves) -> bool:
     """Whether a module reads the stream with this write in it, and does not replace it."""
-    for _, received, made in leaves:
+    for _, received, output in leaves:
         if _close(received, after):
-            replaced = made.numel() == left.numel() and _is_written(
-                left - made.reshape(left.shape), leaves, 1.0
+            replaced = output.numel() == left.numel() and _is_written(
+                left - output.reshape(left.shape), leaves, 1.0
             )
             return _is_written(left - after, leaves, 1.0) or not replaced
     return False
 
 
 def _is_written(rest: Tensor, leaves: Leaves, factor: float) -> bool:
-    return any(_close(made * factor, rest) for _, _, made in leaves)
+    return any(_close(output * factor, rest) for _, _, output in leaves)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    if one.numel() != other.numel() or not one.is_floating_point():
+def _close(first: Tensor, second: Tensor) -> bool:
+    if first.numel() != second.numel() or not first.is_floating_point():
         return False
     # Some models flatten their batch for a while.
-    one, other = one.detach(), other.detach().reshape(one.shape)
-    tolerance = 1e-4 if one.dtype in (torch.float32, torch.float64) else 2e-2
-    return float((one - other).abs().max()) <= tolerance * max(1e-3, float(other.abs().max()))
+    first, second = first.detach(), second.detach().reshape(first.shape)
+    tolerance = 1e-4 if first.dtype in (torch.float32, torch.float64) else 2e-2
+    return float((first - second).abs().max()) <= tolerance * max(1e-3, float(second.abs().max()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,12 +144,12 @@ class FrozenNorm:
         if isinstance(weight, Tensor):
             gains = [weight.double(), weight.double() + 1]
         named = [getattr(inner, name, None) for name in ("eps", "variance_epsilon")]
-        epsilons = [float(each) for each in named if isinstance(each, float)] or EPSILONS
+        epsilons = [float(value) for value in named if isinstance(value, float)] or EPSILONS
         for centered, gain, eps in product((True, False), gains, epsilons):
             x = at - at.mean(-1, keepdim=True) if centered else at
             divisor = (x.square().mean(-1, keepdim=True) + eps).sqrt()
-            made = x / divisor * gain + (0 if shift is None else shift)
-            if _close(made.to(own.dtype), expected.to(own.dtype)):
+            normed = x / divisor * gain + (0 if shift is None else shift)
+            if _close(normed.to(own.dtype), expected.to(own.dtype)):
                 shift = None if shift is None else shift * factor
                 return cls(gain * factor, divisor, centered, shift)
         raise InputError(

@@ -193,7 +193,7 @@ class _Probe:
         call = self.open_layers.pop()
         hidden = hidden_of_output(output)
         others = output[1:] if isinstance(output, tuple) else ()
-        call.plain = isinstance(output, Tensor | tuple) and all(each is None for each in others)
+        call.plain = isinstance(output, Tensor | tuple) and all(item is None for item in others)
         call.in_tuple, call.output = isinstance(output, tuple), hidden
         call.stop = len(self.leaves)
         call.same_shape = (
@@ -243,8 +243,8 @@ def linear_weight(module: nn.Module) -> Float[Tensor, "out in"]:
 def hooked(*register: Callable[[], Any]) -> Iterator[None]:
     """Hooks that exist inside the block."""
     with ExitStack() as stack:
-        for each in register:
-            stack.callback(each().remove)
+        for register_hook in register:
+            stack.callback(register_hook().remove)
         yield
 
 
@@ -253,10 +253,10 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
     names = {id(module): name for name, module in model.named_modules()}
     modules = dict(model.named_modules())
     elements = {
-        id(each): each
+        id(element): element
         for module in modules.values()
         if isinstance(module, nn.ModuleList)
-        for each in module
+        for element in module
     }
     factor = getattr(getattr(model.config, "text_config", model.config), "residual_multiplier", 1.0)
     probe = _Probe(*_linears(modules), float(factor))
@@ -279,7 +279,9 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
             "load it with manyheads.load if its family is one that manyheads opens itself",
         )
     readout = _readout(model, probe, output)
-    read = None if readout is None else _input_of(probe, readout.linear)
+    read = None
+    if readout is not None:
+        read = next(x for module, x, _ in reversed(probe.leaves) if module is readout.linear)
     pairs = model.config.is_encoder_decoder
     stacks = _stacks(probe, names, modules, read, pairs=pairs)
     return Structure(stacks=stacks, readout=readout, silent=silent)
@@ -290,7 +292,7 @@ def _linears(
 ) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
     """For each module the linear layers below it, and those below its parent."""
     own = {
-        id(module): {id(each) for each in module.modules() if is_linear(each)}
+        id(module): {id(part) for part in module.modules() if is_linear(part)}
         for module in modules.values()
     }
     near = {
@@ -306,13 +308,9 @@ def _silent(modules: Mapping[str, nn.Module], called: set[int]) -> tuple[str, ..
         name
         for name, module in modules.items()
         if "Attention" in type(module).__name__
-        and not any(id(each) in called for each in module.modules())
-        and not any("Attention" in type(each).__name__ for each in list(module.modules())[1:])
+        and not any(id(part) in called for part in module.modules())
+        and not any("Attention" in type(part).__name__ for part in list(module.modules())[1:])
     )
-
-
-def _input_of(probe: _Probe, linear: nn.Module) -> Tensor:
-    return next(read for module, read, _ in reversed(probe.leaves) if module is linear)
 
 
 def _stacks(
@@ -332,15 +330,17 @@ def _stacks(
         inside = names[id(call.module)] if layer is None else names[id(layer.module)]
         by_path.setdefault(inside.rpartition(".")[0], []).append(call)
     stack_names = _name_stacks(list(by_path), pairs=pairs)
-    found = {}
+    stacks = {}
     for path, calls in by_path.items():
         name = stack_names[path]
         stack = _stack(name, path, calls, layer_of, probe, names, modules)
-        layers = {id(each) for each in stack.layers}
-        last = [each.output for each in probe.layers if id(each.module) in layers][-1:]
+        layers = {id(layer) for layer in stack.layers}
+        last = [
+            layer_call.output for layer_call in probe.layers if id(layer_call.module) in layers
+        ][-1:]
         norm = find_final_norm(last[0] if last else None, read, probe.leaves)
-        found[name] = replace(stack, final_norm=norm)
-    return found
+        stacks[name] = replace(stack, final_norm=norm)
+    return stacks
 
 
 def _layer_of(
@@ -355,7 +355,7 @@ def _layer_of(
         if layer.module is call.module:
             break
         path = names[id(layer.module)].rpartition(".")[0]
-        kinds = {type(each) for each in modules[path].children()}
+        kinds = {type(child) for child in modules[path].children()}
         if chosen is not None and len(kinds) > 1:
             break
         chosen = layer
@@ -376,26 +376,26 @@ def _stack(
     if isinstance(container, nn.ModuleList):
         layers = tuple(container)
     positions = {id(layer): index for index, layer in enumerate(layers)}
-    mine = [each for each in probe.layers if id(each.module) in positions]
-    order = [positions[id(each.module)] for each in mine]
+    mine = [layer_call for layer_call in probe.layers if id(layer_call.module) in positions]
+    order = [positions[id(layer_call.module)] for layer_call in mine]
     if len(set(order)) < len(order):
         # One module called again and again, as in ALBERT.
         order = list(range(len(order)))
-    index_of = {id(each): index for each, index in zip(mine, order, strict=True)}
+    index_of = {id(layer_call): index for layer_call, index in zip(mine, order, strict=True)}
     attentions: list[tuple[ProbedAttention, int]] = []
     seen: dict[tuple[int, bool], list[int]] = {}
     writes = _writes(calls, layer_of, probe)
     for number, call in enumerate(calls):
         layer = layer_of[id(call)]
         index = number if layer is None else index_of[id(layer)]
-        cross = call.memory or _is_cross(call)
-        modules_here = seen.setdefault((index, cross), [])
-        if id(call.module) in modules_here:
+        cross = call.memory or call.call.query.shape[2] != call.call.key.shape[2]
+        modules_in_layer = seen.setdefault((index, cross), [])
+        if id(call.module) in modules_in_layer:
             continue
-        modules_here.append(id(call.module))
+        modules_in_layer.append(id(call.module))
         facts = replace(_facts(call, names, cross), write=writes.get(id(call)))
         attentions.append((facts, index))
-    slots = max(len(each) for each in seen.values())
+    slots = max(len(called) for called in seen.values())
     if slots > 1:
         count: dict[tuple[int, bool], int] = {}
         numbered = []
@@ -404,7 +404,7 @@ def _stack(
             count[index, facts.cross] = slot + 1
             numbered.append((facts, index * slots + slot))
         attentions = numbered
-    hiddens = [each.hidden for each in mine if each.hidden is not None]
+    hiddens = [layer_call.hidden for layer_call in mine if layer_call.hidden is not None]
     return StackFacts(
         name=name,
         path=path,
@@ -414,10 +414,10 @@ def _stack(
         attentions=tuple(attentions),
         width=hiddens[0].shape[-1] if hiddens else attentions[0][0].width,
         slots=slots,
-        seen_layers=bool(mine) and all(each.same_shape for each in mine),
-        skippable=len({id(each.module) for each in mine}) == len(mine) > 0
-        and all(each.plain for each in mine)
-        and len({each.in_tuple for each in mine}) == 1,
+        seen_layers=bool(mine) and all(layer_call.same_shape for layer_call in mine),
+        skippable=len({id(layer_call.module) for layer_call in mine}) == len(mine) > 0
+        and all(layer_call.plain for layer_call in mine)
+        and len({layer_call.in_tuple for layer_call in mine}) == 1,
         returns_tuple=bool(mine) and mine[0].in_tuple,
     )
 
@@ -431,33 +431,29 @@ def _writes(
         layer = layer_of[id(call)]
         if layer is not None:
             by_layer.setdefault(id(layer), (layer, []))[1].append(call)
-    found: dict[int, ResidualWrite] = {}
+    writes_by_call: dict[int, ResidualWrite] = {}
     for layer, inside in by_layer.values():
-        projected = [each.projected for each in inside if each.projected is not None]
+        projected = [attention.projected for attention in inside if attention.projected is not None]
         if not layer.same_shape or len(projected) < len(inside):
             continue
         assert layer.hidden is not None
         assert layer.output is not None
         # A projection may work on a flattened batch.
         projected = [
-            each.reshape(layer.hidden.shape)
-            for each in projected
-            if each.numel() == layer.hidden.numel()
+            output.reshape(layer.hidden.shape)
+            for output in projected
+            if output.numel() == layer.hidden.numel()
         ]
         leaves = probe.leaves[layer.start : layer.stop]
         writes = find_writes(layer.hidden, layer.output, projected, leaves, probe.residual_factor)
         if writes is not None and len(writes) == len(inside):
-            found |= {id(call): write for call, write in zip(inside, writes, strict=True)}
-    return found
-
-
-def _is_cross(call: _AttentionCall) -> bool:
-    return call.call.query.shape[2] != call.call.key.shape[2]
+            writes_by_call |= {id(call): write for call, write in zip(inside, writes, strict=True)}
+    return writes_by_call
 
 
 def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> ProbedAttention:
     padded = call.call
-    mask = padded.visible(cross=cross, known=None)[0].mask
+    mask = padded.visible(cross=cross, true_lengths=None)[0].mask
     return ProbedAttention(
         module=call.module,
         path=names[id(call.module)],
@@ -497,7 +493,7 @@ def _name_stacks(paths: list[str], *, pairs: bool) -> dict[str, str]:
     words = {name: WORDS[name] for name in ("decoder", "encoder")} if pairs else {}
     if len(paths) == 1 and not any(word in paths[0].lower() for word in words):
         return {paths[0]: "main"}
-    found: dict[str, str] = {}
+    stack_names: dict[str, str] = {}
     for path in paths:
         parts = path.lower().split(".")
         hits = (
@@ -505,12 +501,12 @@ def _name_stacks(paths: list[str], *, pairs: bool) -> dict[str, str]:
             for word, hints in (words | WORDS).items()
             if any(hint in part for part in parts for hint in hints)
         )
-        found[path] = next(hits, parts[0] or "main")
-    for name in set(found.values()):
-        same = [path for path, each in found.items() if each == name]
+        stack_names[path] = next(hits, parts[0] or "main")
+    for name in set(stack_names.values()):
+        same = [path for path, stack_name in stack_names.items() if stack_name == name]
         if len(same) > 1:
-            found |= {path: f"{name}{number}" for number, path in enumerate(same)}
-    return found
+            stack_names |= {path: f"{name}{number}" for number, path in enumerate(same)}
+    return stack_names
 
 
 def _readout(model: nn.Module, probe: _Probe, output: Any) -> ReadoutFacts | None:
@@ -519,18 +515,18 @@ def _readout(model: nn.Module, probe: _Probe, output: Any) -> ReadoutFacts | Non
     if not isinstance(logits, Tensor):
         return None
     config = getattr(model.config, "text_config", model.config)
-    for linear, _, made in reversed(probe.leaves):
-        if made.shape != logits.shape or not is_linear(linear):
+    for linear, _, product in reversed(probe.leaves):
+        if product.shape != logits.shape or not is_linear(linear):
             continue
         by_token = logits.dim() == 3
-        if torch.equal(made, logits):
+        if torch.equal(product, logits):
             return ReadoutFacts(linear=linear, by_token=by_token)
         cap = getattr(config, "final_logit_softcapping", None)
         tries = [ReadoutFacts(linear=linear, change="softcap", amount=cap)] if cap else []
-        factor = float((made * logits).sum() / (made * made).sum())
+        factor = float((product * logits).sum() / (product * product).sum())
         tries.append(ReadoutFacts(linear=linear, change="scale", amount=factor))
         for facts in tries:
-            if torch.allclose(facts.finish(made), logits, rtol=1e-4, atol=1e-5):
+            if torch.allclose(facts.finish(product), logits, rtol=1e-4, atol=1e-5):
                 return ReadoutFacts(
                     linear=linear, change=facts.change, amount=facts.amount, by_token=by_token
                 )

@@ -50,13 +50,13 @@ class _Stream:
 class WatchedRun:
     """Listens to the attentions of a model and shows its activations to a watcher.
 
-    `known` are the lengths of the padded sequences of a stack. `requests` are those of the
+    `lengths` are those of the padded sequences of a stack. `requests` are those of the
     attentions that are being computed.
     """
 
     structure: Structure
     watcher: Watcher
-    known: Mapping[str, Lengths]
+    lengths: Mapping[str, Lengths]
     readout_stack: str
     logits_too: bool
     entry: ResidualEntry | None = None
@@ -99,7 +99,9 @@ class WatchedRun:
         layer = stream.layer * stack.slots + slot
         sublayer = Sublayer.CROSS if facts.cross else Sublayer.ATTENTION
         shape = call.query.shape[0], call.query.shape[2]
-        packed = PackedCall.of(call, cross=facts.cross, known=self._known(stack.name, shape))
+        packed = PackedCall.of(
+            call, cross=facts.cross, true_lengths=self._true_lengths(stack.name, shape)
+        )
         self.requests[stack.name, layer, sublayer] = packed.request
         context = WatchContext(self.watcher, stack.name, layer, sublayer)
         query = observe(context, Tap.QUERY, packed.query.values, packed.query)
@@ -113,14 +115,14 @@ class WatchedRun:
             self._projected[id(facts.projection)] = context, packed.packing, facts.heads
         return packed.unpack(output).to(call.query.dtype)
 
-    def _known(self, stack: str, shape: tuple[int, int]) -> Lengths | None:
-        lengths = self.known.get(stack)
+    def _true_lengths(self, stack: str, shape: tuple[int, int]) -> Lengths | None:
+        lengths = self.lengths.get(stack)
         fits = lengths is not None and (len(lengths), lengths.longest) == shape
         return lengths if fits else None
 
     def packing(self, stack: str, hidden: Tensor) -> Packing:
         shape = hidden.shape[0], hidden.shape[1]
-        lengths = self._known(stack, shape)
+        lengths = self._true_lengths(stack, shape)
         if lengths is None:
             lengths = Lengths.of([shape[1]] * shape[0], hidden.device)
         return Packing.of(lengths.to(hidden.device), [0] * shape[0], shape)
@@ -128,14 +130,16 @@ class WatchedRun:
     def _hooks(self) -> Iterator[Callable[[], Any]]:
         mine = self._in_this_thread
         for stack in self.structure.stacks.values():
-            for layer in {id(each): each for each in stack.layers}.values():
+            for layer in {id(module): module for module in stack.layers}.values():
                 before = mine(self._before_layer(stack))
                 yield partial(layer.register_forward_pre_hook, before, with_kwargs=True)
                 if stack.seen_layers:
                     yield partial(layer.register_forward_hook, mine(self._after_layer(stack)))
             if stack.name != self.readout_stack or self.structure.readout is None:
                 yield partial(stack.owner.register_forward_hook, mine(self._after_stack(stack)))
-            for facts in {id(each.projection): each for each, _ in stack.attentions}.values():
+            for facts in {
+                id(attention.projection): attention for attention, _ in stack.attentions
+            }.values():
                 if facts.projection is None:
                     continue
                 if not facts.direct:
@@ -259,14 +263,14 @@ class WatchedRun:
             if hidden.dim() == 3
             else Packing(Lengths.of([1] * len(hidden), hidden.device), (len(hidden), 1))
         )
-        shown = hidden if hidden.dim() == 3 else hidden.reshape(len(hidden), 1, -1)
-        ragged = packing.pack(shown)
+        states = hidden if hidden.dim() == 3 else hidden.reshape(len(hidden), 1, -1)
+        ragged = packing.pack(states)
         self.final = WatchContext(self.watcher, self.readout_stack).at(Tap.FINAL, ragged)
         if not self.logits_too:
             raise ReadoutReached
         if self.final is ragged:
             return None
-        return (packing.unpack(self.final.values, shown).reshape(hidden.shape), *args[1:])
+        return (packing.unpack(self.final.values, states).reshape(hidden.shape), *args[1:])
 
     @contextmanager
     def _skipped(self) -> Iterator[None]:
@@ -298,8 +302,10 @@ def _pass_on_tuple(*args: Any, **kwargs: Any) -> tuple[Tensor | None]:
 
 
 def _replaced(args: Any, kwargs: dict[str, Any], old: Tensor, new: Tensor) -> tuple[Any, Any]:
-    found = tuple(new if each is old else each for each in args)
-    return found, {name: new if each is old else each for name, each in kwargs.items()}
+    new_args = tuple(new if argument is old else argument for argument in args)
+    return new_args, {
+        name: new if argument is old else argument for name, argument in kwargs.items()
+    }
 
 
 def _with_hidden(output: Any, hidden: Tensor) -> Any:

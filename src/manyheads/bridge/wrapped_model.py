@@ -167,18 +167,18 @@ class WrappedModel(Outside, ModelInterface):
     def _running(
         self,
         watch: Watcher | None,
-        known: Mapping[str, Lengths],
+        lengths: Mapping[str, Lengths],
         *,
         logits: bool,
         entry: ResidualEntry | None = None,
     ) -> WatchedRun:
         watcher = Record(()) if watch is None else watch
-        return WatchedRun(self.structure, watcher, known, self.readout_stack, logits, entry)
+        return WatchedRun(self.structure, watcher, lengths, self.readout_stack, logits, entry)
 
     @contextmanager
-    def watching(self, watch: Watcher, known: Mapping[str, Lengths]) -> Iterator[None]:
+    def watching(self, watch: Watcher, lengths: Mapping[str, Lengths]) -> Iterator[None]:
         """A watcher sees the forwards that somebody else runs inside the block."""
-        with self._running(watch, known, logits=True).listen(self.inner):
+        with self._running(watch, lengths, logits=True).listen(self.inner):
             yield
 
     def _output(self, running: WatchedRun, output: Any) -> Output:
@@ -203,12 +203,12 @@ class WrappedModel(Outside, ModelInterface):
         """Padded ids and their masks, by the names that the model accepts."""
         fill = self._padding_id
         named = {"": ids} if source is None else {"": source, "decoder_": ids}
-        found = {}
-        for prefix, each in named.items():
-            found[f"{prefix}input_ids"] = each.to_padded(fill=fill)
-            ones = each.with_values(torch.ones_like(each.values))
-            found[f"{prefix}attention_mask"] = ones.to_padded()
-        return {name: each for name, each in found.items() if name in self._accepts}
+        arguments = {}
+        for prefix, batch in named.items():
+            arguments[f"{prefix}input_ids"] = batch.to_padded(fill=fill)
+            ones = batch.with_values(torch.ones_like(batch.values))
+            arguments[f"{prefix}attention_mask"] = ones.to_padded()
+        return {name: tensor for name, tensor in arguments.items() if name in self._accepts}
 
     def read_examples(self, texts: Any) -> tuple[Mapping[str, Any], ...]:
         """Inputs by name, one dict per example; () if these are not such."""
@@ -216,14 +216,14 @@ class WrappedModel(Outside, ModelInterface):
             texts = [texts]
         if isinstance(texts, Ragged | Tensor | str) or not isinstance(texts, Sequence):
             return ()
-        return tuple(texts) if texts and all(isinstance(each, Mapping) for each in texts) else ()
+        return tuple(texts) if texts and all(isinstance(text, Mapping) for text in texts) else ()
 
     def ids_of_examples(self, examples: Sequence[Mapping[str, Any]]) -> Ragged | None:
         """The token ids among the inputs, those of the decoder if there is one."""
         for name in ("decoder_input_ids", "input_ids"):
-            if all(name in each for each in examples):
+            if all(name in example for example in examples):
                 device = next(self.parameters()).device
-                rows = [torch.as_tensor(each[name]).flatten() for each in examples]
+                rows = [torch.as_tensor(example[name]).flatten() for example in examples]
                 return Ragged.from_list(rows).to(device)
         return None
 
@@ -231,10 +231,10 @@ class WrappedModel(Outside, ModelInterface):
         self, examples: Sequence[Mapping[str, Any]]
     ) -> tuple[dict[str, Any], dict[str, Lengths]]:
         """Examples along the first axis, token ids padded, and the lengths of what was padded."""
-        device, found = next(self.parameters()).device, {}
-        known: dict[str, Lengths] = {}
+        device, arguments = next(self.parameters()).device, {}
+        lengths: dict[str, Lengths] = {}
         for name in examples[0]:
-            rows = [torch.as_tensor(each[name]).to(device) for each in examples]
+            rows = [torch.as_tensor(example[name]).to(device) for example in examples]
             rows = [row[None] if row.dim() == AXES.get(name, 0) - 1 else row for row in rows]
             if len({row.shape[1:] for row in rows}) > 1:
                 if not all(row.shape[0] == 1 and row.dim() == 2 for row in rows):
@@ -245,17 +245,17 @@ class WrappedModel(Outside, ModelInterface):
                     )
                 ragged = Ragged.from_list([row[0] for row in rows])
                 ids = name in ("input_ids", "decoder_input_ids")
-                found[name] = ragged.to_padded(fill=self._padding_id if ids else 0)
+                arguments[name] = ragged.to_padded(fill=self._padding_id if ids else 0)
                 side = "encoder" if "decoder_input_ids" in examples[0] else self.readout_stack
                 if ids:
-                    known[side if name == "input_ids" else self.readout_stack] = ragged.lengths
+                    lengths[side if name == "input_ids" else self.readout_stack] = ragged.lengths
                     mask = name.replace("input_ids", "attention_mask")
                     ones = ragged.with_values(torch.ones_like(ragged.values))
                     if mask in self._accepts:
-                        found.setdefault(mask, ones.to_padded())
+                        arguments.setdefault(mask, ones.to_padded())
                 continue
-            found[name] = torch.cat(rows)
-        return found, known
+            arguments[name] = torch.cat(rows)
+        return arguments, lengths
 
     @property
     def _padding_id(self) -> int:
@@ -317,8 +317,8 @@ class WrappedSeq2Seq(WrappedModel, Seq2Seq):
         width = self.main_stack.config.width
         encoder = StackConfig(width=width, layers=())
         if "encoder" in self.wrapped_stacks:
-            theirs = cast(WrappedStack, self.wrapped_stacks["encoder"]).config
-            encoder = theirs if theirs.width == width else encoder
+            config = cast(WrappedStack, self.wrapped_stacks["encoder"]).config
+            encoder = config if config.width == width else encoder
         return Seq2SeqConfig(
             embedding=self._embedding(self.main_stack.config.width),
             encoder=encoder,
@@ -454,17 +454,17 @@ def _readout_config(readout: ReadoutFacts | None, model: Any, vocabulary: int) -
 def _source_config(model: Any) -> dict[str, Any]:
     """Its config.json, with the number of positions under the usual name."""
     config = getattr(model.config, "text_config", model.config)
-    found = model.config.to_dict()
+    config_json = model.config.to_dict()
     counts = [getattr(config, name, None) for name in POSITIONS]
-    longest = next((each for each in counts if isinstance(each, int)), None)
+    longest = next((count for count in counts if isinstance(count, int)), None)
     if longest is None:
-        return found
+        return config_json
     for module in model.modules():
         # RoBERTa counts positions from behind its padding token.
         table = getattr(module, "position_embeddings", None)
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
             longest = table.num_embeddings - table.padding_idx - 1
-    return {**found, "max_position_embeddings": longest}
+    return {**config_json, "max_position_embeddings": longest}
 
 
 def _plain_tokenizer(tokenizer: Any) -> Any:

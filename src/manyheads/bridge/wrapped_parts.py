@@ -64,8 +64,8 @@ class WrappedAttention(Outside, Attention):
             keys_from="memory" if facts.cross else "itself",
         )
         projection = facts.projection
-        found = None if projection is None else OutputProjection(projection)
-        self.output = found  # type: ignore[assignment]
+        output = None if projection is None else OutputProjection(projection)
+        self.output = output  # type: ignore[assignment]
         # The values come with each call.
         self.sink = torch.zeros(facts.heads) if facts.has_sink else None  # type: ignore[assignment]
         self.table = self.head_scale = None
@@ -76,8 +76,8 @@ class WrappedLayer(Outside, Layer):
 
     def __init__(self, attentions: Sequence[ProbedAttention], width: int) -> None:
         nn.Module.__init__(self)
-        found = {facts.cross: WrappedAttention(facts, width) for facts in attentions}
-        self.attention, self.cross = found.get(False), found.get(True)
+        by_cross = {facts.cross: WrappedAttention(facts, width) for facts in attentions}
+        self.attention, self.cross = by_cross.get(False), by_cross.get(True)
         self.feedforward = self.attention_rest = self.cross_rest = None
         self.config = LayerConfig(
             attention=None if self.attention is None else Branch(self.attention.config),
@@ -95,9 +95,11 @@ class WrappedStack(Outside, Stack):
         for attention, index in facts.attentions:
             by_layer[index].append(attention)
         self.name, self.position_owner = facts.name, tuple(range(facts.depth))
-        self.layers = nn.ModuleList(WrappedLayer(each, facts.width) for each in by_layer)
+        self.layers = nn.ModuleList(
+            WrappedLayer(attentions, facts.width) for attentions in by_layer
+        )
         self.config = StackConfig(
-            width=facts.width, layers=tuple(cast(Layer, each).config for each in self.layers)
+            width=facts.width, layers=tuple(cast(Layer, layer).config for layer in self.layers)
         )
         self._facts = facts
 

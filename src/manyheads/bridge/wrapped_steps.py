@@ -53,7 +53,9 @@ class WrappedSteps:
         for index in sequences:
             cache = self._caches[index]
             # A beam that goes on twice needs a cache for each.
-            chosen.append(deepcopy(cache) if any(cache is each for each in chosen) else cache)
+            chosen.append(
+                deepcopy(cache) if any(cache is other_cache for other_cache in chosen) else cache
+            )
         self._caches = chosen
 
     def _first(self, cache: WrappedCache, prompt: Int[Tensor, " n"]) -> Float[Tensor, "1 v"]:

@@ -15,6 +15,7 @@ from typing import Any
 from manyheads.decoding.request import tokenizer_of
 from manyheads.decoding.template_worker import CPU_SECONDS, LONGEST_TEXT, MEMORY
 from manyheads.errors import InputError, MissingPackageError
+from manyheads.models.build import Model
 from manyheads.tokenizers import surrogates_refused
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -68,7 +69,7 @@ def apply_chat(
     )
 
 
-def chat_prompt(model: Any, messages: Sequence[Message], **more: Any) -> list[int]:
+def chat_prompt(model: Model, messages: Sequence[Message], **more: Any) -> list[int]:
     """The token ids of a conversation, ready for `generate(model, [ids])`."""
     tokenizer = tokenizer_of(model, "a conversation")
     text = apply_chat(messages, tokenizer_config_of(model), **more)
@@ -78,7 +79,7 @@ def chat_prompt(model: Any, messages: Sequence[Message], **more: Any) -> list[in
     return ids
 
 
-def tokenizer_config_of(model: Any) -> dict[str, Any]:
+def tokenizer_config_of(model: Model) -> dict[str, Any]:
     """The tokenizer_config.json of a loaded model; a template in its own file takes precedence."""
     files: Mapping[str, bytes] = getattr(model, "side_files", None) or {}
     config: dict[str, Any] = {}
@@ -100,10 +101,10 @@ def tokenizer_config_of(model: Any) -> dict[str, Any]:
 def _template(config: Mapping[str, Any], *, with_tools: bool) -> str:
     template = config.get("chat_template")
     if isinstance(template, list):
-        pairs = [each for each in template if isinstance(each, Mapping)]
-        named = {str(each.get("name")): each.get("template") for each in pairs}
-        wanted = "tool_use" if with_tools and "tool_use" in named else "default"
-        template = named.get(wanted)
+        pairs = [entry for entry in template if isinstance(entry, Mapping)]
+        named = {str(entry.get("name")): entry.get("template") for entry in pairs}
+        name = "tool_use" if with_tools and "tool_use" in named else "default"
+        template = named.get(name)
     if not isinstance(template, str):
         raise InputError(
             "the model has no chat template",
@@ -127,9 +128,9 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _plain(value: Any) -> Any:
     """The same value without subclasses, which another process may not know."""
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(each) for key, each in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, str) else value
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Unpack, overload
+from typing import Unpack, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -25,12 +25,13 @@ from manyheads.decoding.sampling import BeamSearch, Sample, draw, token_logprobs
 from manyheads.decoding.steps.cached import async_tolist
 from manyheads.decoding.stopping import StreamDecoder
 from manyheads.errors import ConfigError
+from manyheads.models.build import Model
 from manyheads.progress import Progress
 
 
 @overload
 def generate(
-    model: Any,
+    model: Model,
     prompts: str,
     config: GenerationConfig | None = None,
     *,
@@ -40,7 +41,7 @@ def generate(
 ) -> Generation: ...
 @overload
 def generate(
-    model: Any,
+    model: Model,
     prompts: Prompts,
     config: GenerationConfig | None = None,
     *,
@@ -52,7 +53,7 @@ def generate(
 
 @show_options
 def generate(
-    model: Any,
+    model: Model,
     prompts: str | Prompts,
     config: GenerationConfig | None = None,
     *,
@@ -95,7 +96,7 @@ def generate(
 
 @show_options
 def stream(
-    model: Any,
+    model: Model,
     prompt: str | Sequence[int],
     config: GenerationConfig | None = None,
     **options: Unpack[GenerationOptions],
@@ -128,16 +129,17 @@ def _guard_all(guard: Guard, generations: list[Generation], seconds: float) -> l
     """Whole texts, read by the guard in the end."""
     run = GuardRun(guard, len(generations))
     refused = run.check(
-        GuardInput(index, [str(each)], complete=True) for index, each in enumerate(generations)
+        GuardInput(index, [str(generation)], complete=True)
+        for index, generation in enumerate(generations)
     )
     return [
         replace(
-            each,
+            generation,
             text=run.released(index),
-            finish_reason="guard" if index in refused else each.finish_reason,
+            finish_reason="guard" if index in refused else generation.finish_reason,
             guard=run.report(index, seconds + run.seconds),
         )
-        for index, each in enumerate(generations)
+        for index, generation in enumerate(generations)
     ]
 
 
@@ -288,8 +290,8 @@ class SamplingLoop:
         if self.guard is None:
             return
         refused = self.guard.check(
-            GuardInput(each.index, each.pieces, complete=each.finish_reason is not None)
-            for each in sequences
+            GuardInput(sequence.index, sequence.pieces, complete=sequence.finish_reason is not None)
+            for sequence in sequences
         )
         for sequence in sequences:
             if sequence.index in refused:

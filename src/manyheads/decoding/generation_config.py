@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.annotations import NonNegativeInt, PositiveFloat
-from manyheads.argument_checks import check_fields
+from manyheads.argument_checks import check_argument, check_fields
 from manyheads.cache import DynamicCache, StaticCache
 from manyheads.decoding.guard import Guard, GuardReport, as_guard
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample, Sampling
@@ -127,8 +127,8 @@ class GenerationOptions(TypedDict, total=False):
 
 def with_options(config: GenerationConfig | None, options: GenerationOptions) -> GenerationConfig:
     """A config with some of its fields replaced; the defaults where there is no config."""
-    _check_type("config", config, (GenerationConfig, type(None)))
-    names = [each.name for each in fields(GenerationConfig)]
+    check_argument("config", config, GenerationConfig | None)
+    names = [field.name for field in fields(GenerationConfig)]
     for name in options:
         if name not in names:
             raise ConfigError(f"generate has no option {name!r}", _suggestion(name, names))
@@ -139,12 +139,14 @@ def show_options(function: Function) -> Function:
     """Let `help` list every option with its default where the source says `**options`."""
     signature = inspect.signature(function)
     listed = [
-        each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
     ] + [
         inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
         )
-        for each in fields(GenerationConfig)
+        for field in fields(GenerationConfig)
     ]
     function.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
     return function
@@ -162,12 +164,12 @@ class GenerationDefaults:
     forced_last: int | None = None
 
     @classmethod
-    def of(cls, model: Any) -> "GenerationDefaults":
+    def of(cls, model: Model) -> "GenerationDefaults":
         """Those of a loaded model; a model built from a config has none."""
         settings: dict[str, Any] = {}
         for table in (getattr(model, name, None) for name in ("generation", "source_config")):
             if isinstance(table, Mapping):
-                missing = {key: each for key, each in table.items() if settings.get(key) is None}
+                missing = {key: value for key, value in table.items() if settings.get(key) is None}
                 settings |= missing
         eos = _as_tuple(settings.get("eos_token_id"))
         bos = settings.get("bos_token_id")
@@ -193,16 +195,10 @@ class GenerationDefaults:
         return tuple(token for (token,) in self.bad_words)
 
 
-def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
-    if not isinstance(value, types):
-        allowed = " or ".join("None" if each is type(None) else each.__name__ for each in types)
-        raise ConfigError(f"{name} must be {allowed}, got {short_repr(value)}")
-
-
 def _strings(value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     several = isinstance(strings, list | tuple | Set)
-    if not several or not all(isinstance(each, str) for each in strings):
+    if not several or not all(isinstance(string, str) for string in strings):
         raise ConfigError(f"stop_strings must be a string or several, got {short_repr(value)}")
     if "" in strings:
         raise ConfigError(
@@ -221,8 +217,8 @@ def _token_ids(name: str, value: object) -> Literal["model"] | tuple[int, ...]:
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise ConfigError(f'{name} must be token ids or "model", got {short_repr(value)}')
     listed = list(ids)
-    for each in listed:
-        check_int(name, each, minimum=0)
+    for token in listed:
+        check_int(name, token, minimum=0)
     return tuple(dict.fromkeys(map(int, listed)))
 
 
@@ -231,7 +227,7 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
     if near:
         return f"did you mean {near[0]}"
     for sampling in (Sample, BeamSearch):
-        if name in (each.name for each in fields(sampling)):
+        if name in (field.name for field in fields(sampling)):
             return f"pass sampling={sampling.__name__}({name}=...)"
     return f"use {', '.join(names)}"
 

@@ -95,14 +95,14 @@ def as_guard(guard: Any) -> Guard:
 
 
 def _refused_class(classes: Sequence[str]) -> str:
-    found = [name for name in classes if name.lower() in REFUSED_CLASSES]
-    if len(found) != 1:
+    labels = [name for name in classes if name.lower() in REFUSED_CLASSES]
+    if len(labels) != 1:
         names = ", ".join(classes) or "score, which is compared in a rule"
         raise InputError(
             "the guard does not say what it refuses",
             f"pass Guard(model, refuse=...), one of {names}",
         )
-    return found[0]
+    return labels[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +173,12 @@ def sentence_spans(text: str, start: int, complete: bool) -> Iterable[tuple[int,
     [(0, 4), (4, 19)]
     """
     while True:
-        found = SENTENCE_END.search(text, start)
-        end = found.end() if found else len(text)
+        match = SENTENCE_END.search(text, start)
+        end = match.end() if match else len(text)
         if end - start > LONGEST_SENTENCE:
             cut = text.rfind(" ", start + 1, start + LONGEST_SENTENCE)
             end = cut if cut > start else start + LONGEST_SENTENCE
-        elif not found:
+        elif not match:
             if complete and start < end:
                 yield start, end
             return
@@ -198,9 +198,11 @@ class GuardRun:
         """Read new sentences of all texts in one batch; returns the texts that must stop."""
         started = time.perf_counter()
         spans = [
-            (each.sequence, span)
-            for each in inputs
-            for span in self.texts[each.sequence].take(each.pieces, each.complete)
+            (guard_input.sequence, span)
+            for guard_input in inputs
+            for span in self.texts[guard_input.sequence].take(
+                guard_input.pieces, guard_input.complete
+            )
         ]
         if spans:
             sentences = [self.texts[index].text[slice(*span)].strip() for index, span in spans]

@@ -17,6 +17,7 @@ from manyheads.decoding.steps.cached import CachedSteps, Steps
 from manyheads.decoding.steps.cuda_graph import cannot, cuda_graph_steps
 from manyheads.decoding.stopping import decode_after, decoding_context
 from manyheads.errors import ConfigError, InputError
+from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
@@ -35,11 +36,11 @@ WORTH_RECORDING = 16
 class GenerationRequest:
     """A model, the ids of its prompts, and how to continue them."""
 
-    def __init__(self, model: Any, prompts: Prompts, config: GenerationConfig) -> None:
+    def __init__(self, model: Model, prompts: Prompts, config: GenerationConfig) -> None:
         self.model: Decoder | Seq2Seq = check_generates(model)
         self.config = config
         defaults = GenerationDefaults.of(model)
-        self.prompts = read_prompts(model, prompts, defaults)
+        self.prompts = read_prompts(self.model, prompts, defaults)
         check_length(self.model, self.prompts, config.max_new_tokens, config.cache)
         longest, new = max(map(len, self.prompts), default=0), config.max_new_tokens
         if isinstance(self.model, Seq2Seq):
@@ -145,17 +146,17 @@ class GenerationRequest:
 
     def _in_vocabulary(self, name: str, ids: TokenIds) -> tuple[int, ...]:
         assert not isinstance(ids, str)
-        each = (ids,) if isinstance(ids, int) else tuple(ids)
-        for token in each:
+        token_ids = (ids,) if isinstance(ids, int) else tuple(ids)
+        for token in token_ids:
             if not 0 <= token < self.vocabulary:
                 raise ConfigError(
                     f"{name} must be below vocabulary={self.vocabulary}, got {token}",
                     f"use 0 to {self.vocabulary - 1}",
                 )
-        return each
+        return token_ids
 
 
-def check_generates(model: Any) -> Decoder | Seq2Seq:
+def check_generates(model: Model) -> Decoder | Seq2Seq:
     """Refuse a model that cannot generate text."""
     if not isinstance(model, Decoder | Seq2Seq):
         name = type(model).__name__
@@ -204,7 +205,9 @@ def check_length(
         )
 
 
-def read_prompts(model: Any, prompts: Prompts, defaults: GenerationDefaults) -> list[list[int]]:
+def read_prompts(
+    model: Decoder | Seq2Seq, prompts: Prompts, defaults: GenerationDefaults
+) -> list[list[int]]:
     """The ids of every prompt, checked; an empty prompt becomes the beginning-of-text token."""
     vocabulary = model.config.embedding.vocabulary
     checked = []
@@ -215,7 +218,7 @@ def read_prompts(model: Any, prompts: Prompts, defaults: GenerationDefaults) -> 
                 "give it at least one token",
             )
         ids = ids or [int(defaults.bos_token_id or 0)]
-        wrong = [one for one in (min(ids), max(ids)) if not 0 <= one < vocabulary]
+        wrong = [token for token in (min(ids), max(ids)) if not 0 <= token < vocabulary]
         if wrong:
             raise InputError(
                 f"prompt {index}: token id {wrong[0]} is outside vocabulary={vocabulary}",
@@ -225,7 +228,7 @@ def read_prompts(model: Any, prompts: Prompts, defaults: GenerationDefaults) -> 
     return checked
 
 
-def tokenizer_of(model: Any, purpose: str) -> Any:
+def tokenizer_of(model: Model, purpose: str) -> Any:
     """The model's tokenizer, without truncation and padding."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -252,7 +255,7 @@ def _check_positions(limit: int, longest: int, before: int, max_new_tokens: int)
         )
 
 
-def _ids_of_all(model: Any, prompts: Prompts) -> list[list[int]]:
+def _ids_of_all(model: Model, prompts: Prompts) -> list[list[int]]:
     if isinstance(prompts, Ragged):
         return [_plain(ids, index) for index, ids in enumerate(prompts.to_list())]
     if not isinstance(prompts, Sequence | Tensor):
@@ -272,7 +275,7 @@ def _ids_of_all(model: Any, prompts: Prompts) -> list[list[int]]:
     return [_plain(prompt, index) for index, prompt in enumerate(prompts)]
 
 
-def _tokenized(model: Any, prompts: Sequence[Any]) -> list[list[int]]:
+def _tokenized(model: Model, prompts: Sequence[Any]) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise InputError("prompts mix texts and token ids", "give all of one kind")
@@ -291,9 +294,9 @@ def _plain(prompt: Any, index: int) -> list[int]:
     except TypeError:
         ids = None
     if not isinstance(ids, list) or not all(
-        isinstance(one, Integral) and not isinstance(one, bool) for one in ids
+        isinstance(token, Integral) and not isinstance(token, bool) for token in ids
     ):
         raise InputError(
             f"prompt {index} is not a list of token ids", "give one list of integers per prompt"
         )
-    return [int(one) for one in ids]
+    return [int(token) for token in ids]

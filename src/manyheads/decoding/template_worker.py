@@ -64,13 +64,13 @@ def environment() -> Any:
             sort_keys=sort_keys,
         )
 
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 def render(template: str, variables: dict[str, Any]) -> tuple[str, str]:

@@ -110,7 +110,7 @@ class _Layout:
 
     def bias(self, request: Request, heads: int) -> Float[Tensor, "b h t s"]:
         assert request.bias is not None
-        query, key = (each.unsqueeze(1) for each in self.positions())
+        query, key = (positions.unsqueeze(1) for positions in self.positions())
         first = torch.tensor(request.queries.starts)[self.sequence][:, None, None, None]
         # Slots behind the last token have no row; their values are masked.
         row = (first + query).clamp(max=request.queries.total - 1)

@@ -57,9 +57,9 @@ def attend(
     elif isinstance(bias, DisentangledBias):
         by_query = nothing if bias.by_query is None else queries.spread(bias.by_query)
         by_key = nothing if bias.by_key is None else keys.spread(bias.by_key)
-    products = [_Products(*each) for each in zip(by_query, by_key, strict=True)]
-    each = zip(blocks, queries.spread(q), keys.spread(k), keys.spread(v), products, strict=True)
-    pieces = [_attend_block(*tensors, request) for tensors in each]
+    products = [_Products(*pair) for pair in zip(by_query, by_key, strict=True)]
+    by_block = zip(blocks, queries.spread(q), keys.spread(k), keys.spread(v), products, strict=True)
+    pieces = [_attend_block(*tensors, request) for tensors in by_block]
     no_output = v.new_zeros(0, q.shape[1], v.shape[2])
     output = queries.collect([output for output, _ in pieces], no_output)
     if not _needs_lse(request):
@@ -156,7 +156,7 @@ class _Slots:
         if self.slots is not None:
             x = x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, self.slots, x)
         pieces = x.split(sizes) if len(sizes) > 1 else [x] * len(sizes)
-        return [each.unflatten(0, shape) for each, shape in zip(pieces, self.shapes, strict=True)]
+        return [piece.unflatten(0, shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def collect(self, pieces: list[Tensor], empty: Tensor) -> Float[Tensor, "n *rest"]:
         """The tokens in their order, without the padding; `empty` if there are none."""
@@ -189,8 +189,8 @@ def _attend_block(
     for start, stop in pairwise((*range(0, block.queries, step), block.queries)):
         rows = slice(start, stop)
         by_query = None if products.by_query is None else products.by_query[:, rows]
-        some = _Products(by_query, products.by_key)
-        arguments = (block, range(start, stop), q[:, rows], k, v, some, request)
+        row_products = _Products(by_query, products.by_key)
+        arguments = (block, range(start, stop), q[:, rows], k, v, row_products, request)
         output, lse = (
             checkpoint(
                 _rows, *arguments, use_reentrant=False, preserve_rng_state=request.dropout > 0
@@ -298,17 +298,17 @@ def _seen(
     block: _Block, rows: range, request: Request, device: torch.device
 ) -> Bool[Tensor, "#b t s"] | None:
     """Which keys the queries see; None if all of them."""
-    lengths = [request.keys.each[each] for each in block.sequences]
+    lengths = [request.keys.each[sequence] for sequence in block.sequences]
     padded = min(lengths) < block.keys
     mask = request.mask
     if isinstance(mask, Full) and not padded:
         return None
-    each = torch.tensor(lengths, device=device)[:, None, None]
+    key_counts = torch.tensor(lengths, device=device)[:, None, None]
     query = torch.arange(rows.start, rows.stop, device=device)[:, None] + block.shift
     key = torch.arange(block.keys, device=device)
-    seen = mask.allows(query, key, each[:1] if mask.independent_of_length else each)
+    seen = mask.allows(query, key, key_counts[:1] if mask.independent_of_length else key_counts)
     # Only padding sees the padding behind its sequence if no query looks ahead.
-    return seen & (key < each) if padded and mask.reach.after > 0 else seen
+    return seen & (key < key_counts) if padded and mask.reach.after > 0 else seen
 
 
 def _by_distance(

@@ -115,7 +115,7 @@ def _by_length(
             pieces[sequences[0]] = output.flatten(0, 1), lse.flatten(0, 1)
         else:
             pieces |= dict(zip(sequences, zip(output, lse, strict=True), strict=True))
-    outputs, lses = zip((q[:0], empty), *(pieces[each] for each in sorted(pieces)), strict=True)
+    outputs, lses = zip((q[:0], empty), *(pieces[index] for index in sorted(pieces)), strict=True)
     return torch.cat(outputs), torch.cat(lses)
 
 
@@ -125,7 +125,7 @@ def _gather(
     if _adjacent(starts, sequences, length):
         start = starts[sequences[0]]
         return x[start : start + len(sequences) * length].unflatten(0, (len(sequences), length))
-    return torch.stack([x[starts[each] : starts[each] + length] for each in sequences])
+    return torch.stack([x[starts[sequence] : starts[sequence] + length] for sequence in sequences])
 
 
 def _adjacent(starts: tuple[int, ...], sequences: list[int], length: int) -> bool:
@@ -204,7 +204,9 @@ def _render_bias(
 ) -> Float[Tensor, "b h t s"]:
     assert request.bias is not None
     row = torch.arange(rows.start, rows.stop, device=like.device)[:, None]
-    starts = torch.tensor([request.queries.starts[each] for each in sequences], device=like.device)
+    starts = torch.tensor(
+        [request.queries.starts[sequence] for sequence in sequences], device=like.device
+    )
     return request.bias.score(
         torch.arange(like.shape[1], device=like.device)[:, None, None],
         starts[:, None, None, None] + row,

@@ -63,7 +63,7 @@ def scores(q: Float[Tensor, "n h d"], k: Float[Tensor, "m g d"], request: Reques
 
 def patterns(scored: Patterns, request: Request) -> Patterns:
     """Softmax over the keys, and over the sink where there is one."""
-    return Patterns(tuple(_softmax(each, request)[0] for each in scored.each))
+    return Patterns(tuple(_softmax(sequence, request)[0] for sequence in scored.each))
 
 
 def mix(seen: Patterns, v: Float[Tensor, "m g e"], request: Request) -> Float[Tensor, "n h e"]:
@@ -185,5 +185,5 @@ def _by_distance(
 def _full_lse(
     q: Float[Tensor, "n h d"], k: Float[Tensor, "m g d"], request: Request
 ) -> Float[Tensor, "n h"]:
-    each = [_softmax(scored, request)[1].T for scored in scores(q, k, request).each]
-    return torch.cat(each) if each else q.new_zeros(0, q.shape[1]).float()
+    by_sequence = [_softmax(scored, request)[1].T for scored in scores(q, k, request).each]
+    return torch.cat(by_sequence) if by_sequence else q.new_zeros(0, q.shape[1]).float()

@@ -49,7 +49,7 @@ def get_config(name: str, **changes: Any) -> ModelConfig:
     768
     """
     recipe = get_recipe(name)
-    arguments = {key: each for key, each in _sizes()[name].items() if key != "recipe"}
+    arguments = {key: value for key, value in _sizes()[name].items() if key != "recipe"}
     return checked(recipe)(**arguments | changes)
 
 
@@ -112,8 +112,8 @@ def _seeded(seed: int | None, device: str) -> Iterator[None]:
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
-        for each in devices:
-            with torch.cuda.device(each):
+        for cuda_device in devices:
+            with torch.cuda.device(cuda_device):
                 torch.cuda.manual_seed(seed)
         yield
 

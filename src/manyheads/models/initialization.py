@@ -42,14 +42,16 @@ class Initialization:
 @torch.no_grad()
 def initialize(model: nn.Module, init: Initialization) -> None:
     """Initialize every weight of the model; on the meta device there are none to draw."""
-    if all(each.is_meta for each in model.parameters()):
+    if all(parameter.is_meta for parameter in model.parameters()):
         return
     for module in model.modules():
         match module:
             case nn.Linear() | nn.Conv2d():
                 _draw(module.weight.flatten(1), init)
             case TokenEmbedding():
-                _draw_embedding(module, init)
+                for table in (module.tokens, module.positions, module.types):
+                    if table is not None:
+                        _draw_table(table.weight, init)
             case MixtureOfExperts():
                 for weights in (module.expand, module.contract):
                     _draw_experts(weights, init)
@@ -101,12 +103,6 @@ def _draw_attention(attention: Attention, init: Initialization) -> None:
         by_width = Initialization(std=attention.config.width**-0.5)
         for table in attention.table.parameters(recurse=False):
             _draw(table, by_width if init.draw == "t5" else Initialization(std=init.std))
-
-
-def _draw_embedding(embedding: TokenEmbedding, init: Initialization) -> None:
-    for table in (embedding.tokens, embedding.positions, embedding.types):
-        if table is not None:
-            _draw_table(table.weight, init)
 
 
 def _draw_table(table: Tensor, init: Initialization) -> None:

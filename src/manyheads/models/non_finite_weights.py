@@ -36,10 +36,12 @@ def check_finite(model: object) -> None:
     if not isinstance(model, nn.Module):
         return
     tensors = model.state_dict(keep_vars=True)
-    changes = hash(tuple((each.data_ptr(), _changes(each)) for each in tensors.values()))
+    changes = hash(tuple((tensor.data_ptr(), _changes(tensor)) for tensor in tensors.values()))
     if _CHECKED.get(model) != changes:
         _CHECKED[model] = changes
-        warn_not_finite([name for name, each in tensors.items() if not is_finite(each)], "weights")
+        warn_not_finite(
+            [name for name, tensor in tensors.items() if not is_finite(tensor)], "weights"
+        )
 
 
 def _changes(tensor: Tensor) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from manyheads.annotations import PositiveFloat, Probability
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
+from manyheads.models.provenance import Provenance
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
 from manyheads.ragged import Lengths, Ragged
@@ -131,29 +132,30 @@ class ClassifierSettings:
 
     def description(self) -> dict[str, Any]:
         """The keys of config.json that say this; defaults are left out."""
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if self.multi_label:
-            found[PROBLEM_TYPE] = MULTI_LABEL
+            settings[PROBLEM_TYPE] = MULTI_LABEL
         if self.temperature != 1.0:
-            found[TEMPERATURE] = self.temperature
+            settings[TEMPERATURE] = self.temperature
         if self.thresholds != (0.5,):
-            found[THRESHOLDS] = list(self.thresholds)
-        return found
+            settings[THRESHOLDS] = list(self.thresholds)
+        return settings
 
 
-def classifier_of(model: Any) -> ClassifierSettings:
+def classifier_of(model: Provenance) -> ClassifierSettings:
     """The settings of a model's classes, as its config.json has them."""
-    theirs: Mapping[str, Any] = getattr(model, "source_config", None) or {}
+    source_config: Mapping[str, Any] = getattr(model, "source_config", None) or {}
     try:
         return ClassifierSettings(
-            multi_label=theirs.get(PROBLEM_TYPE) == MULTI_LABEL,
-            temperature=float(theirs.get(TEMPERATURE, 1.0)),
-            thresholds=tuple(map(float, theirs.get(THRESHOLDS, (0.5,)))),
+            multi_label=source_config.get(PROBLEM_TYPE) == MULTI_LABEL,
+            temperature=float(source_config.get(TEMPERATURE, 1.0)),
+            thresholds=tuple(map(float, source_config.get(THRESHOLDS, (0.5,)))),
         )
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{TEMPERATURE}={theirs.get(TEMPERATURE)!r:.100} and "
-            f"{THRESHOLDS}={theirs.get(THRESHOLDS)!r:.100} must be a number and a list of numbers",
+            f"{TEMPERATURE}={source_config.get(TEMPERATURE)!r:.100} and "
+            f"{THRESHOLDS}={source_config.get(THRESHOLDS)!r:.100} must be a number and a list of "
+            "numbers",
             "correct config.json",
         ) from None
 
@@ -252,16 +254,16 @@ def pooled(
     mean_from: int = 0,
 ) -> Float[Tensor, "b c"]:
     """One vector per sequence, zeros if it is empty; a mean is of tokens from `mean_from` on."""
-    each = lengths.offsets.diff().unsqueeze(1)
+    counts = lengths.offsets.diff().unsqueeze(1)
     if pool == "mean":
         if mean_from:
-            x, each = x * (lengths.positions >= mean_from)[:, None], each - mean_from
+            x, counts = x * (lengths.positions >= mean_from)[:, None], counts - mean_from
         summed = x.new_zeros(lengths.count, x.shape[1]).index_add(0, lengths.sequence_of_token, x)
-        return summed / each.clamp(min=1)
+        return summed / counts.clamp(min=1)
     index = lengths.offsets[:-1] if pool == "first" else lengths.offsets[1:] - 1
     if x.shape[0] == 0:
         return x.new_zeros(lengths.count, x.shape[1])
-    return torch.where(each > 0, x[index.clamp(0, x.shape[0] - 1).long()], 0.0)
+    return torch.where(counts > 0, x[index.clamp(0, x.shape[0] - 1).long()], 0.0)
 
 
 def make_readout(config: Readout, width: int, vocabulary: int = 0) -> ReadoutLayer | None:

@@ -233,38 +233,33 @@ class Stack(nn.Module):
         places = x.lengths.positions if positions is None else positions
         encodings = self.encode_positions(places, x.lengths)
         losses: list[AddedLoss] = []
-        halting = self._halting(x)
+        halts = self.config.halting
+        halting = None if halts is None else HaltingSteps(halts, x.values)
         for index in range(start, len(self.layers)):
             weights = None if halting is None else self._stop(halting, x, index)
-            here = (
-                None
-                if context is None
-                else context.within(layer=index, sublayer=Sublayer.ATTENTION)
-            )
+            inside = None
+            if context is not None:
+                inside = context.within(layer=index, sublayer=Sublayer.ATTENTION)
             x, routed = self.layers[index](
                 x,
                 encoding=encodings[self.position_owner[index]],
-                memory=self._memory(index, memory, cache, here),
+                memory=self._memory(index, memory, cache, inside),
                 cache=self._slot(cache, plan, index),
-                context=here,
+                context=inside,
             )
             if routed is not None:
                 losses.append(routed)
             if halting is not None and weights is not None:
                 halting.add(x.values, weights)
                 # A later token may need this one's keys at every depth, and a watcher its states.
-                kept = cache is not None or context is not None
-                if not kept and self._all_stopped(halting):
+                whole = cache is not None or context is not None
+                if not whole and self._all_stopped(halting):
                     break
         if halting is not None:
             losses.append(halting.loss())
             x = x.with_values(halting.output)
         final = x.with_values(self.final_norm(x.values))
         return final.with_values(observe(context, Tap.FINAL, final.values, final)), tuple(losses)
-
-    def _halting(self, x: Ragged) -> HaltingSteps | None:
-        config = self.config.halting
-        return None if config is None else HaltingSteps(config, x.values)
 
     def _stop(self, halting: HaltingSteps, x: Ragged, index: int) -> Float[Tensor, " n"]:
         assert self.halting is not None
@@ -387,8 +382,10 @@ class Stack(nn.Module):
             return memory
         key_values = cache.memory[index]
         if key_values is None and memory is not None:
-            here = None if context is None else context.within(layer=index, sublayer=Sublayer.CROSS)
-            key_values = cross.remember(memory, here)
+            inside = (
+                None if context is None else context.within(layer=index, sublayer=Sublayer.CROSS)
+            )
+            key_values = cross.remember(memory, inside)
             cache.memory[index] = key_values
         return key_values
 
@@ -399,8 +396,8 @@ def _position_owner(config: StackConfig, index: int) -> int:
     if attention is None or not attention.shares_position:
         return index
     for earlier in range(index):
-        other = config.attention(earlier)
-        if other is not None and _position_key(other) == _position_key(attention):
+        candidate = config.attention(earlier)
+        if candidate is not None and _position_key(candidate) == _position_key(attention):
             return earlier
     return index
 

@@ -53,9 +53,9 @@ class HaltingSteps:
         """The weight of each token's state after the next layer; 0 for those that have stopped."""
         probability = logits.float().sigmoid()
         stops = self.running & ((self.total + probability > self.config.threshold) | last)
-        left = 1 - self.total
-        weights = torch.where(stops, left, probability) * self.running
-        self.remainder = torch.where(stops, left, self.remainder)
+        remaining = 1 - self.total
+        weights = torch.where(stops, remaining, probability) * self.running
+        self.remainder = torch.where(stops, remaining, self.remainder)
         self.steps = self.steps + self.running
         self.total, self.running = self.total + weights, self.running & ~stops
         return weights

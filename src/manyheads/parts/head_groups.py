@@ -71,14 +71,14 @@ def divisors(number: int) -> list[int]:
     >>> divisors(12), divisors(2**40)[-3:]
     ([1, 2, 3, 4, 6, 12], [256, 512, 1099511627776])
     """
-    small = [each for each in range(1, min(number, 1001)) if number % each == 0]
+    small = [divisor for divisor in range(1, min(number, 1001)) if number % divisor == 0]
     return [*small, number]
 
 
-def nearest(choices: list[int], wanted: int) -> list[int]:
+def nearest(choices: list[int], target: int) -> list[int]:
     """The four choices nearest to `wanted`.
 
     >>> nearest([1, 2, 4, 8, 16, 32], wanted=5)
     [1, 2, 4, 8]
     """
-    return sorted(sorted(choices, key=lambda choice: abs(choice - wanted))[:4])
+    return sorted(sorted(choices, key=lambda choice: abs(choice - target))[:4])

@@ -35,7 +35,7 @@ def column_major_weights(module: nn.Module, tokens: int, *tables: Tensor) -> Ite
 
 
 def _weights_to_copy(module: nn.Module, tables: Iterable[Tensor]) -> list[Tensor]:
-    linear = [each.weight for each in module.modules() if type(each) is nn.Linear]
+    linear = [part.weight for part in module.modules() if type(part) is nn.Linear]
     weights: list[Tensor] = [
         weight
         for weight in dict.fromkeys((*linear, *tables))

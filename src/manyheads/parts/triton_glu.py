@@ -52,18 +52,18 @@ def _gate(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    here = (row < rows) & (column < size)
+    inside = (row < rows) & (column < size)
     at = row * (2 * size) + column
-    gate = tl.load(joined_at + at, mask=here, other=0.0).to(tl.float32)
-    passed = tl.load(joined_at + at + size, mask=here, other=0.0).to(tl.float32)
+    gate = tl.load(joined_at + at, mask=inside, other=0.0).to(tl.float32)
+    passed = tl.load(joined_at + at + size, mask=inside, other=0.0).to(tl.float32)
     value, slope = _activated(gate, KIND)
     kind = joined_at.dtype.element_ty
     if BACK:
-        pull = tl.load(inside_at + row * size + column, mask=here, other=0.0).to(tl.float32)
-        tl.store(push_at + at, (pull * passed * slope).to(kind), mask=here)
-        tl.store(push_at + at + size, (pull * value).to(kind), mask=here)
+        pull = tl.load(inside_at + row * size + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(push_at + at, (pull * passed * slope).to(kind), mask=inside)
+        tl.store(push_at + at + size, (pull * value).to(kind), mask=inside)
     else:
-        tl.store(inside_at + row * size + column, (value * passed).to(kind), mask=here)
+        tl.store(inside_at + row * size + column, (value * passed).to(kind), mask=inside)
 
 
 @triton_op("manyheads::gated", mutates_args=())

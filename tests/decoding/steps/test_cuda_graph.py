@@ -69,7 +69,7 @@ def test_rings_are_used_only_where_no_bias_depends_on_the_order_of_keys() -> Non
         assert all(isinstance(store, RingLayerCache) for store in stores) is rings
 
 
-def test_a_model_that_cannot_be_captured_says_why() -> None:
+def test_a_model_that_cannot_be_captured_is_refused_with_the_reason() -> None:
     cuda = torch.device("cuda")
     assert cannot(made("llama"), cuda) is None
     assert "on cpu" in str(cannot(made("llama"), torch.device("cpu")))

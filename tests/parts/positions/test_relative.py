@@ -68,7 +68,7 @@ def test_shaws_scores_are_the_querys_product_with_a_vector_by_distance(
                 torch.testing.assert_close(result[head, i, j], 0.5 * query[i, head] @ vector)
 
 
-def test_shaws_values_are_there_only_where_asked_for() -> None:
+def test_shaw_has_values_only_if_they_are_set() -> None:
     query = torch.randn(3, 2, 4)
     plain, full = ShawTable(Shaw(reach=2), 4), ShawTable(Shaw(reach=2, values=True), 4)
     assert plain.bias(query, 1.0).values is None

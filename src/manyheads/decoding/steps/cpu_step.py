@@ -77,8 +77,8 @@ class CpuStep:
     def _rotations(self, positions: Int[Tensor, " b"]) -> list[Rotation | None]:
         stack = self.model.stack
         encodings = stack.encode_positions(positions)
-        each = [encodings[owner] for owner in stack.position_owner]
-        return [one if isinstance(one, Rotation) else None for one in each]
+        by_layer = [encodings[owner] for owner in stack.position_owner]
+        return [encoding if isinstance(encoding, Rotation) else None for encoding in by_layer]
 
 
 class OrdinaryDecoder:
@@ -170,8 +170,8 @@ class KeyValueSlots:
             write = (torch.arange(len(slots)), torch.tensor(slots))
         if len(set(spans)) == 1:
             return cls(write, ((slice(None), slice(*spans[0])),))
-        each = ((slice(index, index + 1), slice(*span)) for index, span in enumerate(spans))
-        return cls(write, tuple(each))
+        places = ((slice(index, index + 1), slice(*span)) for index, span in enumerate(spans))
+        return cls(write, tuple(places))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,8 +186,8 @@ class Heads:
     @classmethod
     def of(cls, projected: Float[Tensor, "*b rows"], config: AttentionConfig) -> "Heads":
         heads, keys = config.heads, config.key_heads
-        each = projected.view(-1, heads + 2 * keys, config.size)
-        query_and_key, value = each.split((heads + keys, keys), dim=1)
+        by_head = projected.view(-1, heads + 2 * keys, config.size)
+        query_and_key, value = by_head.split((heads + keys, keys), dim=1)
         query, key = query_and_key.split((heads, keys), dim=1)
         return cls(query.unsqueeze(2), key, value, query_and_key)
 

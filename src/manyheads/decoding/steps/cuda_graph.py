@@ -33,7 +33,7 @@ def cannot(model: object, device: torch.device) -> str | None:
     if not isinstance(model, Decoder):
         return f"{type(model).__name__} is not a decoder"
     layers = model.config.stack.layers
-    if any(isinstance(one.feedforward.inner, Experts) for one in layers if one.feedforward):
+    if any(isinstance(layer.feedforward.inner, Experts) for layer in layers if layer.feedforward):
         return "the host must know how many tokens each expert receives"
     attentions = [layer.attention.inner for layer in layers if layer.attention]
     if not attentions:

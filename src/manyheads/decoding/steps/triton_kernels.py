@@ -16,10 +16,10 @@ ROWS, PROGRAMS = 2, 8
 
 
 @triton.jit
-def _load(at, here, EVEN: tl.constexpr, KEEP: tl.constexpr):
+def _load(at, in_row, EVEN: tl.constexpr, KEEP: tl.constexpr):
     if EVEN:
         return tl.load(at, eviction_policy=KEEP).to(tl.float32)
-    return tl.load(at, mask=here, other=0.0, eviction_policy=KEEP).to(tl.float32)
+    return tl.load(at, mask=in_row, other=0.0, eviction_policy=KEEP).to(tl.float32)
 
 
 @triton.jit
@@ -59,19 +59,19 @@ def _short_row_product(
     A program normalizes x once and multiplies it with several rows.
     """
     column = tl.arange(0, COLUMNS)
-    here = column < columns
-    x = _load(x_at + column, here, EVEN, "evict_last")
+    in_row = column < columns
+    x = _load(x_at + column, in_row, EVEN, "evict_last")
     if NORM:
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
-        x *= scale * (_load(norm_at + column, here, EVEN, "evict_last") + shift)
+        x *= scale * (_load(norm_at + column, in_row, EVEN, "evict_last") + shift)
     for block in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = block * ROWS + tl.arange(0, ROWS)
         # Rows past the end read the last one, and are not stored.
         at = weight_at + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * columns + column[None, :]
-        y = tl.sum(x[None, :] * _load(at, here[None, :], EVEN, "evict_first"), 1)
+        y = tl.sum(x[None, :] * _load(at, in_row[None, :], EVEN, "evict_first"), 1)
         if GATED:
             at += rows.to(tl.int64) * columns
-            other = tl.sum(x[None, :] * _load(at, here[None, :], EVEN, "evict_first"), 1)
+            other = tl.sum(x[None, :] * _load(at, in_row[None, :], EVEN, "evict_first"), 1)
             y = _add_bias_and_residual(y, bias_at, residual_at, row, rows, 0, BIAS, False)
             other = _add_bias_and_residual(
                 other, bias_at, residual_at, row, rows, rows, BIAS, False
@@ -236,7 +236,7 @@ def _attend(
     tl.store(k_at + new_at + one[:, None] + channel[None, :], k1)
     tl.store(k_at + new_at + one[:, None] + channel[None, :] + HALF, k2)
     tl.store(v_at + new_at + channels, value)
-    # The new key is counted here and skipped below, where its store may not have arrived yet.
+    # The new key is counted in_row and skipped below, where its store may not have arrived yet.
     highest = tl.sum(q1.to(tl.float32) * k1.to(tl.float32), 1)
     highest = (highest + tl.sum(q2.to(tl.float32) * k2.to(tl.float32), 1)) * scale
     total = tl.full((PADDED,), 1.0, tl.float32)

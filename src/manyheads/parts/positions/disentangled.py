@@ -157,13 +157,13 @@ class DisentangledBias:
 
     @property
     def requires_grad(self) -> bool:
-        return any(each is not None and each.requires_grad for each in (self.by_query, self.by_key))
+        return any(term is not None and term.requires_grad for term in (self.by_query, self.by_key))
 
     def of_heads(self, spans: Sequence[slice]) -> "DisentangledBias":
         """The bias of these heads only."""
         by_query, by_key = (
-            None if each is None else torch.cat([each[:, span] for span in spans], dim=1)
-            for each in (self.by_query, self.by_key)
+            None if term is None else torch.cat([term[:, span] for span in spans], dim=1)
+            for term in (self.by_query, self.by_key)
         )
         return DisentangledBias(by_query, by_key, self.index, self.first_key)
 

@@ -139,7 +139,7 @@ class Rotation:
         """Rotated queries and keys, and values, of a projection that has them in this order."""
         from manyheads.parts.positions.triton_rotary import split_rotated
 
-        heads, keys, _ = (each // (2 * self.cos.shape[-1]) for each in rows.values())
+        heads, keys, _ = (count // (2 * self.cos.shape[-1]) for count in rows.values())
         parts = split_rotated(joined, self.cos, self.sin, heads, keys)
         return {name: part.flatten(1) for name, part in zip(rows, parts, strict=True)}
 
@@ -151,7 +151,7 @@ class Rotation:
         """
         half = self.cos.shape[-1]
         rotated, rest = x.split((2 * half, x.shape[-1] - 2 * half), dim=-1)
-        cos, sin = (each.to(x.dtype).unsqueeze(-2) for each in (self.cos, self.sin))
+        cos, sin = (angles.to(x.dtype).unsqueeze(-2) for angles in (self.cos, self.sin))
         pairs = rotated.unflatten(-1, (2, half))
         sign = (2 * torch.arange(2, device=x.device, dtype=x.dtype) - 1).unsqueeze(-1)
         rotated = (pairs * cos + pairs.flip(-2) * (sin * sign)).flatten(-2)
@@ -229,8 +229,8 @@ class Rotary:
         if isinstance(scaling, LongRopeScaling):
             plain = self.theta**-exponent
             short, long = (
-                plain / torch.tensor(each, dtype=wide, device=device)
-                for each in (scaling.short, scaling.long)
+                plain / torch.tensor(factors, dtype=wide, device=device)
+                for factors in (scaling.short, scaling.long)
             )
             return torch.where((reach > length)[:, None, None], long, short).float()
         grown = scaling.factor * reach.clamp(min=length).to(wide) / length - (scaling.factor - 1)
@@ -311,5 +311,5 @@ def _yarn(
 
 def _llama3(plain: Float[Tensor, " half"], scaling: Llama3Scaling) -> Float[Tensor, " half"]:
     turns = scaling.original_length * plain / (2 * math.pi)
-    kept = ((turns - scaling.slow) / (scaling.fast - scaling.slow)).clamp(0, 1)
-    return plain * kept + plain / scaling.factor * (1 - kept)
+    share = ((turns - scaling.slow) / (scaling.fast - scaling.slow)).clamp(0, 1)
+    return plain * share + plain / scaling.factor * (1 - share)

@@ -42,10 +42,10 @@ def _turn(
     # A program computes one part. It names all three, masking the other two, because compilers see
     # which tensors are written from the pointers that are used, not from those that are selected.
     part = tl.program_id(1)
-    here = token < tokens
-    as_query = here & (head < HEADS) & (part == 0)
-    as_key = here & (head < KEYS) & (part == 1)
-    as_value = here & (head < KEYS) & (part == 2)
+    in_batch = token < tokens
+    as_query = in_batch & (head < HEADS) & (part == 0)
+    as_key = in_batch & (head < KEYS) & (part == 1)
+    as_value = in_batch & (head < KEYS) & (part == 2)
     inside = as_query | as_key | as_value
     before = tl.where(part == 0, 0, HEADS + (part - 1) * KEYS)
     joined = (token * (HEADS + 2 * KEYS) + before + head) * (2 * HALF) + channel
@@ -62,7 +62,7 @@ def _turn(
         first = tl.load(joined_at + joined, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(joined_at + joined + HALF, mask=inside, other=0.0).to(tl.float32)
     # Values are not rotated.
-    turns = here & (part < 2)
+    turns = in_batch & (part < 2)
     cos = tl.load(cos_at + token * HALF + channel, mask=turns, other=1.0)
     sin = tl.load(sin_at + token * HALF + channel, mask=turns, other=0.0)
     if BACK:
@@ -100,8 +100,8 @@ def split_rotated(
 @triton_op("manyheads::join_rotated", mutates_args=())
 def _join_rotated(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The backward pass: rotated the other way, and joined."""
-    parts = tuple(each.contiguous() for each in (query, key, value))
-    rows = sum(each.shape[1] for each in parts) * query.shape[2]
+    parts = tuple(part.contiguous() for part in (query, key, value))
+    rows = sum(part.shape[1] for part in parts) * query.shape[2]
     joined = query.new_empty(query.shape[0], rows)
     _launch(joined, parts, cos, sin, back=True)
     return joined

@@ -131,7 +131,7 @@ def test_a_model_with_adapters_is_refused() -> None:
         with_classes(model, 2)
 
 
-def test_what_told_of_words_or_vectors_is_left_behind(tmp_path: Path) -> None:
+def test_files_about_generation_or_vectors_are_not_copied(tmp_path: Path) -> None:
     model = small("gpt2")
     model.generation = {"eos_token_id": 3}
     save(model, tmp_path / "words")

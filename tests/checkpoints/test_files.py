@@ -66,7 +66,7 @@ def test_a_full_disk_leaves_the_old_folder_whole_and_nothing_beside_it(tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_full_disk_is_told_of_the_folder_also_where_safetensors_meets_it(
+def test_a_full_disk_names_the_folder_even_inside_safetensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:

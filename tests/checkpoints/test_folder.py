@@ -49,7 +49,7 @@ def test_a_model_built_here_opens_there_with_the_same_logits(name: str, tmp_path
             torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
-def test_an_image_model_built_here_opens_there(tmp_path: Path) -> None:
+def test_an_image_model_opens_in_transformers(tmp_path: Path) -> None:
     model: Any = build(
         "vit-b16", layers=1, width=32, heads=4, hidden=48, image=32, classes=7, seed=0
     )
@@ -61,7 +61,7 @@ def test_an_image_model_built_here_opens_there(tmp_path: Path) -> None:
         torch.testing.assert_close(peer(images).logits, model(images).logits, atol=1e-4, rtol=0)
 
 
-def test_what_ours_has_no_place_for_comes_back_unchanged(tmp_path: Path) -> None:
+def test_keys_without_a_field_come_back_unchanged(tmp_path: Path) -> None:
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=16,
@@ -87,7 +87,7 @@ def test_every_family_has_all_hooks() -> None:
         assert family.name
 
 
-def test_our_own_layout_is_asked_last() -> None:
+def test_our_own_layout_is_the_last_family() -> None:
     assert list(FAMILIES)[-1] == "manyheads"
 
 
@@ -112,7 +112,7 @@ def test_folders_near_one_of_a_model_point_on(tmp_path: Path) -> None:
         ("architectures", 3),
     ],
 )
-def test_a_config_with_a_value_of_another_type_is_told_as_that(
+def test_a_config_with_a_value_of_another_type_is_refused(
     key: str, value: object, tmp_path: Path
 ) -> None:
     save(build("gpt2", seed=0, **TINY), tmp_path)
@@ -154,7 +154,7 @@ def test_gates_beside_a_model_are_not_lost_without_a_word(name: str, tmp_path: P
     assert not (tmp_path / "one").exists()
 
 
-def test_what_was_true_of_an_older_model_is_not_said_of_a_new_one(tmp_path: Path) -> None:
+def test_facts_of_an_older_model_are_not_written_for_a_new_one(tmp_path: Path) -> None:
     model: Any = build("bert-base", seed=0, **TINY, hidden=48)
     model.sentence, model.generation = SentenceConfig(normalize=True), {"eos_token_id": 3}
     pruned = prune(model, ["L0H1"])

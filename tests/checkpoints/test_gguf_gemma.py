@@ -81,7 +81,7 @@ def test_gemma_has_no_space_before_a_text(tmp_path: Path) -> None:
     assert tokenizer.encode("the  cat").tokens == ["<s>", "t", "he", "▁", "▁cat"]
 
 
-def test_ends_are_added_as_the_file_says(tmp_path: Path) -> None:
+def test_ends_are_added_as_the_file_has_them(tmp_path: Path) -> None:
     content = metadata("llama") | {
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.ggml.add_eos_token": True,

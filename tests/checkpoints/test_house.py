@@ -38,7 +38,7 @@ def test_twins_are_of_one_size() -> None:
 
 
 @pytest.mark.parametrize(("name", "least"), [("house-gpt", 0.45), ("house-gpt-gated", 0.4)])
-def test_random_tokens_said_twice_show_the_heads_they_are_made_for(name: str, least: float) -> None:
+def test_repeated_random_tokens_show_the_induction_heads(name: str, least: float) -> None:
     block = torch.randint(300, 4096, (8, BLOCK), generator=torch.Generator().manual_seed(3))
     ids = torch.cat((torch.zeros(8, 1, dtype=torch.long), block, block), dim=1)
     record = watched(load(name), ids, [Site(layer, Tap.PATTERN) for layer in range(4)])

@@ -103,7 +103,7 @@ def test_a_name_is_found_in_the_cache_without_a_network(home: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["argument", "in the name", "by its commit"])
-def test_a_revision_is_asked_for_in_two_ways(how: str, home: Path) -> None:
+def test_a_revision_can_be_given_in_two_ways(how: str, home: Path) -> None:
     cache(home, NAME, COMMIT, "main", seed=0)
     cache(home, NAME, OLDER, "v1", seed=1)
     if how == "argument":
@@ -148,7 +148,9 @@ def test_a_hub_that_cannot_be_reached_leaves_what_the_cache_has(
     assert_equal(load(NAME), small(0))
 
 
-def test_only_what_is_read_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_that_are_read_are_downloaded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub.utils import filter_repo_objects
 
     snapshot = cache(home, NAME, COMMIT, "main")
@@ -165,7 +167,7 @@ def test_only_what_is_read_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPa
     assert list(filter_repo_objects([*WANTED, *UNWANTED], **patterns)) == WANTED
 
 
-def test_a_name_that_is_nowhere_says_what_to_do(home: Path) -> None:
+def test_an_unknown_name_is_refused_with_a_remedy(home: Path) -> None:
     with pytest.raises(InputError, match="HF_HUB_OFFLINE is set, and its cache has no some/one"):
         load("some/one")
     cache(home, NAME, COMMIT, "main")
@@ -184,7 +186,7 @@ def test_a_name_that_is_nowhere_says_what_to_do(home: Path) -> None:
         (ConnectionResetError, r"some/one could not be downloaded \(ConnectionResetError"),
     ],
 )
-def test_what_the_hub_refuses_is_said_in_one_line(
+def test_a_refusal_of_the_hub_is_one_line(
     kind: type[Exception],
     reason: str,
     home: Path,
@@ -208,7 +210,7 @@ def test_a_missing_package_is_named(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("where", ["nowhere", "./here/there", "/a/b", "a/b/c", "~/model", "a/b@"])
-def test_what_looks_like_no_name_is_a_folder_that_is_not_there(where: str, home: Path) -> None:
+def test_what_looks_like_no_name_is_a_missing_folder(where: str, home: Path) -> None:
     assert home.is_dir()
     with pytest.raises(InputError, match="there is no folder"):
         folder_of(where)

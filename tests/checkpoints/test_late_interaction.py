@@ -61,7 +61,9 @@ def both(model: Any, place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_vectors_and_scores_are_theirs_and_stay_so_when_saved(name: str, tmp_path: Path) -> None:
+def test_vectors_and_scores_equal_the_reference_and_stay_so_when_saved(
+    name: str, tmp_path: Path
+) -> None:
     place = multi_vector(tmp_path, **FOLDERS[name])
     model = load(place)
     both(model, place)
@@ -103,7 +105,7 @@ def test_defaults_of_stanford_are_those_of_its_code(tmp_path: Path) -> None:
         {"do_query_expansion": False, "query_length": 8, "skiplist_words": ["the"]},
     ],
 )
-def test_a_folder_of_pylate_is_saved_as_theirs(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_folder_of_pylate_is_saved_as_pylate(settings: dict[str, Any], tmp_path: Path) -> None:
     place = pylate_folder(tmp_path / "theirs", **settings)
     model = load(place)
     both(model, place)

@@ -43,7 +43,7 @@ POOLINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", POOLINGS)
 @pytest.mark.parametrize("inner", ["", "0_Transformer"])
-def test_a_folder_says_how_its_vectors_are_made_and_gives_them_when_saved(
+def test_a_folder_describes_its_vectors_and_keeps_them_when_saved(
     inner: str, name: str, tmp_path: Path
 ) -> None:
     config, pooling = POOLINGS[name]
@@ -79,7 +79,7 @@ def test_a_changed_sentence_is_the_one_that_is_written(pooling: Any, tmp_path: P
     assert load(tmp_path / "ours").sentence == model.sentence
 
 
-def test_a_model_built_here_becomes_theirs_when_it_is_told_how(tmp_path: Path) -> None:
+def test_a_model_with_a_sentence_config_opens_in_sentence_transformers(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path / "theirs")
     model: Any = build(load(place).config, seed=0)
     assert model.sentence is None
@@ -323,7 +323,7 @@ def test_dense_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
         load(place)
 
 
-def test_a_folder_without_its_pooling_says_which_file_it_lacks(tmp_path: Path) -> None:
+def test_a_folder_without_its_pooling_names_the_missing_file(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path)
     (place / "1_Pooling" / "config.json").unlink()
     with pytest.raises(InputError, match=r"there is no .*1_Pooling/config\.json"):

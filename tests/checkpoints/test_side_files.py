@@ -74,7 +74,7 @@ def test_a_changed_generation_is_written(place: Path) -> None:
     assert load(place.parent / "ours").generation == GENERATION | {"do_sample": False}
 
 
-def test_a_tokenizer_neither_cuts_nor_pads_whatever_its_file_says(place: Path) -> None:
+def test_a_tokenizer_neither_cuts_nor_pads_whatever_its_file_has(place: Path) -> None:
     result = load(place).tokenizer
     assert (result.truncation, result.padding) == (None, None)
     assert result.encode("b").ids == [1]
@@ -172,7 +172,7 @@ def small(kind: str = "gpt2", **more: Any) -> Any:
         ("bert-base", {"hidden": 16}, {"input_ids", "token_type_ids", "attention_mask"}),
     ],
 )
-def test_theirs_has_as_many_words_and_knows_the_special_ones(
+def test_the_tokenizer_of_transformers_has_the_same_words_and_special_tokens(
     kind: str, more: Any, inputs: set[str], tmp_path: Path
 ) -> None:
     model = small(kind, **more)
@@ -188,7 +188,7 @@ def test_theirs_has_as_many_words_and_knows_the_special_ones(
         assert body(**arguments).last_hidden_state.shape == (1, 1, 16)
 
 
-def test_a_model_says_what_ends_its_texts_and_no_config_says_another_word(tmp_path: Path) -> None:
+def test_a_model_decides_what_ends_its_texts_and_configs_agree(tmp_path: Path) -> None:
     model = small()
     model.generation = {"eos_token_id": 4}
     save(model, tmp_path)
@@ -197,7 +197,7 @@ def test_a_model_says_what_ends_its_texts_and_no_config_says_another_word(tmp_pa
     assert (config.bos_token_id, config.eos_token_id) == (None, None)
 
 
-def test_settings_stay_as_they_are_unless_they_are_ours_and_of_another_tokenizer(
+def test_settings_stay_unless_we_wrote_them_for_another_tokenizer(
     tmp_path: Path,
 ) -> None:
     save(small(), tmp_path / "one")

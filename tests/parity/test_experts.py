@@ -65,7 +65,7 @@ def test_mixtral_gives_the_same_logits() -> None:
     assert_same(result, each_alone(peer, texts()))
 
 
-def test_the_balance_loss_is_theirs_for_one_choice_a_token() -> None:
+def test_the_balance_loss_equals_transformers_for_one_choice_per_token() -> None:
     peer, ours = mixtral(), build(llama(**OURS))
     copying.llama(peer, ours)
     text = texts((23,))[0]

@@ -45,7 +45,7 @@ def vectors(place: Path) -> np.ndarray[Any, Any]:
     return np.asarray(opened.encode(list(TEXTS)))
 
 
-def test_it_says_how_its_vectors_are_made(place: Path) -> None:
+def test_it_describes_how_its_vectors_are_made(place: Path) -> None:
     assert load(place).sentence == SentenceConfig(
         pooling="mean", normalize=True, max_length=LONGEST
     )

@@ -86,7 +86,7 @@ def ideal(name: str, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_patterns_are_theirs(both: Both, text: str) -> None:
+def test_patterns_equal_those_of_transformer_lens(both: Both, text: str) -> None:
     ids = both.tokens(text)
     with torch.no_grad():
         _, cache = both.peer.run_with_cache(ids[None], remove_batch_dim=True)
@@ -100,7 +100,9 @@ def test_patterns_are_theirs(both: Both, text: str) -> None:
 @pytest.mark.parametrize("first", [True, False], ids=["all tokens", "without the first"])
 @pytest.mark.parametrize("how", ["mul", "abs"])
 @pytest.mark.parametrize("name", ["previous_token_head", "duplicate_token_head", "induction_head"])
-def test_detectors_score_as_theirs(both: Both, name: Any, how: Any, first: bool, text: str) -> None:
+def test_detectors_score_as_transformer_lens(
+    both: Both, name: Any, how: Any, first: bool, text: str
+) -> None:
     ids = both.tokens(text)
     with torch.no_grad():
         peer = detect_head(both.peer, text, name, exclude_bos=not first, error_measure=how)
@@ -126,7 +128,7 @@ def test_the_scores_of_one_pass_are_their_detectors(both: Both) -> None:
             assert result[column].of(head) == pytest.approx(expected, abs=1e-4)
 
 
-def test_losses_without_a_head_are_theirs(both: Both) -> None:
+def test_losses_without_a_head_equal_those_of_transformer_lens(both: Both) -> None:
     ids = both.tokens(TEXTS["a repeated block"])
     ours = ablate(both.ours, [ids.tolist()], progress=False)
     for head in EVERY_HEAD:

@@ -1,5 +1,6 @@
 """Which model an index or a run was made with."""
 
+import zlib
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 
@@ -10,6 +11,8 @@ from manyheads.models.build import Model
 
 # Values of each tensor that enter the fingerprint of a model.
 SAMPLES = 64
+# Values at both ends of each tensor, in files of earlier versions.
+OLDER_SAMPLES = 1024
 
 
 def model_fingerprint(model: Model) -> str:
@@ -35,3 +38,24 @@ def _described(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return [_described(getattr(value, field.name)) for field in fields(value)]
     return [_described(item) for item in value] if isinstance(value, tuple) else value
+
+
+def filter_fingerprint(model: Model) -> str:
+    """The class, the dtype and the hash of a model, whose scores depend on all three."""
+    return f"{_kind(model)} {model_fingerprint(model)}"
+
+
+def older_fingerprint(model: Model) -> str:
+    """What earlier versions wrote for `filter_fingerprint`."""
+    checksum = 0
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().flatten()
+        ends = torch.cat((flat[:OLDER_SAMPLES], flat[-OLDER_SAMPLES:])).float().cpu()
+        checksum = zlib.crc32(f"{name}{tuple(parameter.shape)}".encode(), checksum)
+        checksum = zlib.crc32(ends.numpy().tobytes(), checksum)
+    return f"{_kind(model)} {checksum:08x}"
+
+
+def _kind(model: Model) -> str:
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return f"{type(model).__name__} {dtype}"

@@ -116,6 +116,6 @@ def test_sizes_beyond_the_weights_are_refused_at_once(tmp_path: Path) -> None:
         ({"num_attention_heads": 5}, "heads must divide width=24"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         ALBERT.read_config({"model_type": "albert", **SMALL, **changes})

@@ -225,7 +225,7 @@ def test_classes_are_counted_by_number_or_by_name() -> None:
         ({"model_type": "roberta", "pad_token_id": None}, "pad_token_id=None"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     config = {"model_type": "bert", **SMALL, **changes}
     with pytest.raises(ConfigError, match=reason):
         FAMILIES[config["model_type"]].read_config(config)

@@ -108,6 +108,6 @@ def test_texts_of_the_paper_draw_as_in_the_paper(tmp_path: Path) -> None:
         ({"block_size": 0}, "block must be at least 1"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         BIG_BIRD.read_config({"model_type": "big_bird", **SMALL, **changes})

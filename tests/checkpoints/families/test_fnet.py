@@ -87,6 +87,6 @@ def test_a_pretrained_model_loads_without_its_next_sentence_task(tmp_path: Path)
         ({"architectures": ["FNetForMultipleChoice"]}, "use one of FNetModel, FNetForMaskedLM"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         FNET.read_config({"model_type": "fnet", **SMALL, **changes})

@@ -76,7 +76,7 @@ def test_keys_of_the_hub_are_read() -> None:
     assert layers[2].position.scaling == LinearScaling(factor=8.0)
 
 
-def test_the_scale_of_the_embedding_is_rounded_as_theirs(tmp_path: Path) -> None:
+def test_the_scale_of_the_embedding_is_rounded_as_in_transformers(tmp_path: Path) -> None:
     peer = their_decoder(CONFIGS["gemma 2"]).bfloat16()
     peer.save_pretrained(tmp_path)
     ours: Any = load(tmp_path, dtype=torch.bfloat16)

@@ -96,7 +96,7 @@ def test_same_logits_here_and_back(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_any_number_of_heads_opens_there_as_it_is_told(family: str, tmp_path: Path) -> None:
+def test_any_number_of_heads_opens_in_transformers(family: str, tmp_path: Path) -> None:
     shape = {"layers": 2, "width": 32, "heads": 3, "kv_heads": 1, "head_size": 8, "hidden": 24}
     plain: Any = build("llama-1b-shape", **shape, vocabulary=VOCABULARY, seed=0)
     bias = "inputs" if family == "qwen2" else "none"
@@ -152,7 +152,7 @@ def test_mistral_without_a_window_sees_all_that_came_before() -> None:
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         LLAMA.read_config({"model_type": "llama", "rms_norm_eps": 1e-5, **SMALL, **changes})
 
@@ -189,7 +189,7 @@ def test_a_decoder_of_windows_with_biases_is_no_mistral(tmp_path: Path) -> None:
     assert_equal(load(tmp_path), model)
 
 
-def test_a_rotation_that_grows_with_the_text_generates_as_theirs(tmp_path: Path) -> None:
+def test_a_rotation_that_grows_with_the_text_generates_as_transformers(tmp_path: Path) -> None:
     model = peer(CONFIGS["dynamic"])
     model.save_pretrained(tmp_path)
     check_generation(model, load(tmp_path))

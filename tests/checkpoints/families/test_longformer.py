@@ -109,6 +109,6 @@ def test_answers_need_to_know_the_question(tmp_path: Path) -> None:
         ({"architectures": ["LongformerForMultipleChoice"]}, "use one of LongformerModel"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         LONGFORMER.read_config({"model_type": "longformer", **SMALL, **changes})

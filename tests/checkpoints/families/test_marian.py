@@ -107,7 +107,7 @@ def test_the_transformer_of_2017_is_no_marian(tmp_path: Path) -> None:
         ({"activation_function": "mish"}, "activation_function='mish' is not supported"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         MARIAN.read_config({"model_type": "marian", **SMALL, **changes})
 

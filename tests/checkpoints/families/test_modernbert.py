@@ -120,7 +120,7 @@ def test_names_load_with_and_without_the_prefix(head: str, tmp_path: Path) -> No
     assert all(torch.equal(result[name], tensor) for name, tensor in expected.items())
 
 
-def test_the_older_config_says_the_same(tmp_path: Path) -> None:
+def test_the_older_config_is_read_as_the_same_model(tmp_path: Path) -> None:
     config = small(
         global_attn_every_n_layers=2, global_rope_theta=500.0, local_rope_theta=50.0, num_labels=5
     )
@@ -166,7 +166,7 @@ def test_a_local_theta_of_null_is_the_global_one() -> None:
         ),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         MODERNBERT.read_config({**SMALL, **changes})
 

@@ -53,7 +53,7 @@ def test_saving_again_writes_the_same_bytes(tmp_path: Path) -> None:
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
-def test_the_type_asked_for_is_the_type_given(tmp_path: Path) -> None:
+def test_the_dtype_is_the_requested_one(tmp_path: Path) -> None:
     model = build("tiny-encoder", seed=0, dtype=torch.bfloat16)
     save(model, tmp_path)
     kinds = {parameter.dtype for parameter in load(tmp_path).parameters()}
@@ -76,12 +76,12 @@ def test_a_tokenizer_travels_with_its_model(tmp_path: Path) -> None:
     assert load(tmp_path).tokenizer.to_str() == model.tokenizer.to_str()
 
 
-def test_a_model_without_a_tokenizer_says_none(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     save(build("tiny-encoder", seed=0), tmp_path)
     assert load(tmp_path).tokenizer is None
 
 
-def test_the_message_says_who_can_open_it(tmp_path: Path) -> None:
+def test_the_message_names_who_can_open_it(tmp_path: Path) -> None:
     assert "which only manyheads can open" in str(save(build("tiny-encoder", seed=0), tmp_path))
 
 
@@ -119,7 +119,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_config_that_is_not_ours_is_refused(
+def test_a_foreign_config_is_refused(
     config: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     save(build("tiny-encoder", seed=0), tmp_path)

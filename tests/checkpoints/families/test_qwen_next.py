@@ -252,7 +252,7 @@ def test_what_they_can_say_is_described() -> None:
         assert QWEN_NEXT.read_config(described) == config
 
 
-def test_a_model_trained_here_opens_there(tmp_path: Path) -> None:
+def test_a_trained_model_opens_in_transformers(tmp_path: Path) -> None:
     model: Any = build(NEXT, seed=0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -90,7 +90,7 @@ def padding_saved(model: Any, folder: Path) -> int | None:
     return number
 
 
-def test_a_token_that_pads_is_told_of_only_where_it_cannot_hide_a_text(tmp_path: Path) -> None:
+def test_a_padding_token_is_written_only_where_it_cannot_hide_a_text(tmp_path: Path) -> None:
     words: Any = build("gpt2", layers=1, width=16, heads=2, vocabulary=8, seed=0)
     words.tokenizer = three_words()
     assert padding_saved(words, tmp_path / "words") is None
@@ -125,7 +125,7 @@ def test_a_bare_decoder_gives_its_hidden_states(family: str, tmp_path: Path) -> 
     assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
 
-def test_words_are_named_unless_another_head_is_asked_for() -> None:
+def test_the_language_head_is_the_default() -> None:
     own, tied = LanguageHead(tied=False), LanguageHead(tied=True)
     assert causal_readout({}, own) == own
     assert causal_readout({"architectures": ["GPT2LMHeadModel"]}, own) == own

@@ -47,7 +47,7 @@ def their_reformer(**changes: Any) -> Any:
         {"attn_layers": ["local"], "axial_pos_embds": False, "num_attention_heads": 3},
     ],
 )
-def test_it_equals_theirs(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_it_equals_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     check_decoder(their_reformer(**changes), ReformerModelWithLMHead.from_pretrained, tmp_path)
 
 
@@ -61,7 +61,7 @@ def test_buckets_by_length_equal_those_that_they_choose(tmp_path: Path) -> None:
         torch.testing.assert_close(ours(text[None]).logits, expected, atol=1e-4, rtol=0)
 
 
-def test_generation_equals_theirs_while_one_chunk_holds_the_text(tmp_path: Path) -> None:
+def test_generation_equals_transformers_while_one_chunk_holds_the_text(tmp_path: Path) -> None:
     peer = their_reformer(lsh_attn_chunk_length=32, local_attn_chunk_length=32)
     peer.save_pretrained(tmp_path)
     prompts = texts((6, 3))

@@ -93,7 +93,7 @@ def test_copies_of_the_shared_table_and_unread_biases_are_left(
     assert_equal(load(tmp_path), expected)
 
 
-def test_the_older_config_that_only_says_untied_is_read_as_1_1(tmp_path: Path) -> None:
+def test_the_older_config_that_is_only_untied_is_read_as_1_1(tmp_path: Path) -> None:
     peer_model(**CONFIGS["1.1"]).save_pretrained(tmp_path)
     expected = load(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

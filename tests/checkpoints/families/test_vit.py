@@ -142,7 +142,7 @@ def test_every_layout_of_names_loads_the_same(
     assert_equal(load(tmp_path), expected)
 
 
-def test_a_model_of_ours_opens_in_transformers(tmp_path: Path) -> None:
+def test_a_model_opens_in_transformers(tmp_path: Path) -> None:
     model = build(
         "vit-b16", width=24, heads=3, hidden=32, layers=1, image=16, patch=8, classes=4, seed=0
     )
@@ -164,7 +164,7 @@ def test_a_model_of_ours_opens_in_transformers(tmp_path: Path) -> None:
         ({"architectures": ["ViTForMaskedImageModeling"]}, "is not supported"),
     ],
 )
-def test_what_cannot_be_said_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         VIT.read_config({"model_type": "vit", **SMALL, **changes})
 

@@ -17,6 +17,7 @@ from manyheads import build, classify, save, with_classes
 from manyheads.errors import InputError
 from manyheads.models.readout import ClassHead
 from manyheads.tasks import FilterResult, filter_corpus
+from manyheads.tasks.fingerprints import older_fingerprint
 from tests.encoding.tiny import letters, small
 from tests.messages import refuses
 
@@ -249,6 +250,11 @@ def test_two_runs_with_different_settings_are_not_mixed(tmp_path: Path) -> None:
     # Earlier versions had another word for max_length.
     state = out / "_filter.json"
     state.write_text(state.read_text().replace('"max_length"', '"longest"'))
+    assert keep(model, file, out, "score >= 0.5").resumed
+    # They also had another hash of the model, which still tells it from others.
+    content = json.loads(state.read_text())
+    content["settings"]["model"] = older_fingerprint(model)
+    state.write_text(json.dumps(content))
     assert keep(model, file, out, "score >= 0.5").resumed
     with refuses(InputError, "keep='score >= 0.5'", "keep='score >= 0.6'", "another folder"):
         keep(model, file, out, "score >= 0.6")

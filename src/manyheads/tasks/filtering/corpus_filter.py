@@ -35,13 +35,11 @@ from manyheads.tasks.filtering.block_scoring import (
 )
 from manyheads.tasks.filtering.corpus import FileGroup, Layout, fingerprints, plan, read_blocks
 from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_table
-from manyheads.tasks.fingerprints import model_fingerprint
+from manyheads.tasks.fingerprints import filter_fingerprint, older_fingerprint
 
 Engine = Literal["plain", "ray"]
 STATE_FILE, LOCK_FILE, PARTS = "_filter.json", ".lock", ".parts"
 VERSION = 1
-# Digits of the hash in files of earlier versions.
-OLDER_DIGEST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +172,9 @@ def filter_corpus(
         ScoringConfig(rule, prefix, max_length, batch_tokens),
     )
     _check_first_block(run, model)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     settings = {
         "keep": keep,
-        "model": f"{type(model).__name__} {dtype} {model_fingerprint(model)}",
+        "model": filter_fingerprint(model),
         "text_column": text_column,
         "separator": separator,
         "prefix": prefix,
@@ -188,7 +185,7 @@ def filter_corpus(
     }
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder / LOCK_FILE, lambda: _refuse_second(folder)):
-        writer = _Writer(folder, settings, shard_rows)
+        writer = _Writer(folder, settings, shard_rows, model)
         resumed = writer.state.consumed > 0 or writer.state.group > 0
         if not writer.state.complete:
             position = writer.state.group, writer.state.consumed
@@ -244,9 +241,11 @@ class _Writer:
     written again with the same rows. So a run may be killed at any point.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], shard_rows: int) -> None:
+    def __init__(
+        self, folder: Path, settings: dict[str, Any], shard_rows: int, model: Model
+    ) -> None:
         self.folder, self.settings, self.shard_rows = folder, settings, shard_rows
-        self.state = _stored_state(folder, settings)
+        self.state = _stored_state(folder, settings, model)
         self.parts = folder / PARTS
         # What a killed run was writing; the lock says that it is not running.
         for leftover in (*folder.glob(".*.part"), *self.parts.glob(".*.part")):
@@ -324,7 +323,7 @@ class _Writer:
             temporary.write_text(json.dumps(content, indent=1, ensure_ascii=True))
 
 
-def _stored_state(folder: Path, settings: dict[str, Any]) -> FilterState:
+def _stored_state(folder: Path, settings: dict[str, Any], model: Model) -> FilterState:
     """The state of an earlier run with the same settings, or a fresh one."""
     file = folder / STATE_FILE
     if not file.exists():
@@ -339,9 +338,7 @@ def _stored_state(folder: Path, settings: dict[str, Any]) -> FilterState:
         state = FilterState(**stored["state"])
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{file} is damaged", "delete the folder, or use another") from None
-    kind, _, digest = str(before.get("model")).rpartition(" ")
-    if len(digest) == OLDER_DIGEST and settings["model"].startswith(f"{kind} "):
-        # Earlier versions hashed the weights otherwise; class and dtype are the same.
+    if before.get("model") == older_fingerprint(model):
         before["model"] = settings["model"]
     # A list of lists comes back from JSON as it was; a tuple would not.
     for name, value in settings.items():

@@ -70,18 +70,20 @@ def add_gates(
     config: Any = model.config
     for name in {name for name, _ in chosen}:
         held = getattr(config, FIELDS[name])
-        each = list(held.layers)
+        configs = list(held.layers)
         for index in [index for stack_name, index in chosen if stack_name == name]:
-            branch: Branch[AttentionConfig] = getattr(each[index], sublayer.value)
+            branch: Branch[AttentionConfig] = getattr(configs[index], sublayer.value)
             inner = _gated(branch.inner, gate, index)
-            each[index] = replace(each[index], **{sublayer.value: replace(branch, inner=inner)})
-        config = replace(config, **{FIELDS[name]: replace(held, layers=tuple(each))})
+            configs[index] = replace(
+                configs[index], **{sublayer.value: replace(branch, inner=inner)}
+            )
+        config = replace(config, **{FIELDS[name]: replace(held, layers=tuple(configs))})
     fresh = build(cast(ModelConfig, config), device="meta")
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for name, index in chosen:
         if getattr(config, FIELDS[name]).owners[index] != index:
             continue
-        old, new = (_attention(each, name, index, sublayer) for each in (model, fresh))
+        old, new = (_attention(owner, name, index, sublayer) for owner in (model, fresh))
         prefix = f"{FIELDS[name]}.layers.{index}.{sublayer.value}."
         own = _weights(old, new, gate)
         state |= {f"{prefix}{part}": tensor for part, tensor in own.items()}
@@ -103,17 +105,17 @@ def _chosen(
     if stack != "all" and stack not in stacks:
         raise ConfigError(f"the model has no stack {stack!r}", f"use {', '.join(stacks)}")
     chosen = []
-    for name, each in stacks.items():
+    for name, module in stacks.items():
         if stack not in ("all", name):
             continue
         having = [
             index
-            for index, layer in enumerate(each.config.layers)
+            for index, layer in enumerate(module.config.layers)
             if getattr(layer, sublayer.value) is not None
         ]
-        wanted = having if layers == "all" else layers
+        indices = having if layers == "all" else layers
         # Only one of two stacks has cross-attention.
-        for index in wanted if having else ():
+        for index in indices if having else ():
             if index not in having:
                 raise ConfigError(
                     f"layer {index} of {name} has no {sublayer.value}",
@@ -121,10 +123,13 @@ def _chosen(
                 )
             chosen.append((name, index))
     mixers = {
-        layer.mixer.inner for each in stacks.values() for layer in each.config.layers if layer.mixer
+        layer.mixer.inner
+        for module in stacks.values()
+        for layer in module.config.layers
+        if layer.mixer
     }
     if not chosen and mixers and sublayer is Sublayer.ATTENTION:
-        names = sorted({type(each).__name__ for each in mixers})
+        names = sorted({type(mixer).__name__ for mixer in mixers})
         raise ConfigError(
             f"no layer has attention to gate: the layers mix tokens by {', '.join(names)}",
             "use a model with attention in some layers",
@@ -159,7 +164,7 @@ class _InitialGate:
 
 
 def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
-    if any(each.at == gate.at for each in config.gates):
+    if any(existing.at == gate.at for existing in config.gates):
         raise ConfigError(
             f"layer {index} already has a gate at {gate.at!r}", "choose another position"
         )
@@ -215,8 +220,8 @@ def _weights(old: Attention, new: Attention, gate: Gate) -> dict[str, Tensor]:
         if names:
             tensors[f"{layer}.weight"] = torch.cat([weights[name] for name in names])
             tensors[f"{layer}.bias"] = torch.cat([biases[name] for name in names])
-    wanted = new.state_dict().keys()
-    return {name: tensor for name, tensor in tensors.items() if name in wanted}
+    used = new.state_dict().keys()
+    return {name: tensor for name, tensor in tensors.items() if name in used}
 
 
 def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> Iterator[tuple[str, Tensor]]:
@@ -265,7 +270,7 @@ class GatedModel:
             ("perplexity", f"{self.before.perplexity:.3f}", f"{self.after.perplexity:.3f}"),
         ]
         lines = [f"{'':26}{'before':>12}{'after':>12}"]
-        lines += [f"{name:26}{one:>12}{other:>12}" for name, one, other in rows]
+        lines += [f"{name:26}{before:>12}{after:>12}" for name, before, after in rows]
         lines.append(f"over {self.texts:,} held-out texts; {self.trained:,} parameters trained")
         return "\n".join(lines)
 
@@ -303,7 +308,7 @@ def train_gates(
     if train == "gates":
         trained = freeze_except_gates(gated)
     else:
-        trained = sum(each.numel() for each in gated.parameters())
+        trained = sum(parameter.numel() for parameter in gated.parameters())
     model_inputs = read_inputs(gated, texts)
     finetune(
         gated,
@@ -334,7 +339,7 @@ def _figures(
     measured = statistics(model, texts, progress=progress)
     return GateFigures(
         first_token=float(measured["first_token"].means.mean()),
-        largest=max(each.largest for each in measured.activations),
+        largest=max(activation.largest for activation in measured.activations),
         perplexity=_perplexity(model, texts, seed, progress),
     )
 
@@ -349,13 +354,13 @@ def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progr
         eval_mode(model),
         Progress("scoring", total=sum(sizes), unit="tokens", enabled=progress) as bar,
     ):
-        for some in batch_ranges(sizes, BATCH_TOKENS):
-            judged = bind_metric(model, model_inputs, some, "loss", inputs.targets)
-            seen = ActivationEditor({}, [last])
-            model.run_inputs(model_inputs.select(some), seen)
-            total += float((judged(seen[last])[0].double() * judged.weights).sum())
+        for batch in batch_ranges(sizes, BATCH_TOKENS):
+            judged = bind_metric(model, model_inputs, batch, "loss", inputs.targets)
+            activations = ActivationEditor({}, [last])
+            model.run_inputs(model_inputs.select(batch), activations)
+            total += float((judged(activations[last])[0].double() * judged.weights).sum())
             count += float(judged.weights.sum())
-            bar.advance(sum(sizes[text] for text in some))
+            bar.advance(sum(sizes[text] for text in batch))
     return math.exp(min(total / max(count, 1.0), 700.0))
 
 

@@ -259,9 +259,9 @@ def _time(model: Model, batch: ModelInputs) -> float:
 def _size(model: Model, rate: float) -> ModelSize:
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     return ModelSize(
-        parameters=sum(each.numel() for each in model.parameters()),
-        attention=sum(each.numel() for one in attentions for each in one.parameters()),
-        bytes=sum(each.numel() * each.element_size() for each in model.parameters()),
-        heads=sum(each.config.heads for each in attentions),
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        attention=sum(weight.numel() for module in attentions for weight in module.parameters()),
+        bytes=sum(weight.numel() * weight.element_size() for weight in model.parameters()),
+        heads=sum(module.config.heads for module in attentions),
         tokens_per_second=rate,
     )

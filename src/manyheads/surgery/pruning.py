@@ -34,17 +34,17 @@ def origins(model: Model) -> dict[Address, Address]:
     >>> {str(new): str(old) for new, old in origins(prune(model, ["L0H1", "L0H2"])).items()}
     {'L0H0': 'L0H0', 'L0H1': 'L0H3'}
     """
-    here = [address for block in blocks_of(model) for address in block.addresses]
+    addresses = [address for block in blocks_of(model) for address in block.addresses]
     recorded = model.side_files.get(FILE)
     if recorded is None:
-        return {address: address for address in here}
+        return {address: address for address in addresses}
     recorded_heads = json.loads(recorded)["heads"]
-    if len(recorded_heads) != len(here):
+    if len(recorded_heads) != len(addresses):
         raise InputError(
-            f"{FILE} lists {len(recorded_heads)} heads and the model has {len(here)}",
+            f"{FILE} lists {len(recorded_heads)} heads and the model has {len(addresses)}",
             "delete the file: it belongs to another model",
         )
-    return {address: Address.parse(recorded_heads[str(address)]) for address in here}
+    return {address: Address.parse(recorded_heads[str(address)]) for address in addresses}
 
 
 def origins_in(before: Model, after: Model) -> dict[Address, Address] | None:
@@ -54,27 +54,27 @@ def origins_in(before: Model, after: Model) -> dict[Address, Address] | None:
     """
     if FILE not in after.side_files:
         return None
-    here = {first: address for address, first in origins(before).items()}
+    present = {first: address for address, first in origins(before).items()}
     addresses = {}
     for address, first in origins(after).items():
-        if first not in here:
+        if first not in present:
             raise InputError(
                 f"{address} of the second model is {first} of the original, which the first model "
                 "does not have",
                 "give the model that the second one was pruned from",
             )
-        addresses[address] = here[first]
+        addresses[address] = present[first]
     return addresses
 
 
-def record_origins(fresh: Model, model: Model, kept: Mapping[str, Sequence[LayerPlan]]) -> None:
+def record_origins(fresh: Model, model: Model, plans: Mapping[str, Sequence[LayerPlan]]) -> None:
     """Record in a new model the original addresses of its heads."""
     before = origins(model)
     addresses = {
         str(Address(Head(index, place), stack, sublayer)): str(
             before[Address(Head(layer.source, head), stack, sublayer)]
         )
-        for stack, layers in kept.items()
+        for stack, layers in plans.items()
         for index, layer in enumerate(layers)
         for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
         for place, head in enumerate(
@@ -124,15 +124,15 @@ def prune(
         )
     if replace_with == "mean" and texts is None:
         raise InputError('replace_with="mean" needs texts to average over', "give texts=")
-    gone: dict[tuple[str, int], list[Address]] = {}
+    removed: dict[tuple[str, int], list[Address]] = {}
     for address in chosen:
-        gone.setdefault((address.stack, address.head.layer), []).append(address)
-    kept = {
-        stack: tuple(layer.without(gone.get((stack, layer.source), ())) for layer in layers)
+        removed.setdefault((address.stack, address.head.layer), []).append(address)
+    plans = {
+        stack: tuple(layer.without(removed.get((stack, layer.source), ())) for layer in layers)
         for stack, layers in full_plan(model).items()
     }
     means = _means(model, chosen, texts) if replace_with == "mean" else None
-    return _pruned(model, kept, means)
+    return _pruned(model, plans, means)
 
 
 @native_models_only
@@ -145,23 +145,25 @@ def prune_neurons(
     to stay.
     """
     chosen = find_stack(model, stack)
-    kept = {name: list(layers) for name, layers in full_plan(model).items()}
-    for layer, gone in neurons.items():
+    plans = {name: list(layers) for name, layers in full_plan(model).items()}
+    for layer, removed in neurons.items():
         if not 0 <= layer < len(chosen.config.layers):
             raise InputError(
                 f"there is no layer {layer}", f"use 0 to {len(chosen.config.layers) - 1}"
             )
-        there = kept[chosen.name][layer].neurons
-        if not there:
+        existing = plans[chosen.name][layer].neurons
+        if not existing:
             raise InputError(f"layer {layer} has no neurons to prune", "choose another layer")
-        odd = sorted(set(gone) - set(there))
+        odd = sorted(set(removed) - set(existing))
         if odd:
-            raise InputError(f"layer {layer} has no neuron {odd[0]}", f"use 0 to {len(there) - 1}")
-        left = tuple(neuron for neuron in there if neuron not in set(gone))
-        if not left:
+            raise InputError(
+                f"layer {layer} has no neuron {odd[0]}", f"use 0 to {len(existing) - 1}"
+            )
+        remaining = tuple(neuron for neuron in existing if neuron not in set(removed))
+        if not remaining:
             raise InputError(f"layer {layer} would have no neuron left", "keep at least one")
-        kept[chosen.name][layer] = replace(kept[chosen.name][layer], neurons=left)
-    return _pruned(model, kept, None)
+        plans[chosen.name][layer] = replace(plans[chosen.name][layer], neurons=remaining)
+    return _pruned(model, plans, None)
 
 
 @native_models_only
@@ -170,22 +172,22 @@ def prune_layers(
 ) -> AnyModel:
     """A new model without these layers: the input of each goes to the next layer that stays."""
     chosen = find_stack(model, stack)
-    gone, count = set(layers), len(chosen.config.layers)
-    odd = sorted(gone - set(range(count)))
+    removed, count = set(layers), len(chosen.config.layers)
+    odd = sorted(removed - set(range(count)))
     if odd:
         raise InputError(f"there is no layer {odd[0]}", f"use 0 to {count - 1}")
-    if len(gone) == count:
+    if len(removed) == count:
         raise InputError(f"all {count} layers would be removed", "keep at least one")
-    kept: dict[str, Sequence[LayerPlan]] = dict(full_plan(model))
-    kept[chosen.name] = [layer for layer in kept[chosen.name] if layer.source not in gone]
-    return _pruned(model, kept, None)
+    plans: dict[str, Sequence[LayerPlan]] = dict(full_plan(model))
+    plans[chosen.name] = [layer for layer in plans[chosen.name] if layer.source not in removed]
+    return _pruned(model, plans, None)
 
 
 def _pruned(
-    model: AnyModel, kept: Mapping[str, Sequence[LayerPlan]], means: Means | None
+    model: AnyModel, plans: Mapping[str, Sequence[LayerPlan]], means: Means | None
 ) -> AnyModel:
-    fresh = rebuild(model, kept, means)
-    record_origins(fresh, model, kept)
+    fresh = rebuild(model, plans, means)
+    record_origins(fresh, model, plans)
     return fresh
 
 
@@ -202,5 +204,5 @@ def _means(model: Model, heads: Sequence[Address], texts: Any) -> Means:
             means = replacement_values(
                 part, inputs, "mean", seed=0, batch_tokens=batch_tokens
             ).means
-        result |= {(name, sublayer, layer): each for layer, each in means.items()}
+        result |= {(name, sublayer, layer): mean for layer, mean in means.items()}
     return result

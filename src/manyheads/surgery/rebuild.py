@@ -39,7 +39,9 @@ class LayerPlan:
         hidden = 0
         if layer.feedforward is not None and not isinstance(layer.feedforward.inner, Experts):
             hidden = layer.feedforward.inner.hidden
-        heads = [0 if each is None else each.inner.heads for each in (layer.attention, layer.cross)]
+        heads = [
+            0 if branch is None else branch.inner.heads for branch in (layer.attention, layer.cross)
+        ]
         return cls(
             source=index,
             attention=tuple(range(heads[0])),
@@ -52,12 +54,16 @@ class LayerPlan:
 
     def without(self, heads: Iterable[Address]) -> "LayerPlan":
         """The plan without these heads, all of this layer."""
-        gone = {(address.sublayer, address.head.head) for address in heads}
-        left = {
-            sublayer: tuple(head for head in self.heads(sublayer) if (sublayer, head) not in gone)
+        removed = {(address.sublayer, address.head.head) for address in heads}
+        remaining = {
+            sublayer: tuple(
+                head for head in self.heads(sublayer) if (sublayer, head) not in removed
+            )
             for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
         }
-        return replace(self, attention=left[Sublayer.ATTENTION], cross=left[Sublayer.CROSS])
+        return replace(
+            self, attention=remaining[Sublayer.ATTENTION], cross=remaining[Sublayer.CROSS]
+        )
 
 
 def full_plan(model: Model) -> dict[str, tuple[LayerPlan, ...]]:
@@ -145,7 +151,7 @@ def attention_weights(
     for name in ("query_norm", "key_norm", "table"):
         part = getattr(attention, name)
         if part is not None and not isinstance(part, BucketTable | DisentangledTable):
-            weights |= {f"{name}.{own}": each for own, each in part.state_dict().items()}
+            weights |= {f"{name}.{own}": tensor for own, tensor in part.state_dict().items()}
     return weights
 
 
@@ -156,10 +162,10 @@ def output_bias(
     bias = attention.output.bias
     if means is None:
         return bias
-    gone = [head for head in range(attention.config.heads) if head not in kept_heads]
+    removed = [head for head in range(attention.config.heads) if head not in kept_heads]
     weight = attention.output.weight
-    columns = weight.unflatten(1, (attention.config.heads, -1))[:, gone].flatten(1)
-    mean = columns.double() @ means[gone].flatten().to(weight.device).double()
+    columns = weight.unflatten(1, (attention.config.heads, -1))[:, removed].flatten(1)
+    mean = columns.double() @ means[removed].flatten().to(weight.device).double()
     return (mean if bias is None else bias.double() + mean).to(weight.dtype)
 
 
@@ -196,7 +202,7 @@ def _rows(
     """The rows of one part of an input projection that belong to the heads that stay."""
     name = part.removeprefix("gate_")
     heads = _keys(config, kept_heads) if name in ("key", "value") else list(kept_heads)
-    gate = next((each for each in config.gates if part == f"gate_{each.at}"), None)
+    gate = next((candidate for candidate in config.gates if part == f"gate_{candidate.at}"), None)
     if gate is not None and (gate.heads == "shared" or gate.at == "final"):
         return values
     count = config.key_heads if name in ("key", "value") else config.heads
@@ -245,8 +251,8 @@ def rebuild(
     return cast(AnyModel, fresh.train(model.training))
 
 
-def _check(wanted: set[str], got: set[str]) -> None:
-    if odd := sorted(got ^ wanted):
+def _check(expected: set[str], got: set[str]) -> None:
+    if odd := sorted(got ^ expected):
         raise InputError(
             f"{odd[0]} does not belong to the model's own weights",
             "first merge or delete adapters, gates and other modules that were added",
@@ -263,7 +269,7 @@ class _StackCut:
     means: Means
 
     def config(self) -> StackConfig:
-        layers = [self._layer(each) for each in self.plans]
+        layers = [self._layer(plan) for plan in self.plans]
         separate = self._own_tables()
         return replace(
             self.stack.config,
@@ -291,9 +297,9 @@ class _StackCut:
                 weights[f"{name}_rest.vector"] = self._vector(plan, sublayer)
             residual = getattr(fresh, f"{name}_residual", None)
             if residual is not None:
-                wanted = residual.state_dict()
+                state = residual.state_dict()
                 mine = getattr(old, f"{name}_residual").state_dict()
-                weights |= {f"{name}_residual.{part}": mine[part] for part in wanted}
+                weights |= {f"{name}_residual.{part}": mine[part] for part in state}
         if fresh.attention is not None and isinstance(fresh.attention.table, BucketTable):
             weights["attention.table.table"] = self._table(plan)
         if fresh.attention is not None and isinstance(fresh.attention.table, DisentangledTable):

@@ -85,21 +85,21 @@ def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGro
             'set it to "ddp" or "fsdp"',
         )
     local = int(os.environ["LOCAL_RANK"])
-    here = torch.device(device)
-    if here.type == "cuda":
-        here = torch.device("cuda", local)
-        torch.cuda.set_device(here)
+    local_device = torch.device(device)
+    if local_device.type == "cuda":
+        local_device = torch.device("cuda", local)
+        torch.cuda.set_device(local_device)
     joined = dist.is_initialized()
     if not joined:
         # The first process tokenizes while the others wait.
-        backend = "cuda:nccl,cpu:gloo" if here.type == "cuda" else "gloo"
+        backend = "cuda:nccl,cpu:gloo" if local_device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=2))
     try:
         checkpoint_group = dist.new_group(backend="gloo")
         yield ProcessGroup(
             rank=dist.get_rank(),
             world_size=world_size,
-            device=here,
+            device=local_device,
             checkpoint_group=checkpoint_group,
         )
     finally:

@@ -37,8 +37,8 @@ class InterruptHandler:
         # Only the main thread can handle signals.
         if threading.current_thread() is threading.main_thread():
             self._outer, InterruptHandler.current = InterruptHandler.current, self
-            for each in SIGNALS:
-                self._before[each] = signal.signal(each, self._handle)
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -47,8 +47,8 @@ class InterruptHandler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for each, before in self._before.items():
-            signal.signal(each, before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
         if InterruptHandler.current is self:
             InterruptHandler.current = self._outer
 

@@ -73,7 +73,7 @@ class HardConcrete(nn.Module, ABC):
 
     def expected_open(self) -> Float[Tensor, ""]:
         shift = TEMPERATURE * math.log(-LOW / HIGH)
-        return torch.cat([torch.sigmoid(each - shift) for each in self.gate_probability]).sum()
+        return torch.cat([torch.sigmoid(logits - shift) for logits in self.gate_probability]).sum()
 
     def settled(self) -> Mapping[Site, Float[Tensor, " k"]]:
         """All gates in evaluation; a part with a gate of zero can be removed."""
@@ -206,10 +206,10 @@ class HeadSimilarity(RegularizationTerm):
         del site
         if isinstance(value, Patterns):
             shares = [value.shares(sequence) for sequence in range(len(value))]
-            each = [_pair_similarity(pattern.transpose(0, 1)) for pattern in shares]
+            similarities = [_pair_similarity(pattern.transpose(0, 1)) for pattern in shares]
         else:
-            each = [_pair_similarity(F.normalize(value.values.float(), dim=-1))]
-        tokens = torch.cat(each)
+            similarities = [_pair_similarity(F.normalize(value.values.float(), dim=-1))]
+        tokens = torch.cat(similarities)
         if tokens.numel():
             self.similarities.append(tokens.mean())
 
@@ -250,7 +250,7 @@ class ScaleL1(RegularizationTerm):
 
 def _scales(model: nn.Module) -> Sequence[Tensor]:
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    result = [each.head_scale for each in attentions if each.head_scale is not None]
+    result = [attention.head_scale for attention in attentions if attention.head_scale is not None]
     if not result:
         raise ConfigError(
             "the model has no head scales",
@@ -309,7 +309,7 @@ class Regularized(Objective):
     regularizers: tuple[Regularizer, ...]
 
     def __post_init__(self) -> None:
-        names = [each.name for each in self.regularizers]
+        names = [regularizer.name for regularizer in self.regularizers]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
@@ -318,28 +318,33 @@ class Regularized(Objective):
 
     def attach(self, model: nn.Module) -> None:
         self.objective.attach(model)
-        for each in self.regularizers:
-            each.attach(model)
+        for regularizer in self.regularizers:
+            regularizer.attach(model)
 
     def with_tokenizer(self, tokenizer: "Tokenizer | None") -> "Regularized":
         return replace(self, objective=self.objective.with_tokenizer(tokenizer))
 
     def check(self, model: nn.Module) -> None:
         self.objective.check(model)
-        for each in self.regularizers:
-            each.begin(model)
+        for regularizer in self.regularizers:
+            regularizer.begin(model)
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         return self.objective.prepare(model, batch, generator)
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
-        begun = [(each, each.begin(model)) for each in self.regularizers]
+        begun = [(regularizer, regularizer.begin(model)) for regularizer in self.regularizers]
         watchers = [watcher for _, penalty in begun for watcher in penalty.watchers()]
         everyone = [*watchers, *([] if watch is None else [watch])]
         loss = self.objective.score(
             model, prepared, watch=WatcherChain(everyone) if everyone else None
         )
-        return loss.plus({each.name: each.weight * penalty.cost() for each, penalty in begun})
+        return loss.plus(
+            {
+                regularizer.name: regularizer.weight * penalty.cost()
+                for regularizer, penalty in begun
+            }
+        )
 
 
 def final_gates(model: nn.Module) -> Mapping[Site, Float[Tensor, " h"]]:
@@ -361,11 +366,13 @@ def fold_gates(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Ten
     A gate scales the output of a head, so it is multiplied into the columns of the output
     projection that read that head. `weights` are not changed.
     """
-    tensors = {name: each for name, each in weights.items() if not name.startswith(f"{GATES}.")}
+    tensors = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{GATES}.")}
     gates = getattr(model, GATES, None)
     if not isinstance(gates, HeadGates):
         return tensors
-    stacks = {each.name: name for name, each in model.named_modules() if isinstance(each, Stack)}
+    stacks = {
+        module.name: name for name, module in model.named_modules() if isinstance(module, Stack)
+    }
     for index, (site, heads, _) in enumerate(gates.sites):
         part = "cross" if site.sublayer is Sublayer.CROSS else "attention"
         name = f"{stacks[site.stack]}.layers.{site.layer}.{part}.output.weight"

@@ -54,7 +54,9 @@ def source_layers(small: StackConfig, large: StackConfig) -> tuple[int, ...]:
     sources = []
     for index, layer in enumerate(large.layers):
         depth = index * len(small.layers) / len(large.layers)
-        fitting = [at for at, each in enumerate(small.layers) if _kind(each) == _kind(layer)]
+        fitting = [
+            at for at, candidate in enumerate(small.layers) if _kind(candidate) == _kind(layer)
+        ]
         if not fitting:
             raise ConfigError(
                 f"layer {index} of the large model has no similar layer in the small one",
@@ -100,11 +102,11 @@ def tile(small: Model, config: ModelConfig, *, seed: int | None = None) -> Any:
 
 def _grow_stack(small: Stack, large: Stack) -> None:
     for index, source in enumerate(source_layers(small.config, large.config)):
-        one, other = small.layers[source], large.layers[index]
-        assert isinstance(one, Layer)
-        assert isinstance(other, Layer)
-        for name, module in other.named_children():
-            counterpart = getattr(one, name, None)
+        before, after = small.layers[source], large.layers[index]
+        assert isinstance(before, Layer)
+        assert isinstance(after, Layer)
+        for name, module in after.named_children():
+            counterpart = getattr(before, name, None)
             if counterpart is not None:
                 _grow(counterpart, module)
     _grow(small.final_norm, large.final_norm)
@@ -162,26 +164,27 @@ def _put(target: Tensor, source: Tensor) -> None:
 def _grow_attention(small: Attention, large: Attention) -> None:
     _check_heads(small.config, large.config)
     for kind in ("weight", "bias"):
-        ours, theirs = _rows(small, kind), _rows(large, kind)
-        for name in theirs.keys() & ours.keys():
-            one = ours[name].unflatten(0, _shape(small.config, name, len(ours[name])))
-            shape = _shape(large.config, name, len(theirs[name]))
-            grown = tile_tensor(one, (*shape, *theirs[name].shape[1:]))
-            theirs[name].copy_(grown.flatten(0, len(shape) - 1))
+        sources, targets = _rows(small, kind), _rows(large, kind)
+        for name in targets.keys() & sources.keys():
+            source, target = sources[name], targets[name]
+            by_head = source.unflatten(0, _shape(small.config, name, len(source)))
+            shape = _shape(large.config, name, len(target))
+            grown = tile_tensor(by_head, (*shape, *target.shape[1:]))
+            target.copy_(grown.flatten(0, len(shape) - 1))
     columns = _shape(small.config, "query", small.output.in_features)
-    wanted = _shape(large.config, "query", large.output.in_features)
-    grown = tile_tensor(small.output.weight.unflatten(1, columns), (large.config.width, *wanted))
+    shape = _shape(large.config, "query", large.output.in_features)
+    grown = tile_tensor(small.output.weight.unflatten(1, columns), (large.config.width, *shape))
     large.output.weight.copy_(grown.flatten(1))
     if small.output.bias is not None and large.output.bias is not None:
         _put(large.output.bias, small.output.bias)
     for name in ("query_norm", "key_norm", "table"):
-        one, other = getattr(small, name), getattr(large, name)
-        if one is not None and other is not None:
-            _grow_each(one, other)
+        source, target = getattr(small, name), getattr(large, name)
+        if source is not None and target is not None:
+            _grow_each(source, target)
     for name in ("sink", "head_scale"):
-        one, other = getattr(small, name), getattr(large, name)
-        if one is not None and other is not None:
-            _put(other, one)
+        source, target = getattr(small, name), getattr(large, name)
+        if source is not None and target is not None:
+            _put(target, source)
 
 
 def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> dict[str, Tensor]:
@@ -201,16 +204,16 @@ def _shape(config: AttentionConfig, name: str, rows: int) -> tuple[int, ...]:
     """Rows as (key heads, query heads per key head, channels), so that heads are not cut."""
     groups = config.key_heads
     if name in ("query", "gate_query", "gate_output"):
-        each = config.heads // groups
-        if rows % (groups * each) == 0:
-            return groups, each, rows // (groups * each)
+        queries = config.heads // groups
+        if rows % (groups * queries) == 0:
+            return groups, queries, rows // (groups * queries)
     return (groups, rows // groups) if rows % groups == 0 else (rows,)
 
 
 def _grow_feedforward(small: FeedForward, large: FeedForward) -> None:
     parts = 2 if large.gated else 1
-    for one, other in zip(small.expand.parameters(), large.expand.parameters(), strict=True):
-        for source, target in zip(one.chunk(parts), other.chunk(parts), strict=True):
+    for before, after in zip(small.expand.parameters(), large.expand.parameters(), strict=True):
+        for source, target in zip(before.chunk(parts), after.chunk(parts), strict=True):
             _put(target, source)
     _grow_each(small.contract, large.contract)
 
@@ -249,11 +252,14 @@ def _check_heads(small: AttentionConfig, large: AttentionConfig) -> None:
 def _check_tables(small: TokenEmbedding, large: TokenEmbedding) -> None:
     """Rows of an embedding table have an identity and cannot move to the center."""
     for name in ("tokens", "positions", "types"):
-        one, other = getattr(small, name), getattr(large, name)
-        if one is not None and other is not None and len(one.weight) != len(other.weight):
+        source, target = getattr(small, name), getattr(large, name)
+        if source is None or target is None:
+            continue
+        rows, expected = len(target.weight), len(source.weight)
+        if rows != expected:
             raise ConfigError(
-                f"the models have {len(one.weight)} and {len(other.weight)} {name}",
-                f"use {len(one.weight)} {name}, as in the small model",
+                f"the models have {expected} and {rows} {name}",
+                f"use {expected} {name}, as in the small model",
             )
 
 

@@ -62,13 +62,13 @@ class AdapterTable(LoraConfig):
 
     def check(self, regularizers: Sequence[Regularizer]) -> None:
         """Raise for regularizers that cannot be used with an adapter."""
-        for each in regularizers:
-            if isinstance(each, L0Gates) and not self.merged:
+        for regularizer in regularizers:
+            if isinstance(regularizer, L0Gates) and not self.merged:
                 raise ConfigError(
                     "L0Gates closes heads of the model, which the files of an adapter cannot store",
                     "set adapter.merged=true, which saves the whole model, or leave L0Gates out",
                 )
-            if isinstance(each, L1Scales):
+            if isinstance(regularizer, L1Scales):
                 raise ConfigError(
                     "L1Scales needs trainable head scales, and an adapter does not train them",
                     "leave it out",
@@ -121,7 +121,7 @@ class FreezeTable:
 
     def check(self, regularizers: Sequence[Regularizer]) -> None:
         """Raise for regularizers that would change frozen heads."""
-        if any(isinstance(each, L0Gates) for each in regularizers):
+        if any(isinstance(regularizer, L0Gates) for regularizer in regularizers):
             raise ConfigError(
                 "L0Gates may close any head, also those that [freeze] keeps unchanged",
                 "leave one of them out",
@@ -141,7 +141,7 @@ class FreezeTable:
 
 def _save_full_model(model: Model, folder: Path) -> Saved:
     """Save the model, with the gates of a regularizer folded into its weights."""
-    weights = {name: each.detach().cpu() for name, each in model.state_dict().items()}
+    weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     return save(model_with_weights(cast(ModelConfig, model.config), weights, model), folder / MODEL)
 
 

@@ -53,10 +53,10 @@ class AnswerLoss(Objective):
         texts = range(int(prepared.positions[0]), int(prepared.positions[-1]) + 1)
         metric = bind_metric(model, self.inputs, texts, "loss", self.targets)
         last = Site(-1, Tap.FINAL, stack=model.readout_stack)
-        seen = ActivationEditor({}, [last])
-        watchers: list[Watcher] = [seen] if watch is None else [watch, seen]
+        activations = ActivationEditor({}, [last])
+        watchers: list[Watcher] = [activations] if watch is None else [watch, activations]
         model.run_inputs(self.inputs.select(texts), WatcherChain(watchers))
-        losses = metric(seen[last])[0] * metric.weights
+        losses = metric(activations[last])[0] * metric.weights
         return Loss(total=losses.sum(), targets=int(metric.weights.sum()))
 
 
@@ -189,7 +189,7 @@ def recover(
     >>> recovered.config == model.config
     True
     """
-    if not any(each.requires_grad for each in model.parameters()):
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             "no parameter of this model is trainable", "call surgery.unfreeze_all(model)"
         )

@@ -34,8 +34,7 @@ def freeze_except(model: Model, heads: Heads) -> int:
     """
     masked = list(_head_parameters(model, heads, shared_by=all))
     unfreeze_all(model)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     return sum(_train_only(module, name, mask) for module, name, mask in masked)
 
 
@@ -57,8 +56,7 @@ def freeze_except_gates(model: nn.Module) -> int:
     if not any(attention.config.gates for attention in attentions):
         raise ConfigError("the model has no gates", "add some with surgery.add_gates")
     unfreeze_all(model)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     count = 0
     for attention in attentions:
         for linear, rows in _inputs(attention):
@@ -82,11 +80,11 @@ def unfreeze_all(model: nn.Module) -> None:
             parameter.requires_grad_(True)
 
 
-def copy_trainable(model: nn.Module, other: nn.Module) -> None:
+def copy_trainable(model: nn.Module, source: nn.Module) -> None:
     """Make the same parameters of a model trainable as of another of the same shape."""
     unfreeze_all(model)
     ours = dict(model.named_modules())
-    for path, module in other.named_modules():
+    for path, module in source.named_modules():
         partly = module.__dict__.get(PARTLY, {})
         for name, parameter in module.named_parameters(recurse=False):
             if name in partly:
@@ -161,5 +159,5 @@ def _inputs(attention: Attention) -> Iterator[tuple[nn.Linear, dict[str, int]]]:
 
 def _along(mask: Bool[Tensor, " k"], axis: int, parameter: Tensor) -> Bool[Tensor, "..."]:
     """A mask along one axis, expanded to the shape of the parameter."""
-    shape = [-1 if each == axis else 1 for each in range(parameter.dim())]
+    shape = [-1 if dimension == axis else 1 for dimension in range(parameter.dim())]
     return mask.view(shape).expand(parameter.shape)

@@ -86,8 +86,7 @@ def adapt(model: Model, config: LoraConfig, name: str = "default", *, seed: int 
         attach(part.layer, name, part.name, _like_linear(update, part.layer))
     add_modules(model, name, dict.fromkeys(modules))
     set_adapter(model, name)
-    for each in model.parameters():
-        each.requires_grad_(False)
+    model.requires_grad_(False)
     for linear in _adapted_linears(model):
         for update in adapters_on(linear).get(name, {}).values():
             update.requires_grad_(True)
@@ -142,12 +141,16 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
         for name, updates in adapters_on(linear).items():
             owner = path.rpartition(".")[0]
             addresses.setdefault(name, []).extend(f"{owner}.{part}" for part in updates)
-            trained = sum(each.numel() for one in updates.values() for each in one.parameters())
+            trained = sum(
+                parameter.numel()
+                for update in updates.values()
+                for parameter in update.parameters()
+            )
             numbers[name] = numbers.get(name, 0) + trained
     adapters = {}
     for name, parts in addresses.items():
         modules = modules_of(model, name)
-        trained = numbers[name] + sum(each.numel() for each in modules.values())
+        trained = numbers[name] + sum(parameter.numel() for parameter in modules.values())
         adapters[name] = Adapter(name, tuple(parts), trained, tuple(modules))
     return adapters
 
@@ -165,11 +168,12 @@ def set_adapter(model: nn.Module, *names: str) -> None:
 
     Of adapters that save the same module, only one can be active at a time.
     """
-    known = list_adapters(model)
+    existing = list_adapters(model)
     for name in names:
-        if name not in known:
+        if name not in existing:
             raise InputError(
-                f"there is no adapter {name!r}", f"use one of {', '.join(known) or 'none: add one'}"
+                f"there is no adapter {name!r}",
+                f"use one of {', '.join(existing) or 'none: add one'}",
             )
     _check_unmerged(model)
     activate_modules(model, dict.fromkeys(names))
@@ -192,20 +196,20 @@ def merge(model: nn.Module, *names: str) -> None:
                 "delete the adapter, call surgery.dequantize, and add it again",
             )
     for linear in _adapted_linears(model):
-        here = active_on(linear)
+        active = active_on(linear)
         set_active(linear, ())
-        add_to_weight(linear, here, 1)
-        set_merged(linear, here)
+        add_to_weight(linear, active, 1)
+        set_merged(linear, active)
 
 
 @native_models_only
 def unmerge(model: nn.Module) -> None:
     """Subtract merged adapters from the weights and activate them."""
     for linear in _adapted_linears(model):
-        here = merged_on(linear)
-        add_to_weight(linear, here, -1)
+        merged = merged_on(linear)
+        add_to_weight(linear, merged, -1)
         set_merged(linear, ())
-        set_active(linear, here)
+        set_active(linear, merged)
 
 
 @native_models_only
@@ -216,13 +220,13 @@ def delete_adapter(model: nn.Module, *names: str) -> None:
             raise InputError(
                 f"there is no adapter {name!r}", f"use one of {', '.join(list_adapters(model))}"
             )
-    gone = names or tuple(list_adapters(model))
+    deleted = names or tuple(list_adapters(model))
     merged = {name for linear in _adapted_linears(model) for name in merged_on(linear)}
     for linear in list(_adapted_linears(model)):
         for name in adapters_on(linear):
-            if name in gone:
+            if name in deleted:
                 remove_adapter(linear, name)
-    for name in gone:
+    for name in deleted:
         drop_modules(model, name, stays=name in merged)
 
 

@@ -90,14 +90,14 @@ class LowRankUpdate(nn.Module):
         self, output: Float[Tensor, "*n rows"], x: Float[Tensor, "*n columns"]
     ) -> Float[Tensor, "*n rows"]:
         """Add the update to `output`, in place where only some rows change."""
-        read = x
+        inputs = x
         if self.columns != ((0, self.shape[1]),):
-            read = torch.cat([x[..., start:stop] for start, stop in self.columns], dim=-1)
+            inputs = torch.cat([x[..., start:stop] for start, stop in self.columns], dim=-1)
         # Autocast converts both to one type by itself.
         if not torch.is_autocast_enabled(x.device.type):
-            read = read.to(self.down.weight.dtype)
+            inputs = inputs.to(self.down.weight.dtype)
         # Scaled here, where there are fewer channels.
-        inside = self.down(self.dropout(read)) * self.scale
+        inside = self.down(self.dropout(inputs)) * self.scale
         more = self.up(inside).to(output.dtype)
         if self.rows == ((0, self.shape[0]),):
             return output + more
@@ -180,9 +180,9 @@ def adapters_on(linear: nn.Linear) -> dict[str, dict[str, LowRankUpdate]]:
     held = cast(nn.ModuleDict, linear._modules.get("adapters") or {})
     return {
         name: {
-            part: cast(LowRankUpdate, update) for part, update in cast(nn.ModuleDict, each).items()
+            part: cast(LowRankUpdate, update) for part, update in cast(nn.ModuleDict, parts).items()
         }
-        for name, each in held.items()
+        for name, parts in held.items()
     }
 
 
@@ -208,11 +208,11 @@ def set_merged(linear: nn.Linear, names: tuple[str, ...]) -> None:
 
 def set_active(linear: nn.Linear, names: tuple[str, ...]) -> None:
     """Set the active adapters; with none the projection gets its plain class back."""
-    here = tuple(name for name in names if name in adapters_on(linear))
-    linear.__dict__["active"] = here
+    present = tuple(name for name in names if name in adapters_on(linear))
+    linear.__dict__["active"] = present
     kind = type(linear)
-    wanted = ADAPTED.get(kind, kind) if here else PLAIN.get(cast(type[Adapted], kind), kind)
-    linear.__class__ = wanted
+    target = ADAPTED.get(kind, kind) if present else PLAIN.get(cast(type[Adapted], kind), kind)
+    linear.__class__ = target
 
 
 @torch.no_grad()
@@ -226,15 +226,15 @@ def add_to_weight(linear: nn.Linear, names: tuple[str, ...], sign: Literal[1, -1
 
 def remove_adapter(linear: nn.Linear, name: str) -> None:
     """Remove an adapter; without the last one the projection is a plain one."""
-    set_active(linear, tuple(each for each in active_on(linear) if each != name))
-    set_merged(linear, tuple(each for each in merged_on(linear) if each != name))
+    set_active(linear, tuple(adapter for adapter in active_on(linear) if adapter != name))
+    set_merged(linear, tuple(adapter for adapter in merged_on(linear) if adapter != name))
     held = cast(nn.ModuleDict, linear.adapters)
     if name in held:
         del held[name]
     if not held:
         del linear.adapters
-        for left in ("active", "merged"):
-            linear.__dict__.pop(left)
+        for attribute in ("active", "merged"):
+            linear.__dict__.pop(attribute)
 
 
 def span_indices(spans: Spans, device: torch.device | None = None) -> Tensor:

@@ -36,8 +36,11 @@ class SavedModules(nn.Module):
     def stored_by(self, name: str) -> dict[str, nn.Parameter]:
         if name not in self.stored:
             return {}
-        kept = cast(nn.ParameterDict, self.stored[name])
-        return {key.replace("/", "."): cast(nn.Parameter, each) for key, each in kept.items()}
+        parameters = cast(nn.ParameterDict, self.stored[name])
+        return {
+            key.replace("/", "."): cast(nn.Parameter, parameter)
+            for key, parameter in parameters.items()
+        }
 
 
 def addresses_of(model: nn.Module, modules: Iterable[ModuleName]) -> tuple[str, ...]:
@@ -85,10 +88,10 @@ def modules_of(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     store = _store(model)
     if store is None:
         return {}
-    there = {
+    addresses = {
         address: _at(model, address) for address, owner in store.in_use.items() if owner == name
     }
-    return {**there, **store.stored_by(name)}
+    return {**addresses, **store.stored_by(name)}
 
 
 def activate_modules(model: nn.Module, names: Iterable[str]) -> None:
@@ -96,16 +99,16 @@ def activate_modules(model: nn.Module, names: Iterable[str]) -> None:
     store = _store(model)
     if store is None:
         return
-    wanted = dict.fromkeys(store.in_use, OWN)
+    choice = dict.fromkeys(store.in_use, OWN)
     for name in names:
         for address in modules_of(model, name):
-            if wanted[address] != OWN:
+            if choice[address] != OWN:
                 raise ConfigError(
-                    f"{wanted[address]!r} and {name!r} both have their own {address}",
+                    f"{choice[address]!r} and {name!r} both have their own {address}",
                     "use one of them at a time",
                 )
-            wanted[address] = name
-    for address, owner in wanted.items():
+            choice[address] = name
+    for address, owner in choice.items():
         before = store.in_use[address]
         if owner != before:
             store.put(before, address, _at(model, address))
@@ -126,7 +129,12 @@ def drop_modules(model: nn.Module, name: str, *, stays: bool) -> None:
             store.in_use[address] = OWN
     if name in store.stored:
         del store.stored[name]
-    stored = {address for each in store.stored if each != OWN for address in store.stored_by(each)}
+    stored = {
+        address
+        for adapter in store.stored
+        if adapter != OWN
+        for address in store.stored_by(adapter)
+    }
     in_use = {address for address, owner in store.in_use.items() if owner != OWN}
     store.in_use = {
         address: owner for address, owner in store.in_use.items() if address in stored | in_use

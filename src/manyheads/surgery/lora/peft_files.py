@@ -56,8 +56,8 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     was loaded.
     """
     if name not in list_adapters(model):
-        known = ", ".join(list_adapters(model)) or "none"
-        raise InputError(f"there is no adapter {name!r}", f"the model has {known}")
+        existing = ", ".join(list_adapters(model)) or "none"
+        raise InputError(f"there is no adapter {name!r}", f"the model has {existing}")
     if final_gates(model):
         raise ConfigError(
             "the model has gates of L0Gates, which the files of an adapter cannot store",
@@ -80,11 +80,9 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
         for module, update in updates_by_module.items()
     }
     modules = modules_to_peft(model, modules_of(model, name))
-    tensors |= {
-        PREFIX + each: tensor.detach().contiguous().cpu() for each, tensor in modules.items()
-    }
+    tensors |= {PREFIX + key: tensor.detach().contiguous().cpu() for key, tensor in modules.items()}
     described = _config(model, ranks, alphas, stabilized, updates_by_module)
-    names = sorted({each.rpartition(".")[0] for each in modules})
+    names = sorted({key.rpartition(".")[0] for key in modules})
     described["modules_to_save"] = names or None
     files: dict[str, Callable[[Path], Any]] = {
         WEIGHTS: partial(write_tensors, tensors),
@@ -110,12 +108,12 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
     _check_supported(described, place)
     pairs, others = _read(place / WEIGHTS)
     modules = modules_from_peft(model, others, place)
-    wanted = _named_linears(model)
+    linears = _named_linears(model)
     planned = []
     for module, (down, up) in pairs.items():
-        target = wanted.get(_canonical(model, module))
+        target = linears.get(_canonical(model, module))
         if target is None:
-            near = ", ".join(sorted({key.rpartition(".")[2] for key in wanted}))
+            near = ", ".join(sorted({key.rpartition(".")[2] for key in linears}))
             base = described.get("base_model_name_or_path")
             remedy = f"load it into {base}" if base else "use an adapter of the same model"
             raise InputError(
@@ -178,9 +176,9 @@ def _to_peft(
     if not updates:
         return {}
     flat = replace(entry, transposed=False)
-    each = list(updates.values())
+    factors = list(updates.values())
     ups, downs, owner = [], [], []
-    for index, update in enumerate(each):
+    for index, update in enumerate(factors):
         rows, columns = (span_indices(spans) for spans in (update.rows, update.columns))
         up = update.up.weight.new_zeros(update.shape[0], update.rank)
         up[rows.to(up.device)] = update.up.weight.detach()
@@ -189,19 +187,19 @@ def _to_peft(
         ups.append(up)
         downs.append(down)
         owner += [index] * update.rank
-    touched = torch.zeros(each[0].shape[0], len(each))
-    for index, update in enumerate(each):
+    touched = torch.zeros(factors[0].shape[0], len(factors))
+    for index, update in enumerate(factors):
         touched[span_indices(update.rows), index] = 1.0
     shares, joined_up = flat.part(touched), flat.part(torch.cat(ups, dim=1))
     whole = torch.cat(downs)
     result = {}
     for name, up in joined_up.items():
-        here = shares[name].any(0)
-        ranks = [place for place, index in enumerate(owner) if here[index]]
+        used = shares[name].any(0)
+        ranks = [place for place, index in enumerate(owner) if used[index]]
         if ranks:
-            first = each[owner[ranks[0]]]
+            first = factors[owner[ranks[0]]]
             # A module has one scale: other updates are rescaled in their weights.
-            ratios = up.new_tensor([each[owner[place]].scale / first.scale for place in ranks])
+            ratios = up.new_tensor([factors[owner[place]].scale / first.scale for place in ranks])
             result[name.removesuffix(".weight")] = _PeftUpdate(
                 whole[ranks],
                 up[:, ranks] * ratios,
@@ -237,8 +235,8 @@ def _config(
         "bias": "none",
         "init_lora_weights": True,
         "target_modules": sorted(updates_by_module),
-        "rank_pattern": {_exact(each): n for each, n in ranks.items() if n != rank},
-        "alpha_pattern": {_exact(each): n for each, n in alphas.items() if n != alpha},
+        "rank_pattern": {_exact(name): n for name, n in ranks.items() if n != rank},
+        "alpha_pattern": {_exact(name): n for name, n in alphas.items() if n != alpha},
     }
 
 
@@ -295,7 +293,7 @@ def _read(file: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tenso
             continue
         stem = name.removesuffix(DOWN).removesuffix(UP)
         both = stem + DOWN, stem + UP
-        if any(each not in tensors for each in both):
+        if any(key not in tensors for key in both):
             raise InputError(f"{file} has {name} without its counterpart", "save it again")
         pairs[stem.removeprefix(PREFIX)] = tensors[both[0]], tensors[both[1]]
     if not pairs:
@@ -401,9 +399,9 @@ def modules_to_peft(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Te
 
 def check_saveable(model: Model, addresses: Iterable[str]) -> None:
     """Raise for modules that are not one tensor in `transformers`, which peft cannot store."""
-    known = _table(model)
+    table = _table(model)
     for address in addresses:
-        if address not in known:
+        if address not in table:
             raise ConfigError(
                 f"peft cannot store {address} as a module", "leave it out of modules_to_save"
             )
@@ -415,7 +413,7 @@ def modules_from_peft(
     """The tensors of modules_to_save under our names; `place` is for error messages."""
     family, weights = family_of(model), {}
     owners = {entry.sources[0]: entry for entry in _table(model).values()}
-    shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, tensor in tensors.items():
         entry = owners.get(family.canonical_name(name) or name)
         if entry is None or entry.name not in shapes:

@@ -224,7 +224,7 @@ def quantize(model: nn.Module) -> int:
             if hasattr(linear, "adapters"):
                 raise ConfigError(f"{name} has adapters", "quantize first, then add adapters")
             small = Quantized(linear)
-            saved += linear.weight.nbytes - sum(each.nbytes for each in small.buffers())
+            saved += linear.weight.nbytes - sum(buffer.nbytes for buffer in small.buffers())
             setattr(owner, name, small)
     return saved
 

@@ -68,19 +68,19 @@ def projections_of(model: nn.Module) -> list[Projection]:
             assert isinstance(layer, Layer)
             if stack.config.owners[index] != index:
                 continue
-            here = f"{path}.layers.{index}"
+            address = f"{path}.layers.{index}"
             for sublayer, attention in (
                 (Sublayer.ATTENTION, layer.attention),
                 (Sublayer.CROSS, layer.cross),
             ):
                 if attention is not None:
                     place = (stack.name, index, sublayer)
-                    projections += _of_attention(f"{here}.{sublayer.value}", attention, place)
+                    projections += _of_attention(f"{address}.{sublayer.value}", attention, place)
             if layer.mixer is not None:
                 place = (stack.name, index, Sublayer.ATTENTION)
-                projections += _of_mixer(f"{here}.mixer", layer.mixer, place)
+                projections += _of_mixer(f"{address}.mixer", layer.mixer, place)
             place = (stack.name, index, Sublayer.FEEDFORWARD)
-            feedforward, prefix = layer.feedforward, f"{here}.feedforward"
+            feedforward, prefix = layer.feedforward, f"{address}.feedforward"
             if isinstance(feedforward, MixtureOfExperts):
                 feedforward, prefix = feedforward.shared, f"{prefix}.shared"
             if feedforward is not None:
@@ -178,7 +178,7 @@ def find_projections(
     Fused matrices ("project", or a gated "expand") match only by their exact name.
     """
     count = 1 + max((part.index for part in parts), default=-1)
-    wrong = [] if layers == "all" else [each for each in layers if not 0 <= each < count]
+    wrong = [] if layers == "all" else [layer for layer in layers if not 0 <= layer < count]
     if wrong:
         raise ConfigError(f"layers has {wrong[0]}", f"use 0 to {count - 1}")
     projections: dict[str, Projection] = {}
@@ -205,7 +205,11 @@ def find_projections(
 
 def _without_overlap(parts: list[Projection]) -> list[Projection]:
     for part in parts:
-        inside = [each.name for each in parts if each.linear == part.linear and each is not part]
+        inside = [
+            sibling.name
+            for sibling in parts
+            if sibling.linear == part.linear and sibling is not part
+        ]
         if part.whole and inside:
             raise ConfigError(
                 f"{part.name!r} and {inside[0]!r} are both rows of {part.linear}", "keep one"

@@ -79,10 +79,10 @@ class LayerGates(HardConcrete):
 
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
         every = (layer_ends(stack, layer) for layer in range(len(stack.config.layers)))
-        ends = [each for each in every if each is not None]
-        super().__init__([GatedSite(left, 1, _device(stack)) for _, left in ends], start)
+        ends = [both for both in every if both is not None]
+        super().__init__([GatedSite(leaving, 1, _device(stack)) for _, leaving in ends], start)
         self._leaves = dict(ends)
-        self._enters = {left: entered for entered, left in ends}
+        self._enters = {leaving: entered for entered, leaving in ends}
         self._entered: dict[Site, Tensor] = {}
 
     def wants(self, site: Site) -> bool:

@@ -123,9 +123,9 @@ class LayerUnit(Unit[int]):
         evaluation, ends = self._shorter(removed)
         sums, tokens = dict.fromkeys(ends, 0.0), dict.fromkeys(ends, 0)
         sites = [site for both in ends.values() for site in both]
-        for seen in evaluation.activations(sites, "comparing layers"):
+        for activations in evaluation.activations(sites, "comparing layers"):
             for layer, (before, after) in ends.items():
-                inputs, outputs = (seen[site].values.double() for site in (before, after))
+                inputs, outputs = (activations[site].values.double() for site in (before, after))
                 sums[layer] += float(torch.cosine_similarity(inputs, outputs, dim=-1).sum())
                 tokens[layer] += len(inputs)
         cosines = dict.fromkeys(self.remaining(removed), 1.0)
@@ -155,8 +155,8 @@ class LayerUnit(Unit[int]):
 
 
 def _by_layer(inputs: dict[Site, Site]) -> Product:
-    def product(seen: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
-        written = seen[site].values - seen[inputs[site]].values
+    def product(activations: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
+        written = activations[site].values - activations[inputs[site]].values
         return (written * gradient).sum(-1, keepdim=True)
 
     return product

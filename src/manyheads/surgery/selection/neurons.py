@@ -189,8 +189,8 @@ class NeuronUnit(Unit[Neuron]):
         }
 
 
-def _by_neuron(seen: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
-    return seen[site].values * gradient
+def _by_neuron(activations: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
+    return activations[site].values * gradient
 
 
 def _zeroed(neurons: list[int]) -> EditFunction:
@@ -238,9 +238,11 @@ def neuron_similarity(
         sites = {layer: neuron_site(stack, layer) for layer in layers}
         device = next(stack.parameters()).device
         sums = {layer: torch.zeros(widths[layer], widths[layer], device=device) for layer in layers}
-        for seen in evaluation.activations(list(sites.values()), "comparing neurons", changes):
+        for activations in evaluation.activations(
+            list(sites.values()), "comparing neurons", changes
+        ):
             for layer, site in sites.items():
-                fired = seen[site].values.float()
+                fired = activations[site].values.float()
                 sums[layer].addmm_(fired.T, fired)
         for layer in layers:
             yield _similarity(layer, sums.pop(layer).cpu())

@@ -89,7 +89,7 @@ class TrainingState:
 
     def proves(self, step: int) -> bool:
         """Whether a finite step followed step `step`, so that the weights after it are sound."""
-        return step < self.step and all(each.step != step + 1 for each in self.skipped)
+        return step < self.step and all(skip.step != step + 1 for skip in self.skipped)
 
 
 def read_state(checkpoint: Path) -> TrainingState:
@@ -99,7 +99,7 @@ def read_state(checkpoint: Path) -> TrainingState:
         values = json.loads(file.read_bytes())
         state: TrainingState = CODEC.decode_table(TrainingState, values, STATE)
         # Earlier versions wrote no checksum of the data.
-        missing = [each.name for each in fields(state) if each.name not in values]
+        missing = [entry.name for entry in fields(state) if entry.name not in values]
         if not set(missing) - {"data_checksum"}:
             return state
         why = f"it has no {missing[0]}"
@@ -179,7 +179,7 @@ def _empty_optimizer_state(
     model: nn.Module, optimizer: Optimizer, stored: Mapping[str, Any]
 ) -> dict[str, tuple[nn.Parameter, str, Tensor]]:
     """Empty tensors for the optimizer state of each parameter, on the device where it lives."""
-    groups = {each: group for group in optimizer.param_groups for each in group["params"]}
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     entries = {}
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
@@ -190,8 +190,10 @@ def _empty_optimizer_state(
             else:
                 # As in torch: the step count is on the host unless a fused kernel reads it.
                 group = groups[parameter]
-                here = group.get("fused") or group.get("capturable")
-                tensor = torch.empty(size, dtype=dtype, device=parameter.device if here else "cpu")
+                on_device = group.get("fused") or group.get("capturable")
+                tensor = torch.empty(
+                    size, dtype=dtype, device=parameter.device if on_device else "cpu"
+                )
             entries[key] = (parameter, key.removeprefix(prefix), tensor)
     return entries
 
@@ -352,7 +354,7 @@ def _remove(path: Path) -> None:
 def _find_os_error(error: BaseException) -> OSError | None:
     """The first OSError among the errors of all processes."""
     if isinstance(error, CheckpointException):
-        result = (_find_os_error(each) for each, _ in error.failures.values())
+        result = (_find_os_error(failure) for failure, _ in error.failures.values())
         return next(filter(None, result), None)
     return error if isinstance(error, OSError) else None
 
@@ -448,9 +450,9 @@ class RunFolder:
     def _requested(self, name: str, checkpoints: Checkpoints) -> tuple[Path, str]:
         paths = [path for path in (self.checkpoints / name, Path(name)) if path.is_dir()]
         if not paths:
-            there = ", ".join(path.name for path in checkpoints.all().values()) or "none yet"
+            names = ", ".join(path.name for path in checkpoints.all().values()) or "none yet"
             raise InputError(
-                f"there is no checkpoint {name}", f"use one of {self.checkpoints}: {there}"
+                f"there is no checkpoint {name}", f"use one of {self.checkpoints}: {names}"
             )
         if not (paths[0] / MANIFEST).exists():
             return paths[0], f"{paths[0]} has no {MANIFEST}, so it may be damaged"
@@ -468,8 +470,8 @@ class RunFolder:
                 for file in (self.metrics, self.telemetry):
                     if file.exists():
                         shutil.copy2(file, aside / file.name)
-                for each in later:
-                    each.rename(aside / "checkpoints" / each.name)
+                for checkpoint in later:
+                    checkpoint.rename(aside / "checkpoints" / checkpoint.name)
         processes.barrier()
 
     @contextmanager
@@ -538,17 +540,17 @@ def _flat(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 def check_disk_space(folder: Path, needed: int) -> None:
     """Raise if the disk has no space for the checkpoints that are still to be written."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir():
-        raise ConfigError(f"run.folder={folder}: {there} is a file", "give the path of a folder")
-    kept = RunFolder(folder).checkpoints.rglob("*")
-    needed -= sum(file.stat().st_size for file in kept if file.is_file())
-    free = shutil.disk_usage(there).free
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"run.folder={folder}: {existing} is a file", "give the path of a folder")
+    files = RunFolder(folder).checkpoints.rglob("*")
+    needed -= sum(file.stat().st_size for file in files if file.is_file())
+    free = shutil.disk_usage(existing).free
     if free < needed:
         raise ConfigError(
-            f"the checkpoints take about {_size(needed)} and {there} has {_size(free)} free",
+            f"the checkpoints take about {_size(needed)} and {existing} has {_size(free)} free",
             "free some space, choose another run.folder, or lower run.keep",
         )
 

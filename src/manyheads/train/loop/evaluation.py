@@ -54,11 +54,11 @@ class Validation:
         sums = torch.zeros(3, dtype=torch.float64, device=self.processes.device)
         has_accuracy = False
         # Sharded weights are gathered by all processes at once, so all take equally many turns.
-        seen = 0
+        done = 0
         for turn in range(0, len(epoch), self.processes.world_size):
             if turn and self._interrupted():
                 break
-            seen = min(turn + self.processes.world_size, len(epoch))
+            done = min(turn + self.processes.world_size, len(epoch))
             index = turn + self.processes.rank
             loss = self._loss(wrapper, epoch, min(index, len(epoch) - 1))
             has_accuracy = loss.correct is not None
@@ -76,8 +76,8 @@ class Validation:
             result["perplexity"] = _exp(loss_per_target)
         if self.bytes_per_token:
             result["bits_per_byte"] = loss_per_target / math.log(2) / self.bytes_per_token
-        if seen < len(epoch):
-            result["fraction"] = seen / len(epoch)
+        if done < len(epoch):
+            result["fraction"] = done / len(epoch)
         return result
 
     def _interrupted(self) -> bool:
@@ -151,8 +151,8 @@ class Probe:
             scores, ids = logits.of(index)[:-1].float(), self.texts.of(index)[1:]
             losses.append(torch.nn.functional.cross_entropy(scores, ids, reduction="none"))
         # The first token of the second copy cannot be predicted.
-        each = torch.stack(losses)
-        return torch.stack((each[:, : self.block - 1].mean(), each[:, self.block :].mean()))
+        by_token = torch.stack(losses)
+        return torch.stack((by_token[:, : self.block - 1].mean(), by_token[:, self.block :].mean()))
 
 
 def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
@@ -167,8 +167,8 @@ def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
         )
     position = model.config.embedding.position
     length = min(TOKENS, position.longest if isinstance(position, Learned | Axial) else TOKENS)
-    kept = [index for index, tokens in enumerate(batch.texts.lengths.each) if tokens][:SEQUENCES]
-    natural = [batch.texts.values[span][:length] for span in _spans(batch.texts, kept)]
+    indices = [index for index, tokens in enumerate(batch.texts.lengths.each) if tokens][:SEQUENCES]
+    natural = [batch.texts.values[span][:length] for span in _spans(batch.texts, indices)]
     block = length // 2
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.config.embedding.vocabulary
@@ -177,9 +177,9 @@ def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
     return Probe(Ragged.from_list([*natural, *repeated]).to(device), (), len(natural), block)
 
 
-def _spans(texts: Ragged, kept: list[int]) -> list[slice]:
+def _spans(texts: Ragged, indices: list[int]) -> list[slice]:
     spans = list(texts.lengths.slices())
-    return [spans[index] for index in kept]
+    return [spans[index] for index in indices]
 
 
 @dataclass(slots=True)

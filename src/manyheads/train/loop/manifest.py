@@ -34,19 +34,19 @@ def find_damage(folder: Path) -> str:
     if not file.is_file():
         return f"it has no {MANIFEST}"
     try:
-        read = json.loads(file.read_bytes())
-        files = read["files"]
-        if read["crc32"] != _own_checksum(files):
+        manifest = json.loads(file.read_bytes())
+        files = manifest["files"]
+        if manifest["crc32"] != _own_checksum(files):
             return f"{MANIFEST} has changed since it was written"
-        for name, known in files.items():
-            if problem := _file_damage(folder / name, known):
+        for name, entry in files.items():
+            if problem := _file_damage(folder / name, entry):
                 return problem
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is not readable"
     except OSError as error:
         return f"{Path(error.filename or file).name} cannot be read ({error.strerror})"
     # Reading a checkpoint opens all of them.
-    extra = [each.name for each in folder.glob("*.safetensors") if each.name not in files]
+    extra = [path.name for path in folder.glob("*.safetensors") if path.name not in files]
     return f"{extra[0]} is not in {MANIFEST}" if extra else ""
 
 
@@ -60,13 +60,13 @@ def file_checksum(file: Path, *, sync: bool = False) -> str:
     return f"{checksum:08x}"
 
 
-def _file_damage(file: Path, known: Any) -> str:
+def _file_damage(file: Path, entry: Any) -> str:
     if not file.is_file():
         return f"{file.name} is missing"
     size = file.stat().st_size
-    if size != known["bytes"]:
-        return f"{file.name} has {size:,} bytes instead of {known['bytes']:,}"
-    if file_checksum(file) != known["crc32"]:
+    if size != entry["bytes"]:
+        return f"{file.name} has {size:,} bytes instead of {entry['bytes']:,}"
+    if file_checksum(file) != entry["crc32"]:
         return f"{file.name} has another checksum than when it was written"
     return ""
 

@@ -160,7 +160,7 @@ def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
     if late is None or not objective.is_late(model):
         return data
     query, document = late.length("query"), late.length("document")
-    values = {each.name: getattr(data, each.name) for each in fields(data)}
+    values = {entry.name: getattr(data, entry.name) for entry in fields(data)}
     values["max_length"] = data.max_length if document is None else min(data.max_length, document)
     return RolePairs(
         **values,
@@ -203,9 +203,11 @@ def record_inference_settings(
         model.tokenizer = data.ending_tokenizer(tokenizer)
     if isinstance(data, Texts | Pairs):
         model.trained_length = data.max_length
-    known = {**(model.source_config or {}), **model.generation}
+    settings = {**(model.source_config or {}), **model.generation}
     new = {
-        key: value for key, value in result.items() if value is not None and known.get(key) is None
+        key: value
+        for key, value in result.items()
+        if value is not None and settings.get(key) is None
     }
     model.generation = {**model.generation, **new}
 

@@ -44,9 +44,9 @@ class MetricsLog:
         aside = self.file.with_name(f"{self.file.name}.damaged")
         if damaged:
             shutil.copy2(self.file, aside)
-        kept = [line for line, entry in entries if entry is not None and entry["step"] <= step]
+        lines = [line for line, entry in entries if entry is not None and entry["step"] <= step]
         with atomic_write(self.file) as fresh:
-            fresh.write_bytes(b"".join(line + b"\n" for line in kept))
+            fresh.write_bytes(b"".join(line + b"\n" for line in lines))
         if not damaged:
             return ""
         which = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(damaged)} are"
@@ -96,7 +96,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 def _json_safe(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, Mapping):
-        return {key: _json_safe(each) for key, each in value.items()}
+        return {key: _json_safe(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -175,7 +175,7 @@ def peak_flops(device: torch.device, *, half: bool) -> float:
     if device.type != "cuda" or not half:
         return 0.0
     name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in PEAKS.items() if known in name), 0.0)
+    return next((peak for device_name, peak in PEAKS.items() if device_name in name), 0.0)
 
 
 def training_flops(model: Model, length: int) -> float:
@@ -188,7 +188,7 @@ def training_flops(model: Model, length: int) -> float:
     readout = getattr(model, "readout", None)
     table = getattr(getattr(model, "embedding", None), "tokens", None)
     if readout is not None:
-        weights += sum(each.numel() for each in readout.parameters())
+        weights += sum(weight.numel() for weight in readout.parameters())
         if readout.weight is None and table is not None:
             weights += table.weight.numel()
     attention = sum(
@@ -206,11 +206,11 @@ def peak_fraction(model: Model, length: int, processes: ProcessGroup, *, half: b
 
 
 def _active_parameters(layer: Any) -> int:
-    every = sum(each.numel() for each in layer.parameters())
+    every = sum(weight.numel() for weight in layer.parameters())
     branch = layer.config.feedforward
     if branch is None or not isinstance(branch.inner, Experts):
         return every
-    held = sum(each.numel() for each in (layer.feedforward.expand, layer.feedforward.contract))
+    held = sum(weight.numel() for weight in (layer.feedforward.expand, layer.feedforward.contract))
     return every - held + held * branch.inner.top_k // branch.inner.count
 
 
@@ -258,14 +258,14 @@ class Display:
         out = self._out()
         between = SECONDS_BETWEEN_DRAWINGS if out.isatty() else SECONDS_BETWEEN_LINES
         self._next = self.clock() + between
-        known = [f"step {step:,} of {self.total:,}", f"loss {loss:.4f}"]
+        parts = [f"step {step:,} of {self.total:,}", f"loss {loss:.4f}"]
         if speed.tokens:
-            known.append(f"{speed.tokens:,.0f} {self.unit}/s")
+            parts.append(f"{speed.tokens:,.0f} {self.unit}/s")
         if utilization:
-            known.append(f"{utilization:.0%} of peak")
+            parts.append(f"{utilization:.0%} of peak")
         if speed.steps:
-            known.append(f"{duration((self.total - step) / speed.steps)} left")
-        self._write(", ".join(known), over=out.isatty())
+            parts.append(f"{duration((self.total - step) / speed.steps)} left")
+        self._write(", ".join(parts), over=out.isatty())
 
     def message(self, text: str) -> None:
         """Print a line that is not overwritten."""
@@ -342,8 +342,8 @@ def performance_advice(model: nn.Module, device: torch.device, *, half: bool) ->
         return
     if half and not _has_bfloat16():
         yield 'this CPU has no bfloat16 instructions: run.precision="float32" is many times faster'
-    drops = [each for each in model.modules() if isinstance(each, Attention)]
-    if any(each.config.dropout for each in drops):
+    drops = [module for module in model.modules() if isinstance(module, Attention)]
+    if any(attention.config.dropout for attention in drops):
         yield (
             "dropout of attention weights has no fast kernel on a CPU: "
             "model.heads.dropout=0 is several times faster"

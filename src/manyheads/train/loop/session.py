@@ -344,8 +344,8 @@ class Session:
         )
         position = StreamPosition(**state.position)
         steps = stream.steps(position, rank=processes.rank, world_size=processes.world_size)
-        left = islice(steps, end - state.step)
-        prepared = prepare_steps(left, objective, model, seed=seed, first=state.step)
+        remaining = islice(steps, end - state.step)
+        prepared = prepare_steps(remaining, objective, model, seed=seed, first=state.step)
         return prefetch(prepared, pin=processes.device.type == "cuda")
 
     def _validation(

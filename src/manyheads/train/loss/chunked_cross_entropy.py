@@ -130,8 +130,8 @@ class _CrossEntropySums(torch.autograd.Function):
             _, gradients = _accumulate(x, weight, bias, labels, grad_sums, *ctx.chunking)
         else:
             gradients = tuple(
-                None if each is None else each * grad_sums[0].to(each.dtype)
-                for each in ctx.saved_tensors
+                None if tensor is None else tensor * grad_sums[0].to(tensor.dtype)
+                for tensor in ctx.saved_tensors
             )
         return (*gradients, None, None, None, None)
 
@@ -156,14 +156,14 @@ def _accumulate(
     grad_weight: Tensor | None = None
     grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
     for index in range(chunking.count):
-        here = slice(index * size, (index + 1) * size)
-        part = x[here].to(dtype)
+        rows = slice(index * size, (index + 1) * size)
+        part = x[rows].to(dtype)
         logits, added_bias, slope = part @ narrow.T, bias, None
         if chunking.softcap is not None:
             logits, slope = _capped(logits, bias, chunking.softcap)
             added_bias = None
         added, grad_logits = (_kernel if chunking.fused else _chunk)(
-            logits, added_bias, labels[here], grad_sums, chunking.smoothing, vocabulary
+            logits, added_bias, labels[rows], grad_sums, chunking.smoothing, vocabulary
         )
         sums += added
         if grad_logits is None:
@@ -173,7 +173,7 @@ def _accumulate(
         if grad_bias is not None:
             grad_bias += grad_logits[:, :vocabulary].sum(0, dtype=wide)
         grad_logits = grad_logits.to(dtype)
-        grad_x[here] = grad_logits @ narrow
+        grad_x[rows] = grad_logits @ narrow
         product = (grad_logits.T @ part)[:vocabulary]
         grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
     if grad_weight is None:
@@ -237,8 +237,8 @@ def _chunk(
     grad_logits = exponentials.mul_(factor)
     if smoothing:
         grad_logits = grad_logits.sub_(grad_sums[0] * smoothing / logits.shape[1])
-    taken = (grad_sums[0] * (smoothing - 1)).expand(labels.shape[0], 1)
-    grad_logits = grad_logits.scatter_add_(1, labels[:, None], taken)
+    correct = (grad_sums[0] * (smoothing - 1)).expand(labels.shape[0], 1)
+    grad_logits = grad_logits.scatter_add_(1, labels[:, None], correct)
     return sums, F.pad(grad_logits, (0, padding)) if padding else grad_logits
 
 

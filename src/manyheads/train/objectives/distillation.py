@@ -61,7 +61,7 @@ def divergence(
     """KL(teacher, ours) over the real candidates, summed over texts."""
     lowest = torch.finfo(ours.dtype).min
     log_ours, log_teacher = (
-        each.masked_fill(~real, lowest).log_softmax(1) for each in (ours, teacher)
+        scores.masked_fill(~real, lowest).log_softmax(1) for scores in (ours, teacher)
     )
     return (log_teacher.exp() * (log_teacher - log_ours)).masked_fill(~real, 0).sum()
 

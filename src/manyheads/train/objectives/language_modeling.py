@@ -203,11 +203,11 @@ class Seq2SeqLM(LanguageModeling):
         if batch.texts is None or batch.others is None:
             raise InputError("Seq2SeqLM needs pairs of texts", "give texts and others")
         labels = batch.others.values
-        read = labels.roll(1)
-        read = torch.where(batch.others.lengths.positions == 0, self.start_of(model), read)
+        inputs = labels.roll(1)
+        inputs = torch.where(batch.others.lengths.positions == 0, self.start_of(model), inputs)
         positions = torch.arange(labels.shape[0], device=labels.device)
         return PreparedBatch(
-            batch=replace(batch, others=batch.others.with_values(read)),
+            batch=replace(batch, others=batch.others.with_values(inputs)),
             positions=positions,
             labels=labels,
         )
@@ -218,7 +218,9 @@ class Seq2SeqLM(LanguageModeling):
 
 
 def _check_bidirectional(objective: Objective, stack: StackConfig) -> None:
-    masks = [each.mask for each in map(stack.attention, range(len(stack.layers))) if each]
+    masks = [
+        attention.mask for attention in map(stack.attention, range(len(stack.layers))) if attention
+    ]
     if masks and all(mask.reach.after == 0 for mask in masks):
         raise ConfigError(
             f"no layer sees the tokens after a masked one, with {masks[0]}, and "

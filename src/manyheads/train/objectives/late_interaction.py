@@ -20,12 +20,12 @@ class LateProjection(nn.Module):
     def __init__(self, late: LateInteractionConfig) -> None:
         super().__init__()
         self.late = late
-        self.weights = nn.ParameterList(each.weight.float().clone() for each in late.projection)
+        self.weights = nn.ParameterList(dense.weight.float().clone() for dense in late.projection)
         self.biases = nn.ParameterDict(
             {
-                str(index): nn.Parameter(each.bias.float().clone())
-                for index, each in enumerate(late.projection)
-                if each.bias is not None
+                str(index): nn.Parameter(dense.bias.float().clone())
+                for index, dense in enumerate(late.projection)
+                if dense.bias is not None
             }
         )
 
@@ -38,9 +38,9 @@ class LateProjection(nn.Module):
         return len(self.late.projection)
 
     def _config(self, weights: list[Tensor], biases: list[Tensor | None]) -> LateInteractionConfig:
-        each = zip(weights, biases, self.late.projection, strict=True)
+        layers = zip(weights, biases, self.late.projection, strict=True)
         projection = tuple(
-            DenseProjection(weight, bias, dense.activation) for weight, bias, dense in each
+            DenseProjection(weight, bias, dense.activation) for weight, bias, dense in layers
         )
         return replace(self.late, projection=projection)
 
@@ -85,5 +85,7 @@ def fold_projection(
     trained = getattr(model, PROJECTION, None)
     if not isinstance(trained, LateProjection):
         return dict(weights), model.late
-    rest = {name: each for name, each in weights.items() if not name.startswith(f"{PROJECTION}.")}
+    rest = {
+        name: tensor for name, tensor in weights.items() if not name.startswith(f"{PROJECTION}.")
+    }
     return rest, trained.folded(weights)

@@ -163,17 +163,17 @@ class RoutedObjective(Objective):
         self, total: Tensor, prepared: PreparedBatch, router: tuple[AddedLoss, ...]
     ) -> Loss:
         loss = Loss(total=total, targets=prepared.targets)
-        routed = [each for each in router if isinstance(each, RouterLosses)]
-        halted = [each.ponder for each in router if isinstance(each, PonderLoss)]
+        routed = [added for added in router if isinstance(added, RouterLosses)]
+        halted = [added.ponder for added in router if isinstance(added, PonderLoss)]
         terms = {
-            "router balance": (self.routing.balance, [each.balance for each in routed]),
-            "router z": (self.routing.z, [each.z for each in routed]),
+            "router balance": (self.routing.balance, [losses.balance for losses in routed]),
+            "router z": (self.routing.z, [losses.z for losses in routed]),
             "ponder": (self.routing.ponder, halted),
         }
         parts = {
-            name: weight * torch.stack(each).sum()
-            for name, (weight, each) in terms.items()
-            if weight and each
+            name: weight * torch.stack(values).sum()
+            for name, (weight, values) in terms.items()
+            if weight and values
         }
         return loss.plus(parts) if parts else loss
 
@@ -206,6 +206,6 @@ KINDS: dict[type[nn.Module], str] = {
 }
 
 
-def unsuitable_model(objective: Objective, model: nn.Module, wanted: str) -> ConfigError:
+def unsuitable_model(objective: Objective, model: nn.Module, suitable: str) -> ConfigError:
     name = type(objective).__name__
-    return ConfigError(f"{name} cannot train a {type(model).__name__}", f"use {wanted}")
+    return ConfigError(f"{name} cannot train a {type(model).__name__}", f"use {suitable}")

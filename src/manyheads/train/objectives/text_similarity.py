@@ -195,8 +195,8 @@ class TextSimilarity(RoutedObjective):
             return TextPart(ids, ids.lengths.each, None), (texts.lengths, candidates.lengths)
         home = torch.device("cpu")
         query = role_batch(model, [ids.numpy() for ids in texts.to_list()], "query", home)
-        read = [ids.numpy() for ids in candidates.to_list()]
-        document = role_batch(model, read, "document", home)
+        documents = [ids.numpy() for ids in candidates.to_list()]
+        document = role_batch(model, documents, "document", home)
         kept = torch.cat((query.kept, document.kept))
         part = TextPart(
             Ragged.concatenate([query.ids, document.ids]),
@@ -215,7 +215,7 @@ class TextSimilarity(RoutedObjective):
             if not self.is_late(model):
                 texts, candidates = vectors[: prepared.count], vectors[prepared.count :]
                 return texts @ candidates.T / self._temperature(COSINE_TEMPERATURE), added
-            both = vectors.split([each.positions.shape[0] for each in prepared.lengths])
+            both = vectors.split([lengths.positions.shape[0] for lengths in prepared.lengths])
             scores = maxsim_with_gradients(*map(Ragged, both, prepared.lengths))
             return scores / self._temperature(MAXSIM_TEMPERATURE), added
 
@@ -242,12 +242,12 @@ class TextSimilarity(RoutedObjective):
                 return project_tokens(model, states.float()), added
 
         if len(parts) == 1 or not torch.is_grad_enabled():
-            read = [encode(part) for part in parts]
+            encoded = [encode(part) for part in parts]
         else:
-            read = [checkpoint(encode, part, use_reentrant=False) for part in parts]
+            encoded = [checkpoint(encode, part, use_reentrant=False) for part in parts]
         tokens = [part.ids.values.shape[0] for part in parts]
-        return torch.cat([vectors for vectors, _ in read]), mean_losses(
-            [added for _, added in read], tokens
+        return torch.cat([vectors for vectors, _ in encoded]), mean_losses(
+            [added for _, added in encoded], tokens
         )
 
     def _pooled(self, model: Any, hidden: Ragged) -> Float[Tensor, "b c"]:
@@ -281,9 +281,11 @@ def _with_hidden_keys(part: TextPart, watch: Watcher | None) -> Watcher | None:
 
 def _first_equal(texts: Ragged) -> Int[Tensor, " d"]:
     """For each text the number of the first one with the same tokens."""
-    values, known = texts.values.numpy(), dict[bytes, int]()
-    each = (values[span].tobytes() for span in texts.lengths.slices())
-    return torch.tensor([known.setdefault(one, number) for number, one in enumerate(each)])
+    values, numbers = texts.values.numpy(), dict[bytes, int]()
+    contents = (values[span].tobytes() for span in texts.lengths.slices())
+    return torch.tensor(
+        [numbers.setdefault(content, number) for number, content in enumerate(contents)]
+    )
 
 
 def _groups(counts: Sequence[int]) -> Int[Tensor, "q k"]:
@@ -293,10 +295,10 @@ def _groups(counts: Sequence[int]) -> Int[Tensor, "q k"]:
             [ 1, -1, -1],
             [ 2,  5, -1]])
     """
-    each = torch.tensor(counts).unsqueeze(1)
-    starts = len(counts) + each.cumsum(0) - each
+    limits = torch.tensor(counts).unsqueeze(1)
+    starts = len(counts) + limits.cumsum(0) - limits
     columns = torch.arange(max(counts))
-    negatives = torch.where(columns < each, starts + columns, -1)
+    negatives = torch.where(columns < limits, starts + columns, -1)
     return torch.cat((torch.arange(len(counts)).unsqueeze(1), negatives), dim=1)
 
 
@@ -322,19 +324,19 @@ def mean_losses(
     if len(parts) == 1:
         return parts[0]
     shares = [count / sum(tokens) for count in tokens]
-    return tuple(_mean_loss(each, shares) for each in zip(*parts, strict=True))
+    return tuple(_mean_loss(layer, shares) for layer in zip(*parts, strict=True))
 
 
 def _mean_loss(losses: Sequence[AddedLoss], shares: Sequence[float]) -> AddedLoss:
     def mean(values: Iterator[Tensor]) -> Tensor:
         return torch.stack([s * value for s, value in zip(shares, values, strict=True)]).sum()
 
-    routed = [each for each in losses if isinstance(each, RouterLosses)]
+    routed = [loss for loss in losses if isinstance(loss, RouterLosses)]
     if routed:
         return replace(
-            routed[0], balance=mean(each.balance for each in routed), z=mean(e.z for e in routed)
+            routed[0], balance=mean(loss.balance for loss in routed), z=mean(e.z for e in routed)
         )
-    halted = [each for each in losses if isinstance(each, PonderLoss)]
+    halted = [loss for loss in losses if isinstance(loss, PonderLoss)]
     return PonderLoss(
-        mean(each.ponder for each in halted), torch.cat([each.steps for each in halted])
+        mean(loss.ponder for loss in halted), torch.cat([loss.steps for loss in halted])
     )

@@ -58,7 +58,7 @@ class AdamW:
             decay_embeddings=self.decay_embeddings,
             rates=self.rates,
         )
-        kinds = {each.parameter.device.type for each in weights}
+        kinds = {info.parameter.device.type for info in weights}
         return ScaledAdamW(
             groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=kinds <= FUSED_ON
         )
@@ -134,8 +134,8 @@ class Muon:
             "size": self.size,
             "precision": self.precision,
         }
-        matrices = [each for each in weights if each.matrix]
-        others = [each for each in weights if not each.matrix]
+        matrices = [info for info in weights if info.matrix]
+        others = [info for info in weights if not info.matrix]
         rest, rates = self.rest, self.rates
         return RuleOptimizer(
             build_param_groups(matrices, lr=self.lr, decay=self.decay, rates=rates, **entries)

@@ -143,23 +143,23 @@ def build_param_groups(
     are the sizes along `axis` of the fused matrices, and their own factors.
     """
     grouped: dict[Any, dict[str, Any]] = {}
-    for each in weights:
-        factors = [_factor(address, rates) for address, _ in each.parts]
+    for info in weights:
+        factors = [_factor(address, rates) for address, _ in info.parts]
         alike = len(set(factors)) == 1
         peak = lr * factors[0] if alike else lr
-        sizes = [size for _, size in each.parts]
+        sizes = [size for _, size in info.parts]
         shares = [1.0] * len(sizes) if alike else factors
         # One part is the whole parameter, of whatever size.
         parts = tuple(zip(sizes, shares, strict=True)) if len(sizes) > 1 else ()
-        decays = each.decays or (decay_embeddings and each.table)
-        key = (peak, decays, each.axis, parts)
+        decays = info.decays or (decay_embeddings and info.table)
+        key = (peak, decays, info.axis, parts)
         group = grouped.setdefault(key, {"params": [], **more})
-        group["params"].append(each.parameter)
+        group["params"].append(info.parameter)
         group |= {
             "lr": peak,
             "peak": peak,
             "weight_decay": decay if decays else 0.0,
-            "axis": each.axis,
+            "axis": info.axis,
             "parts": parts,
         }
     return list(grouped.values())
@@ -172,7 +172,7 @@ def _factor(address: str, rates: Sequence[RateFactor]) -> float:
 
 def check_patterns(weights: Sequence[ParameterInfo], rates: Sequence[RateFactor]) -> None:
     """Raise if a pattern matches no parameter, since a misspelt one would have no effect."""
-    addresses = list(dict.fromkeys(address for each in weights for address, _ in each.parts))
+    addresses = list(dict.fromkeys(address for info in weights for address, _ in info.parts))
     for rate in rates:
         if not any(fnmatchcase(address, rate.pattern) for address in addresses):
             near = get_close_matches(rate.pattern, addresses, n=1, cutoff=0.0)

@@ -191,13 +191,13 @@ class BatchGrowth:
 
     def steps_for(self, tokens: int) -> int:
         """The number of steps for this many tokens."""
-        step, seen = 0, 0
+        step, used = 0, 0
         for size in self.sizes:
-            needed = -(-(tokens - seen) // size)
+            needed = -(-(tokens - used) // size)
             if needed <= self.updates:
                 return step + needed
-            step, seen = step + self.updates, seen + self.updates * size
-        return step + -(-(tokens - seen) // self.last)
+            step, used = step + self.updates, used + self.updates * size
+        return step + -(-(tokens - used) // self.last)
 
 
 def _warmed(step: int, warmup: int) -> float:
@@ -208,17 +208,17 @@ def _decayed(progress: float, shape: Shape, floor: float) -> float:
     progress = min(max(progress, 0.0), 1.0)
     match shape:
         case "sqrt":
-            left = 1 - math.sqrt(progress)
+            remaining = 1 - math.sqrt(progress)
         case "linear":
-            left = 1 - progress
+            remaining = 1 - progress
         case "cosine":
-            left = (1 + math.cos(math.pi * progress)) / 2
-    return floor + (1 - floor) * left
+            remaining = (1 + math.cos(math.pi * progress)) / 2
+    return floor + (1 - floor) * remaining
 
 
-def _check_fits(steps: int, **taken: int) -> None:
-    if sum(taken.values()) > steps:
-        listed = [f"{name}={count}" for name, count in taken.items() if count]
+def _check_fits(steps: int, **parts: int) -> None:
+    if sum(parts.values()) > steps:
+        listed = [f"{name}={count}" for name, count in parts.items() if count]
         fit = "does not fit" if len(listed) == 1 else "do not fit"
         raise ConfigError(
             f"{' and '.join(listed)} {fit} in {steps} steps",

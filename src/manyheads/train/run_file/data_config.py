@@ -105,10 +105,10 @@ class PhaseData:
         return int(getattr(self.training, "checksum", 0))
 
 
-def check_first_row(read: Iterable[Any], paths: tuple[str, ...]) -> None:
+def check_first_row(rows: Iterable[Any], paths: tuple[str, ...]) -> None:
     """Read the first row of local files, to find missing fields before training."""
     if not paths[0].startswith(HUB):
-        next(iter(read), None)
+        next(iter(rows), None)
 
 
 def check_batch_holds(config: BatchConfig, tokens: int, what: str) -> None:
@@ -162,9 +162,9 @@ class RowsData(BatchConfig, ABC):
                 held = self._examples(self.validation, tokenizer, training.names)
             elif self.validation:
                 training, held = training.split(self.validation)
-        for read in (training, held):
-            if read is not None and len(read):
-                longest = int(read.sizes.max())
+        for examples in (training, held):
+            if examples is not None and len(examples):
+                longest = int(examples.sizes.max())
                 check_batch_holds(self, longest, f"a row of {longest} tokens")
         return PhaseData(training=training, validation=held)
 
@@ -521,7 +521,9 @@ class Images(BatchConfig):
 
     def _images(self, paths: tuple[str, ...], names: tuple[str, ...]) -> Chunks:
         values = {"mean": self.mean, "std": self.std}
-        options: dict[str, Any] = {name: each for name, each in values.items() if each != "model"}
+        options: dict[str, Any] = {
+            name: value for name, value in values.items() if value != "model"
+        }
         first = Path(paths[0])
         if first.is_dir():
             channels = 3 if self.channels == "model" else self.channels

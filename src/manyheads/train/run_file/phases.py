@@ -68,8 +68,8 @@ class Phases:
                 raise ConfigError(
                     f"{names.count(name)} phases are called {name!r}", "rename one of them"
                 )
-        for one, other in pairwise(self.each):
-            _check_rates(one, other)
+        for before, after in pairwise(self.each):
+            _check_rates(before, after)
 
     @property
     def step_count(self) -> int:
@@ -106,12 +106,12 @@ class Phases:
         return frozenset({start + phase.step_count, *plateau})
 
 
-def _check_rates(one: Phase, other: Phase) -> None:
+def _check_rates(before: Phase, after: Phase) -> None:
     """Raise if the learning rate jumps up between phases, which undoes a decay."""
-    end, start = one.schedule.final_factor(one.step_count), other.lr_factor(0)
+    end, start = before.schedule.final_factor(before.step_count), after.lr_factor(0)
     if start > max(2 * end, 0.5):
         raise ConfigError(
-            f"phase {other.name!r} starts at {start:.2g} of the peak learning rate, and "
-            f"{one.name!r} ends at {end:.2g}",
-            f"give {other.name!r} a warmup, or decay later",
+            f"phase {after.name!r} starts at {start:.2g} of the peak learning rate, and "
+            f"{before.name!r} ends at {end:.2g}",
+            f"give {after.name!r} a warmup, or decay later",
         )

@@ -82,8 +82,8 @@ def apply_settings(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[s
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _copy(each) for key, each in value.items()}
-    return [_copy(each) for each in value] if isinstance(value, list) else value
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _parse(text: str) -> Any:
@@ -164,10 +164,10 @@ def _changed(value: Any, change: Callable[[AttentionConfig], AttentionConfig]) -
     if isinstance(value, AttentionConfig):
         return change(value)
     if isinstance(value, tuple):
-        return tuple(_changed(each, change) for each in value)
+        return tuple(_changed(item, change) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        inside = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
-        return replace(value, **{name: _changed(each, change) for name, each in inside.items()})
+        inside = {entry.name: getattr(value, entry.name) for entry in fields(value) if entry.init}
+        return replace(value, **{name: _changed(item, change) for name, item in inside.items()})
     return value
 
 
@@ -314,7 +314,7 @@ def _check_data(objective: AnyObjective, data: Data) -> None:
     suitable = DATA_FOR[type(objective)]
     if not isinstance(data, suitable):
         name, kind = type(objective).__name__, type(data).__name__.lower()
-        kinds = " or ".join(f'"{each.__name__.lower()}"' for each in suitable)
+        kinds = " or ".join(f'"{kind.__name__.lower()}"' for kind in suitable)
         raise ConfigError(
             f'objective.kind="{name}" cannot be used with data.kind="{kind}"',
             f"use data.kind={kinds}, or another objective",
@@ -362,9 +362,9 @@ def parse_run(tables: Mapping[str, Any]) -> Run:
             raise unknown_key(key, SECTIONS)
     phases = parse_phases(tables)
     data = tuple(phase.data for phase in phases.each)
-    known = {"phases": phases, "data": data, "tables": tables}
+    sections = {"phases": phases, "data": data, "tables": tables}
     own = {key: tables[key] for key in OWN if key in tables}
-    run: Run = RUN_TABLES.decode_table(Run, own, known=known)
+    run: Run = RUN_TABLES.decode_table(Run, own, known=sections)
     # This also checks the model section.
     run.model.model_config()
     return run

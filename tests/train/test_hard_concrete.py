@@ -32,7 +32,7 @@ def test_gates_follow_the_published_formulas() -> None:
     torch.testing.assert_close(gates.expected_open(), expected)
 
 
-def test_a_gate_is_open_as_often_as_its_cost_says() -> None:
+def test_a_gate_is_open_as_often_as_its_cost_predicts() -> None:
     gates = HeadGates(build(DECODERS["llama"], seed=0), start=0.7)
     torch.manual_seed(0)
     draws = torch.stack([gates.values(Site(0, Tap.HEAD_OUTPUT)) for _ in range(2000)])

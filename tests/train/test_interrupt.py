@@ -83,7 +83,7 @@ def counted(function: Callable[..., Any], calls: list[int], at: int) -> Callable
 
 
 @pytest.mark.parametrize(("look", "step"), [(3, 2), (-2, 6)])
-def test_stopped_while_validating_it_stops_there_and_validates_when_it_goes_on(
+def test_a_run_interrupted_while_validating_validates_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int, step: int
 ) -> None:
     write_corpus(tmp_path, documents=24)

@@ -162,9 +162,7 @@ def test_what_cannot_be_is_refused() -> None:
         'head_scale="learned" in AttentionConfig.',
     ):
         Regularized(objective=CausalLM(), regularizers=(L1Scales(weight=1.0),)).check(fresh())
-    with refuses(
-        ConfigError, "start must be between 0 and 1, got 1: use a probability such as 0.9."
-    ):
+    with refuses(ConfigError, "start must be in (0, 1), got 1.0: use a probability such as 0.9."):
         L0Gates(weight=1.0, start=1.0)
     with refuses(ConfigError, "2 regularizers work on head outputs: keep one"):
         Regularized(

@@ -82,7 +82,7 @@ def test_queries_keys_and_values_have_rates_of_their_own() -> None:
     assert result[32:].all()
 
 
-def test_a_head_that_is_not_there_is_refused_and_all_goes_on_learning() -> None:
+def test_a_missing_head_is_refused_and_everything_stays_trainable() -> None:
     model = llama()
     with pytest.raises(InputError, match="use L0H0 to L0H3"):
         freeze_except(model, ("L0H9",))

@@ -44,7 +44,9 @@ def peft_over(family: Any, peer: Any, folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_ours_opens_there_with_the_same_logits(name: str, config: str, tmp_path: Path) -> None:
+def test_our_adapter_opens_in_peft_with_the_same_logits(
+    name: str, config: str, tmp_path: Path
+) -> None:
     family = FAMILIES[name]
     peer, ours = family.both(tmp_path)
     adapt(ours, CONFIGS[config])
@@ -85,7 +87,7 @@ def test_adapters_of_single_heads_are_saved_as_equal_whole_ones(name: str, tmp_p
 
 @pytest.mark.parametrize("stabilized", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_theirs_opens_here_with_the_same_logits_and_gradients(
+def test_an_adapter_of_peft_opens_with_the_same_logits_and_gradients(
     name: str, stabilized: bool, tmp_path: Path
 ) -> None:
     family = FAMILIES[name]
@@ -140,7 +142,7 @@ def test_what_was_saved_and_loaded_is_bit_for_bit_the_same(tmp_path: Path) -> No
     assert configs[0]["lora_dropout"] == 0.1
 
 
-def test_a_merged_model_answers_as_theirs_merged(tmp_path: Path) -> None:
+def test_a_merged_model_has_the_logits_of_peft_merged(tmp_path: Path) -> None:
     family = FAMILIES["llama"]
     peer, ours = family.both(tmp_path)
     adapt(ours, LoraConfig(targets=EVERY))
@@ -245,7 +247,7 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
         load_adapter(model, tmp_path)
 
 
-def test_an_adapter_of_a_decoder_that_classifies_opens_there(tmp_path: Path) -> None:
+def test_an_adapter_of_a_decoder_that_classifies_opens_in_peft(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=3)
     peer = GPT2ForSequenceClassification(config).eval()
     peer.save_pretrained(tmp_path / "model")

@@ -68,7 +68,7 @@ def test_the_least_harm_goes_first_and_harmful_heads_before_all(model: Decoder) 
     assert rest == sorted(rest)
 
 
-def test_a_head_that_says_nothing_is_free(model: Decoder) -> None:
+def test_a_head_without_output_costs_nothing(model: Decoder) -> None:
     silent = prune(model, [])
     attention = silent.stack.layers[1].attention
     with torch.no_grad():
@@ -244,7 +244,7 @@ def test_mending_lowers_the_loss_and_leaves_the_model_alone(model: Decoder) -> N
         ({"by": "random", "iterative": True}, "leave iterative out"),
     ],
 )
-def test_what_cannot_be_asked(model: Decoder, options: Any, match: str) -> None:
+def test_invalid_options_are_refused(model: Decoder, options: Any, match: str) -> None:
     with pytest.raises(InputError, match=match):
         select_heads(model, TEXTS, progress=False, **options)
 

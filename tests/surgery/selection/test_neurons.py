@@ -252,7 +252,7 @@ def test_vectors_of_a_model_without_readout() -> None:
         select_neurons(model, TEXTS, "gradient", **options)
 
 
-def test_what_was_chosen_is_told_in_a_line() -> None:
+def test_a_selection_is_printed_in_one_line() -> None:
     model = build(zoo.DECODERS["gpt2"], seed=0)
     chosen = select_neurons(model, TEXTS, "random", fraction=0.5, points=2, progress=False)
     change = chosen.curve[-1].change

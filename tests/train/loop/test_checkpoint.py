@@ -23,7 +23,7 @@ from tests.train.tiny import tables, tiny, write_corpus
 
 
 @pytest.mark.parametrize("where", ["tensors", "state"])
-def test_a_full_disk_is_told_with_where_to_go_on(
+def test_a_full_disk_is_an_error_with_the_checkpoint_to_resume_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     write_corpus(tmp_path, documents=40)
@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_is_the_same(
     ]
 
 
-def test_without_an_intact_checkpoint_nothing_starts_again_unasked(
+def test_without_an_intact_checkpoint_a_run_does_not_start_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
@@ -263,7 +263,7 @@ def test_other_texts_than_those_of_the_run_are_refused_without_a_store(
         train(asked(place), progress=False)
 
 
-def test_damaged_lines_of_a_log_are_left_out_and_told(
+def test_damaged_lines_of_a_log_are_left_out_with_a_warning(
     finished: Path,
     place: Path,
     capsys: pytest.CaptureFixture[str],

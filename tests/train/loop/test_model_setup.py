@@ -105,7 +105,7 @@ def test_a_source_ends_in_use_as_in_training(
         assert again.texts.of(0).tolist() == trained[0]
 
 
-def test_a_model_of_vectors_says_how_they_are_pooled(tmp_path: Path) -> None:
+def test_a_trained_embedding_model_records_its_pooling(tmp_path: Path) -> None:
     settings = translating(tmp_path, "wordpiece", "[CLS]")
     settings["model"] = {
         "size": "bert-base",

@@ -225,7 +225,7 @@ def test_recomputed_layers_give_the_same_run(tmp_path: Path) -> None:
     assert result[0] == result[1] == result[2]
 
 
-def test_what_is_added_to_the_loss_is_told_apart_and_left_out_of_the_model(tmp_path: Path) -> None:
+def test_regularizers_are_logged_by_name_and_not_saved_in_the_model(tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=40)
     settings = tables(tmp_path, steps=3)
     settings["objective"]["z_loss"] = 1e-4

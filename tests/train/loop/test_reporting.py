@@ -18,7 +18,7 @@ def model(dropout: float) -> Model:
     return build("gpt2", layers=1, width=8, heads=1, vocabulary=9, dropout=dropout)
 
 
-def test_what_is_slow_on_a_processor_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_are_slow_on_a_cpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "_has_bfloat16", lambda: False)
     assert not list(performance_advice(model(0.0), CPU, half=False))
     [dropping] = performance_advice(model(0.1), CPU, half=False)

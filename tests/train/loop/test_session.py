@@ -96,7 +96,7 @@ def test_nothing_that_is_written_is_a_pickle(place: Path) -> None:
         assert not file.read_bytes().startswith(b"\x80"), f"{file} begins as pickles do"
 
 
-def test_asked_to_stop_it_saves_and_goes_on_later(
+def test_an_interrupted_run_saves_and_can_be_resumed(
     pace: int, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update = Updater.begin
@@ -311,7 +311,7 @@ def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
     assert train(tiny(place, steps=4), progress=False).state.step == 4
 
 
-def test_a_run_made_longer_after_its_decay_says_that_its_rate_goes_up(
+def test_a_run_made_longer_after_its_decay_warns_of_a_higher_learning_rate(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def asked(steps: int) -> Run:
@@ -354,7 +354,7 @@ def test_phases_follow_one_another_with_their_own_data_and_rotary_base(place: Pa
     assert state["position"]["step"] == 3
 
 
-def test_what_is_wrong_with_a_later_phase_is_told_before_the_first(place: Path) -> None:
+def test_errors_of_a_later_phase_are_raised_before_the_first(place: Path) -> None:
     settings = tables(place)
     del settings["run"]["steps"]
     settings["phase"] = [{"steps": 4}, {"steps": 3, "rotary": 5000.0}]
@@ -392,7 +392,7 @@ def test_every_optimizer_goes_on_as_if_it_had_not_stopped(place: Path, kind: str
     assert losses(place) == stopped
 
 
-def test_an_unknown_checkpoint_is_refused_with_those_that_are_there(place: Path) -> None:
+def test_an_unknown_checkpoint_is_refused_with_a_list_of_existing_ones(place: Path) -> None:
     train(tiny(place, steps=2), progress=False)
     there = place / "out/checkpoints"
     with refuses(InputError, f"there is no checkpoint step-9: use one of {there}: step-2."):
@@ -426,7 +426,7 @@ def test_a_compiled_run_learns_what_another_does(
     assert losses(place) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_run_writes_for_tensorboard_where_asked(place: Path) -> None:
+def test_a_run_writes_for_tensorboard_if_requested(place: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     train(tiny(place, steps=3, tensorboard=True, telemetry_every=2), progress=False)

@@ -99,7 +99,7 @@ def test_capped_scores_have_their_own_loss_and_gradient(squares: bool) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_without_gradients_there_is_only_the_loss() -> None:
+def test_without_gradients_only_the_loss_is_computed() -> None:
     arguments = inputs()
     with torch.no_grad():
         sums = cross_entropy_sums(*arguments, max_logits=WORDS)

@@ -48,7 +48,7 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["texts", "tokens", "images"])
-def test_the_loss_is_torchs_where_there_is_a_label(kind: str, smoothing: float) -> None:
+def test_the_loss_is_that_of_torch_at_labeled_items(kind: str, smoothing: float) -> None:
     objective, name, batch = case(kind, smoothing)
     model = model_of(name)
     loss = objective.loss(model, batch, NOBODY)

@@ -46,7 +46,7 @@ def test_the_loss_is_that_of_texts_read_one_by_one(
     torch.testing.assert_close(loss.total, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_models_folder_says_how_it_pools(model: Any) -> None:
+def test_pooling_is_that_of_the_models_folder(model: Any) -> None:
     mean, first = (
         Contrastive(pooling=pooling).loss(model, PAIRS, NOBODY).total for pooling in ("mean", "cls")
     )

@@ -94,7 +94,7 @@ def test_norms_biases_embeddings_and_scales_do_not_decay() -> None:
     ],
     ids=["adamw", "stable", "muon"],
 )
-def test_embeddings_decay_where_asked_for(config: OptimizerConfig) -> None:
+def test_embeddings_decay_only_with_decay_embeddings(config: OptimizerConfig) -> None:
     for settings in (ENCODERS["bert"], DECODERS["sinks"], SEQ2SEQS["t5"]):
         model = fresh(settings)
         for group in config.build(model).param_groups:

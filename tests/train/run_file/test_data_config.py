@@ -37,7 +37,7 @@ def test_a_document_ends_as_the_tokenizer_has_it() -> None:
 
 
 @pytest.mark.parametrize("key", ["end", "opening", "closing"])
-def test_a_token_that_is_not_there_is_refused_before_any_work(key: str, tmp_path: Path) -> None:
+def test_a_missing_token_is_refused_before_any_work(key: str, tmp_path: Path) -> None:
     write_corpus(tmp_path, documents=4)
     settings = tables(tmp_path)
     settings["data"][key] = "[NO]"
@@ -49,7 +49,7 @@ def test_a_token_that_is_not_there_is_refused_before_any_work(key: str, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tokenizer_without_any_end_says_what_to_write() -> None:
+def test_a_tokenizer_without_an_end_token_is_refused_with_a_remedy() -> None:
     from tokenizers import models
 
     with pytest.raises(ConfigError, match='or to "" for none'):
@@ -135,7 +135,7 @@ def test_images_that_would_be_no_numbers_are_refused(inputs: dict[str, Any], mes
         Images(train=("photos",), batch=2, **inputs)
 
 
-def test_a_pair_that_no_batch_holds_is_told_by_the_key_of_the_run_file(tmp_path: Path) -> None:
+def test_a_pair_that_no_batch_holds_is_refused_by_the_key_of_the_run_file(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({"first": "the cat " * 20, "second": "the mat " * 20}) + "\n")
     pairs = Pairs(train=(str(file),), max_length=16, batch=24, end="")
@@ -145,7 +145,7 @@ def test_a_pair_that_no_batch_holds_is_told_by_the_key_of_the_run_file(tmp_path:
 
 
 @pytest.mark.parametrize("kind", [Labeled, Pairs, Tagged])
-def test_a_field_that_is_not_there_is_told_before_any_work(kind: Any, tmp_path: Path) -> None:
+def test_a_missing_field_is_refused_before_any_work(kind: Any, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"words": "the cat"}\n')
     with pytest.raises(InputError, match=r"line 1 has no field '\w+': use one of: words"):

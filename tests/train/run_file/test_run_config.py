@@ -213,7 +213,7 @@ def test_keys_of_earlier_versions_are_read() -> None:
     assert (run.optimizer, run.data) == (expected.optimizer, expected.data)
 
 
-def test_phases_leave_out_what_the_file_says_for_all() -> None:
+def test_phases_inherit_the_tables_of_the_file() -> None:
     made = asked(phase=[{"tokens": 256}, {"steps": 3, "data": {"max_length": 8}}])
     del made["run"]["steps"]
     run = parse_run(made)
@@ -229,7 +229,7 @@ def test_a_phase_that_is_no_table_is_refused() -> None:
         parse_run(asked(run={"folder": "o"}, phase=["a"]))
 
 
-def test_a_setting_reaches_into_lists_and_says_where_it_cannot() -> None:
+def test_a_setting_reaches_into_lists_and_is_refused_elsewhere() -> None:
     made = {"phase": [{"steps": 1}], "run": {"seed": 1}}
     assert apply_settings(made, ["phase.0.steps=9"])["phase"] == [{"steps": 9}]
     assert made["phase"] == [{"steps": 1}]
@@ -241,7 +241,7 @@ def test_a_setting_reaches_into_lists_and_says_where_it_cannot() -> None:
         apply_settings(made, ["run.seed"])
 
 
-def test_a_file_that_is_not_there_or_no_toml_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_or_invalid_toml_is_an_error_of_one_line(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     with refuses(ConfigError, f"there is no {missing}: name a run file, such as run.toml."):
         read_run(missing)

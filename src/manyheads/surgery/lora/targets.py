@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Literal
 
 from torch import nn
@@ -91,82 +92,57 @@ def projections_of(model: nn.Module) -> list[Projection]:
 def _of_attention(
     path: str, attention: Attention, place: tuple[str, int, Sublayer]
 ) -> Iterator[Projection]:
+    make = partial(_projection, path, place=place, attention=attention)
     inputs = [("project", attention.project, attention.our_rows)]
     if attention.project_memory is not None:
         inputs.append(("project_memory", attention.project_memory, attention.memory_rows))
     for name, linear, rows in inputs:
         start = 0
         for part, count in rows.items():
-            yield Projection(
-                address=f"{path}.{part}",
-                linear=f"{path}.{name}",
-                layer=linear,
-                rows=(start, start + count),
-                place=place,
-                attention=attention,
-            )
+            yield make(name, linear, part=part, rows=(start, start + count))
             start += count
-        yield Projection(
-            address=f"{path}.{name}",
-            linear=f"{path}.{name}",
-            layer=linear,
-            rows=(0, start),
-            place=place,
-            attention=attention,
-            whole=True,
-        )
-    yield Projection(
-        address=f"{path}.output",
-        linear=f"{path}.output",
-        layer=attention.output,
-        rows=(0, attention.config.width),
-        place=place,
-        attention=attention,
-    )
+        yield make(name, linear, whole=True)
+    yield make("output", attention.output)
 
 
 def _of_mixer(path: str, mixer: Mixer, place: tuple[str, int, Sublayer]) -> Iterator[Projection]:
     """Its linear layers as they are: what their rows mean differs from mixer to mixer."""
     for name, linear in mixer.named_children():
         if isinstance(linear, nn.Linear):
-            yield Projection(
-                address=f"{path}.{name}",
-                linear=f"{path}.{name}",
-                layer=linear,
-                rows=(0, linear.out_features),
-                place=place,
-                attention=None,
-            )
+            yield _projection(path, name, linear, place=place)
 
 
 def _of_feedforward(
     path: str, feedforward: FeedForward, place: tuple[str, int, Sublayer]
 ) -> Iterator[Projection]:
-    hidden = feedforward.config.hidden
-    rows: list[tuple[str, tuple[int, int], bool]] = [("expand", (0, hidden), False)]
+    make, hidden = partial(_projection, path, place=place), feedforward.config.hidden
     if feedforward.gated:
-        rows = [
-            ("gate", (0, hidden), False),
-            ("up", (hidden, 2 * hidden), False),
-            ("expand", (0, 2 * hidden), True),
-        ]
-    for name, span, whole in rows:
-        yield Projection(
-            address=f"{path}.{name}",
-            linear=f"{path}.expand",
-            layer=feedforward.expand,
-            rows=span,
-            place=place,
-            attention=None,
-            whole=whole,
-        )
-    yield Projection(
-        address=f"{path}.contract",
-        linear=f"{path}.contract",
-        layer=feedforward.contract,
-        rows=(0, feedforward.config.width),
+        yield make("expand", feedforward.expand, part="gate", rows=(0, hidden))
+        yield make("expand", feedforward.expand, part="up", rows=(hidden, 2 * hidden))
+    yield make("expand", feedforward.expand, whole=feedforward.gated)
+    yield make("contract", feedforward.contract)
+
+
+def _projection(
+    path: str,
+    name: str,
+    linear: nn.Linear,
+    *,
+    place: tuple[str, int, Sublayer],
+    attention: Attention | None = None,
+    part: str = "",
+    rows: tuple[int, int] | None = None,
+    whole: bool = False,
+) -> Projection:
+    """A linear layer, or a named part of its rows."""
+    return Projection(
+        address=f"{path}.{part or name}",
+        linear=f"{path}.{name}",
+        layer=linear,
+        rows=rows or (0, linear.out_features),
         place=place,
-        attention=None,
+        attention=attention,
+        whole=whole,
     )
 
 

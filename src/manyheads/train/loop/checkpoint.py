@@ -390,35 +390,14 @@ CHANGEABLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """The paths of checkpoints, metrics, telemetry, tokens and the final model of a run."""
 
-    path: Path
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def telemetry(self) -> Path:
-        return self.path / "telemetry.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints, self.tensorboard = path / "checkpoints", path / "tensorboard"
+        self.data, self.model = path / "data", path / "model"
+        self.metrics, self.telemetry = path / "metrics.jsonl", path / "telemetry.jsonl"
 
     def checkpoint_to_resume(
         self, resume_from: str, checkpoints: Checkpoints, *, fresh: bool

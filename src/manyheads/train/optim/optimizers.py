@@ -1,7 +1,7 @@
 """Optimizers: their configs, and the update rules of AdamW, StableAdamW and Muon."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -15,14 +15,16 @@ from manyheads.annotations import Above, AtLeast, Between, NonNegativeFloat, Pos
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.train.optim.param_groups import (
+    ParameterInfo,
     RateFactor,
     build_param_groups,
-    check_patterns,
-    describe_parameters,
+    checked_parameters,
     part_of_row,
     spans,
 )
 
+Group = dict[str, Any]
+State = dict[str, Any]
 FUSED_ON = {"cpu", "cuda", "mps", "xpu"}
 
 
@@ -31,45 +33,57 @@ Beta = Annotated[float, Between(0, 1, "[)", "use a value such as 0.9")]
 Eps = Annotated[float, AtLeast(0, "use a value such as 1e-8")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamSettings:
+    """`lr` is the peak learning rate, which a schedule multiplies.
+
+    `decay` does not apply to norms, biases, scales and, unless `decay_embeddings`, embeddings;
+    `rates` are factors for parts of the model.
+    """
+
+    lr: Lr
+    betas: tuple[Beta, Beta]
+    eps: Eps
+    decay: NonNegativeFloat
+    decay_embeddings: bool = False
+    rates: tuple[RateFactor, ...] = ()
+
+    def param_groups(
+        self, weights: Iterable[ParameterInfo], rates: Sequence[RateFactor], *, rule: str
+    ) -> list[Group]:
+        """Groups whose parameters are updated by a `rule` with these settings."""
+        return build_param_groups(
+            weights,
+            lr=self.lr,
+            decay=self.decay,
+            decay_embeddings=self.decay_embeddings,
+            rates=rates,
+            rule=rule,
+            betas=self.betas,
+            eps=self.eps,
+        )
+
+
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW:
-    """Adam with decoupled weight decay (arXiv 1711.05101), fused where possible.
-
-    `lr` is the peak learning rate, which a schedule multiplies; `decay` does not apply to norms,
-    biases, scales and, unless `decay_embeddings`, embeddings; `rates` are factors for parts of the
-    model.
-    """
+class AdamW(AdamSettings):
+    """Adam with decoupled weight decay (arXiv 1711.05101), fused where possible."""
 
     lr: Lr = 1e-3
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Eps = 1e-8
     decay: NonNegativeFloat = 0.1
-    decay_embeddings: bool = False
-    rates: tuple[RateFactor, ...] = ()
 
     def build(self, model: nn.Module) -> Optimizer:
-        weights = describe_parameters(model)
-        check_patterns(weights, self.rates)
-        groups = build_param_groups(
-            weights,
-            lr=self.lr,
-            decay=self.decay,
-            decay_embeddings=self.decay_embeddings,
-            rates=self.rates,
-        )
-        kinds = {info.parameter.device.type for info in weights}
-        return ScaledAdamW(
-            groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=kinds <= FUSED_ON
-        )
-
-    def entries(self) -> dict[str, Any]:
-        return {"rule": "adamw", "betas": self.betas, "eps": self.eps}
+        weights = checked_parameters(model, self.rates)
+        fused = {info.parameter.device.type for info in weights} <= FUSED_ON
+        groups = self.param_groups(weights, self.rates, rule="adamw")
+        return ScaledAdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused)
 
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StableAdamW:
+class StableAdamW(AdamSettings):
     """AdamW whose steps are clipped by their root mean square (arXiv 2304.13013).
 
     Each matrix is clipped separately, queries, keys and values too. The defaults are those of
@@ -80,23 +94,10 @@ class StableAdamW:
     betas: tuple[Beta, Beta] = (0.9, 0.98)
     eps: Eps = 1e-6
     decay: NonNegativeFloat = 1e-5
-    decay_embeddings: bool = False
-    rates: tuple[RateFactor, ...] = ()
 
     def build(self, model: nn.Module) -> Optimizer:
-        weights = describe_parameters(model)
-        check_patterns(weights, self.rates)
-        entries: dict[str, Any] = {"rule": "stable", "betas": self.betas, "eps": self.eps}
-        return RuleOptimizer(
-            build_param_groups(
-                weights,
-                lr=self.lr,
-                decay=self.decay,
-                decay_embeddings=self.decay_embeddings,
-                rates=self.rates,
-                **entries,
-            )
-        )
+        weights = checked_parameters(model, self.rates)
+        return RuleOptimizer(self.param_groups(weights, self.rates, rule="stable"))
 
 
 @check_fields
@@ -124,30 +125,21 @@ class Muon:
             raise ConfigError("rest.rates cannot be used with Muon", "set rates of Muon itself")
 
     def build(self, model: nn.Module) -> Optimizer:
-        weights = describe_parameters(model)
-        check_patterns(weights, self.rates)
-        entries: dict[str, Any] = {
-            "rule": "muon",
-            "momentum": self.momentum,
-            "nesterov": self.nesterov,
-            "rounds": self.rounds,
-            "size": self.size,
-            "precision": self.precision,
-        }
-        matrices = [info for info in weights if info.matrix]
-        others = [info for info in weights if not info.matrix]
-        rest, rates = self.rest, self.rates
-        return RuleOptimizer(
-            build_param_groups(matrices, lr=self.lr, decay=self.decay, rates=rates, **entries)
-            + build_param_groups(
-                others,
-                lr=rest.lr,
-                decay=rest.decay,
-                decay_embeddings=rest.decay_embeddings,
-                rates=rates,
-                **rest.entries(),
-            )
+        weights = checked_parameters(model, self.rates)
+        matrices = build_param_groups(
+            [info for info in weights if info.matrix],
+            lr=self.lr,
+            decay=self.decay,
+            rates=self.rates,
+            rule="muon",
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            rounds=self.rounds,
+            size=self.size,
+            precision=self.precision,
         )
+        others = [info for info in weights if not info.matrix]
+        return RuleOptimizer(matrices + self.rest.param_groups(others, self.rates, rule="adamw"))
 
 
 OptimizerConfig = AdamW | StableAdamW | Muon
@@ -155,9 +147,6 @@ OptimizerConfig = AdamW | StableAdamW | Muon
 
 # arXiv 2502.16982: singular values are close to one after five rounds.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-Group = dict[str, Any]
-State = dict[str, Any]
 
 
 class ScaledAdamW(torch.optim.AdamW):

@@ -170,8 +170,9 @@ def _factor(address: str, rates: Sequence[RateFactor]) -> float:
     return fitting[-1] if fitting else 1.0
 
 
-def check_patterns(weights: Sequence[ParameterInfo], rates: Sequence[RateFactor]) -> None:
-    """Raise if a pattern matches no parameter, since a misspelt one would have no effect."""
+def checked_parameters(model: nn.Module, rates: Sequence[RateFactor]) -> list[ParameterInfo]:
+    """All trainable parameters; an error if a pattern matches none, since it may be misspelt."""
+    weights = describe_parameters(model)
     addresses = list(dict.fromkeys(address for info in weights for address, _ in info.parts))
     for rate in rates:
         if not any(fnmatchcase(address, rate.pattern) for address in addresses):
@@ -179,6 +180,7 @@ def check_patterns(weights: Sequence[ParameterInfo], rates: Sequence[RateFactor]
             raise ConfigError(
                 f"no parameter matches {rate.pattern!r}", f"use a pattern that matches {near[0]}"
             )
+    return weights
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:

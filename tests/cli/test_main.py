@@ -108,8 +108,9 @@ def test_the_trained_length_is_saved_and_a_run_file_comes_first(
     model = load(trained)
     assert model.trained_length == 8
     save(model, tmp_path / "again")
-    (tmp_path / "again" / "run.toml").write_text("[data]\nlength = 6\n")
-    assert load(tmp_path / "again").trained_length == 6
+    for key in ("max_length", "length"):
+        (tmp_path / "again" / "run.toml").write_text(f"[data]\n{key} = 6\n")
+        assert load(tmp_path / "again").trained_length == 6
     (tmp_path / "again" / "run.toml").write_text("[data\nlength = 6\n")
     assert load(tmp_path / "again").trained_length == 8
     assert load("house-gpt").trained_length == 512

@@ -108,7 +108,9 @@ def read_trained_length(files: Mapping[str, bytes], folder: Path) -> int | None:
             data = tomllib.loads(run_file.read_text("utf-8")).get("data")
         except ValueError:
             data = None
-        length = data.get("length") if isinstance(data, dict) else None
+        # Run files of earlier versions say "length".
+        data = data if isinstance(data, dict) else {}
+        length = data.get("max_length", data.get("length"))
         if isinstance(length, int) and length > 0:
             return length
     length = json.loads(files.get(TOKENIZER_CONFIG, b"{}")).get(MAX_LENGTH)

@@ -20,7 +20,6 @@ class TrainTokenizer:
     """
 
     PYTHON_NAMES: ClassVar[dict[str, str]] = {
-        "field": "--text-column",
         "size": "--vocab-size",
         "specials": "--special-token",
     }

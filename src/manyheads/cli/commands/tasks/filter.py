@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import tyro
 
@@ -18,8 +18,6 @@ class FilterCommand:
     For example: manyheads filter corpus/ --model edu/ --keep "score >= 3" -o kept/
     or with --keep 'probability["spam"] < 0.1 and language == "en" and tokens >= 50'
     """
-
-    PYTHON_NAMES: ClassVar[dict[str, str]] = {"longest": "--max-length"}
 
     corpus: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS ...")]
     """Files or folders of .jsonl, .parquet and .txt, compressed or not."""

@@ -51,6 +51,25 @@ FLOORS = {
 }
 
 
+# The floors inside lens, from what every result is made of to the report of everything.
+FLOORS_OF_LENS = {
+    "results/": 0,
+    "inputs/": 1,
+    "measure/": 2,
+    "causal/": 2,
+    "attention_maps/": 3,
+    "probing/": 3,
+    "weights/": 3,
+    "redundant/": 4,
+    "attribution/": 5,
+    "faithful/": 6,
+    "head_kinds/": 6,
+    "diff/": 7,
+    "inspection.py": 7,
+    "result_types.py": 8,
+    "__init__.py": 9,
+}
+
 CORE = {room for room, floor in FLOORS.items() if floor <= 4} | {"lens/", "train/", "__init__.py"}
 
 
@@ -191,7 +210,12 @@ def target(imported: Import, known: dict[str, Source]) -> Source | None:
     return known.get(imported.module)
 
 
-def room(place: str) -> str | None:
-    """The entry of FLOORS that a path below the package belongs to, if any."""
+def room(place: str, floors: dict[str, int] = FLOORS) -> str | None:
+    """The entry of the floors that a path below the package, or a folder of it, belongs to."""
     top, slash, _ = place.partition("/")
-    return top + slash if top + slash in FLOORS else None
+    return top + slash if top + slash in floors else None
+
+
+def room_of_lens(place: str) -> str | None:
+    """The entry of FLOORS_OF_LENS that a path below the package belongs to, if any."""
+    return room(place.removeprefix("lens/"), FLOORS_OF_LENS) if place.startswith("lens/") else None

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.house import FLOORS, PACKAGE, Source, room, sources, target
+from tests.architecture.house import (
+    FLOORS,
+    FLOORS_OF_LENS,
+    PACKAGE,
+    Source,
+    room,
+    room_of_lens,
+    sources,
+    target,
+)
 
 LONGEST = 600
 MAX_MODULES = 16
@@ -52,6 +61,30 @@ def steps_up(package: Path) -> list[str]:
                 result.append(
                     f"{source.place}:{imported.line}, on floor {FLOORS[here]}, "
                     f"imports {there} of floor {FLOORS[there]}"
+                )
+    return result
+
+
+def steps_up_in_lens(package: Path) -> list[str]:
+    """An import inside lens that is neither of a lower floor of lens nor of the file's folder."""
+    known = sources(package)
+    result = []
+    for source in known.values():
+        if not source.place.startswith("lens/"):
+            continue
+        here = room_of_lens(source.place)
+        if here is None:
+            result.append(
+                f"{source.place} has no floor: give it one in tests/architecture/house.py"
+            )
+            continue
+        for imported in source.imports():
+            reached = target(imported, known)
+            there = room_of_lens(reached.place) if reached else None
+            if there not in (None, here) and FLOORS_OF_LENS[there] >= FLOORS_OF_LENS[here]:
+                result.append(
+                    f"{source.place}:{imported.line}, on floor {FLOORS_OF_LENS[here]} of lens, "
+                    f"imports {there} of floor {FLOORS_OF_LENS[there]}"
                 )
     return result
 
@@ -180,6 +213,7 @@ RULES: list[Rule] = [
     without_a_floor,
     without_an_init,
     steps_up,
+    steps_up_in_lens,
     imports_of_the_root,
     circle,
     train_and_lens_meet,
@@ -206,6 +240,21 @@ FAULTS: list[tuple[Rule, dict[str, str]]] = [
             "cache.py": "",
         },
     ),
+    (
+        steps_up_in_lens,
+        {
+            "lens/results/tables.py": "from manyheads.lens.measure import measures",
+            "lens/measure/measures.py": "",
+        },
+    ),
+    (
+        steps_up_in_lens,
+        {
+            "lens/causal/ablation.py": "def f():\n    import manyheads.lens.measure.watcher",
+            "lens/measure/watcher.py": "",
+        },
+    ),
+    (steps_up_in_lens, {"lens/newcomer/probe.py": ""}),
     (imports_of_the_root, {"cache.py": "import manyheads"}),
     (imports_of_the_root, {"cache.py": "from manyheads import Ragged"}),
     (imports_of_the_root, {"parts/gates.py": "from .. import Ragged"}),
@@ -262,8 +311,10 @@ SOUND = {
     "parts/norms.py": "from manyheads.parts import gates\n"
     "def one():\n    class Local: ...\n"
     "def other():\n    class Local: ...",
-    **{f"lens/m{number}.py": "" for number in range(MAX_MODULES)},
-    "lens/__init__.py": "from manyheads.lens.m1 import m",
+    **{f"lens/inputs/m{number}.py": "" for number in range(MAX_MODULES)},
+    "lens/inputs/__init__.py": "",
+    "lens/inspection.py": "from manyheads.lens.inputs import m1",
+    "lens/__init__.py": "from manyheads.lens.inputs.m1 import m",
     "models/__init__.py": "",
     "models/sizes.toml": "",
     "py.typed": "",

@@ -65,9 +65,9 @@ from manyheads.lens.redundant.collapse import Collapse, LayerState, collapse
 from manyheads.lens.redundant.dead_heads import DeadHeads, dead_heads
 from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
 from manyheads.lens.redundant.outputs import output_similarity
+from manyheads.lens.result_types import load
 from manyheads.lens.results.addresses import Address, Block
 from manyheads.lens.results.files import Result
-from manyheads.lens.results.result_types import load
 from manyheads.lens.results.tables import ByHead, ByLayer, ByPair, Column
 from manyheads.lens.weights.circuits import Circuits, FactoredMatrix, circuits, score_circuits
 from manyheads.lens.weights.composition import composition_scores, weight_similarity

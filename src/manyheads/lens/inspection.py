@@ -15,13 +15,13 @@ from manyheads.lens.head_kinds.head_tests import OFFSETS
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
 from manyheads.lens.inputs.texts import read_inputs
-from manyheads.lens.measure.measures import describe_measure, format_value
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW, DeadHeads, dead_by_statistics
 from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
 from manyheads.lens.results.addresses import Address, HeadName, blocks_of
 from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, FloatsByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.vision import Vision

@@ -17,10 +17,11 @@ from manyheads.lens.causal.gradient_importance import importance
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds
 from manyheads.lens.inputs.metrics import Similarity
 from manyheads.lens.inspection import HeadImportance, Inspection, inspect
-from manyheads.lens.measure.measures import SINK_ABOVE, MeasureInfo, describe_measure, sort_measures
+from manyheads.lens.measure.measures import SINK_ABOVE
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
 from manyheads.lens.results.addresses import Address, blocks_of
+from manyheads.lens.results.measure_names import MeasureInfo, describe_measure, sort_measures
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead

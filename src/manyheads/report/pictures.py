@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.lens.attention_maps.patterns import patterns
-from manyheads.lens.measure.measures import describe_measure
 from manyheads.lens.results.addresses import Address
+from manyheads.lens.results.measure_names import describe_measure
 from manyheads.pictures import draw_atlas, draw_grid, draw_head_map, draw_over_image
 from manyheads.report.data import ReportData
 from manyheads.report.inputs import ReportImage

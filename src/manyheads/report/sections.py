@@ -8,8 +8,9 @@ import numpy as np
 
 from manyheads.formatting import UNKNOWN, number, percent, pluralise
 from manyheads.lens.inspection import HeadImportance
-from manyheads.lens.measure.measures import SINK_ABOVE, format_value
+from manyheads.lens.measure.measures import SINK_ABOVE
 from manyheads.lens.results.addresses import Address
+from manyheads.lens.results.measure_names import format_value
 from manyheads.models.decoder import Decoder
 from manyheads.report.data import ReportData, ReportMeasure, Suggestion
 from manyheads.tokenizers import token_text

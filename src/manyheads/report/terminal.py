@@ -6,7 +6,7 @@ from rich.text import Text
 
 from manyheads.console import TerminalPage, heat
 from manyheads.formatting import pluralise
-from manyheads.lens.measure.measures import describe_measure, format_value
+from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.report.data import ReportData, suggest_commands
 
 MAX_ROWS = 32

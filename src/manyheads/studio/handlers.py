@@ -14,8 +14,8 @@ from manyheads.lens.causal.patching import patch
 from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.inputs.metrics import LogitDifference
-from manyheads.lens.measure.measures import describe_measure
 from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.results.measure_names import describe_measure
 from manyheads.studio import views
 from manyheads.studio.generation import WatchedGeneration
 from manyheads.studio.models import LoadedModel, ModelStore, StudioInput

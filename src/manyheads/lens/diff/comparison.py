@@ -18,14 +18,7 @@ from manyheads.lens.head_kinds.kinds import Kinds, kinds
 from manyheads.lens.inputs.metrics import weighted_mean
 from manyheads.lens.inputs.texts import PassSummary, Targets, for_each_batch, read_inputs
 from manyheads.lens.inputs.token_classes import TokenClasses
-from manyheads.lens.measure.measures import (
-    MeasureSums,
-    SequenceGroups,
-    describe_measure,
-    format_value,
-    sort_measures,
-    sum_by_sequence,
-)
+from manyheads.lens.measure.measures import MeasureSums, SequenceGroups, sum_by_sequence
 from manyheads.lens.measure.statistics import ids_by_stack, make_plan
 from manyheads.lens.measure.watcher import StatisticsWatcher
 from manyheads.lens.redundant.dead_heads import (
@@ -37,6 +30,7 @@ from manyheads.lens.redundant.dead_heads import (
 )
 from manyheads.lens.results.addresses import Address, Block, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
+from manyheads.lens.results.measure_names import describe_measure, format_value, sort_measures
 from manyheads.lens.results.tables import ByHead, Tabular
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs
@@ -273,18 +267,18 @@ class _TallyByText(MeasureSums):
     texts: dict[tuple[Block, str], Sums] = field(default_factory=dict)
 
     def add(
-        self, block: Block, name: str, values: Float[Tensor, "n h"], counted: SequenceGroups
+        self, block: Block, name: str, values: Float[Tensor, "n h"], groups: SequenceGroups
     ) -> None:
-        MeasureSums.add(self, block, name, values, counted)
-        kept = torch.ones_like(values, dtype=torch.bool)
-        if counted.valid is not None:
-            kept = counted.valid if counted.valid.dim() == 2 else counted.valid[:, None]
-            kept = kept.expand_as(values)
-        x = torch.where(kept, values.double(), 0.0)
+        MeasureSums.add(self, block, name, values, groups)
+        valid = torch.ones_like(values, dtype=torch.bool)
+        if groups.valid is not None:
+            valid = groups.valid if groups.valid.dim() == 2 else groups.valid[:, None]
+            valid = valid.expand_as(values)
+        x = torch.where(valid, values.double(), 0.0)
         # Left on the device: fetching them one by one would synchronise each time.
         self.texts[block, name] = (
-            sum_by_sequence(x, counted),
-            sum_by_sequence(kept.double(), counted),
+            sum_by_sequence(x, groups),
+            sum_by_sequence(valid.double(), groups),
         )
 
 
@@ -340,14 +334,13 @@ def measure_by_text(
     plan = make_plan(model, classes)
     statistics = StatisticsByText(blocks_of(model))
 
-    def visit(some: ModelInputs, numbers: list[int]) -> None:
+    def visit(batch: ModelInputs, numbers: list[int]) -> None:
         tally = _TallyByText()
-        observer: Any = StatisticsWatcher(plan, ids_by_stack(model, some), numbers)
-        observer.sums = tally
+        watcher = StatisticsWatcher(plan, ids_by_stack(model, batch), numbers, tally)
         with torch.inference_mode():
-            model.run_hidden(some, observer)
+            model.run_hidden(batch, watcher)
         statistics.tally.merge(tally)
-        statistics.batches.append((len(some), tally.texts))
+        statistics.batches.append((len(batch), tally.texts))
 
     statistics.passed = for_each_batch(
         model, inputs, visit, label="measuring", batch_tokens=batch_tokens, progress=progress

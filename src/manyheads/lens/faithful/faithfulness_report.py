@@ -23,7 +23,7 @@ from manyheads.lens.faithful.erasure import (
 )
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import read_inputs
-from manyheads.lens.measure.measures import format_value
+from manyheads.lens.results.measure_names import format_value
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.readout import ClassHead

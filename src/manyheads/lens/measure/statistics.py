@@ -16,10 +16,10 @@ from manyheads.lens.measure.measures import (
     SINK_ABOVE,
     MeasureSums,
     offset_name,
-    sort_measures,
 )
 from manyheads.lens.measure.watcher import Activation, MeasurementPlan, StatisticsWatcher
 from manyheads.lens.results.addresses import blocks_of
+from manyheads.lens.results.measure_names import sort_measures
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs

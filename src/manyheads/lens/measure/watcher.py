@@ -136,10 +136,16 @@ class MeasurementPlan:
 
 
 class StatisticsWatcher:
-    """Measures one batch; of each attention it stores no more than the queries."""
+    """Measures one batch into `sums`; of each attention it stores no more than the queries."""
 
-    def __init__(self, plan: MeasurementPlan, ids: dict[str, Ragged], texts: list[int]) -> None:
-        self.sums = MeasureSums()
+    def __init__(
+        self,
+        plan: MeasurementPlan,
+        ids: dict[str, Ragged],
+        texts: list[int],
+        sums: MeasureSums | None = None,
+    ) -> None:
+        self.sums = MeasureSums() if sums is None else sums
         # The largest score of each head before the softmax.
         self.scores: dict[Block, Float[Tensor, " h"]] = {}
         self._plan, self._ids, self._texts = plan, ids, texts

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingPackageError, ShapeError
-from manyheads.lens.measure.measures import describe_measure, format_value
 from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
 from manyheads.lens.results.files import Metadata, Result
+from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.taps import Sublayer
 
 FloatsByHead = Float[np.ndarray, " h"]

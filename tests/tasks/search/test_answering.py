@@ -10,6 +10,7 @@ import pytest
 import manyheads
 from manyheads.errors import InputError
 from manyheads.tasks.search.answering import answer, finish_answer, reader_prompt
+from manyheads.tasks.search.index import Hit
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
@@ -27,6 +28,8 @@ class Passage:
     end: int = 0
     source: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    as_dict = Hit.as_dict
 
 
 class Shelf:
@@ -62,7 +65,7 @@ def test_a_prompt_numbers_passages_and_ends_with_the_question(reader: Any) -> No
     assert prompt.truncation == ""
 
 
-def test_passages_are_cut_to_fit_and_it_is_said(reader: Any) -> None:
+def test_passages_are_cut_to_fit_and_counted(reader: Any) -> None:
     room = reader.trained_length - 32
     prompt = reader_prompt(reader, "Where?", [PISA, LONG, PISA], max_new_tokens=32)
     assert room - 8 <= len(prompt.ids) <= room

@@ -230,18 +230,16 @@ def _cut(
     """As much of a passage as fits after others, or None if it is hardly any."""
     with surrogates_refused([source.text]):
         offsets = tokenizer.encode(source.text, add_special_tokens=False).offsets
-    shortened = len(offsets)
+    count = len(offsets)
     while True:
         # Tokens at the borders may merge, so that the prompt itself is counted.
-        cut = (
-            replace(source, text=source.text[: offsets[shortened - 1][1]]) if shortened else source
-        )
+        cut = replace(source, text=source.text[: offsets[count - 1][1]]) if count else source
         excess = len(encode([*before, cut])) - room
-        if shortened < SHORTEST_PASSAGE:
+        if count < SHORTEST_PASSAGE:
             return None
         if excess <= 0:
             return cut
-        shortened -= excess
+        count -= excess
 
 
 def _context(model: TextReader) -> int | None:

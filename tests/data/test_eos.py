@@ -6,7 +6,7 @@ from manyheads.data.tokenizer_training import appended_eos, find_eos, train_toke
 WORDS = InMemoryTexts(("the cat sat on the mat " * 20,))
 
 
-def test_bytes_have_an_end_and_do_not_put_it_there_and_wordpiece_does() -> None:
+def test_bytes_have_an_end_that_they_do_not_append_and_wordpiece_does() -> None:
     plain = train_tokenizer(WORDS, 300, progress=False)
     assert appended_eos(plain) is None
     assert find_eos(plain) == "<|end|>"

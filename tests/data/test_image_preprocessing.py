@@ -47,7 +47,7 @@ def test_a_colored_image_is_as_grey_as_training_reads_it(photo: Path) -> None:
     assert torch.allclose(to_grayscale(ours)[0], peer, atol=1 / 255)
 
 
-def test_what_was_trained_on_is_told_and_what_was_known_stays() -> None:
+def test_the_preprocessing_of_training_is_saved_and_other_keys_stay() -> None:
     model = small()
     model.side_files = {"preprocessor_config.json": b'{"do_center_crop": true, "image_std": [1]}'}
     record_image_preprocessing(model, 0.4, 0.3)
@@ -74,7 +74,7 @@ def test_transformers_makes_the_same_numbers(photo: Path, tmp_path: Path) -> Non
     assert torch.allclose(folder.batch([0]).images[0], peer, atol=1e-5)
 
 
-def test_the_size_that_was_trained_on_is_told_and_read() -> None:
+def test_the_size_of_training_is_saved_and_read() -> None:
     model = small()
     assert image_size(model) == 16
     record_image_preprocessing(model, 0.4, 0.3, 32)

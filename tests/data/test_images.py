@@ -121,7 +121,7 @@ def test_a_folder_a_class(folder: Path) -> None:
     assert square.images[0].shape == (1, 8, 8)
 
 
-def test_classes_are_numbered_by_names_where_they_are_given(folder: Path) -> None:
+def test_names_of_classes_number_the_folders(folder: Path) -> None:
     images = ImageFolder(folder, names=("bird", "dog", "cat"))
     assert images.names == ("bird", "dog", "cat")
     labels = images.batch([0, 5]).labels

@@ -48,7 +48,7 @@ def test_only_chosen_tokens_change_and_answers_are_what_they_were(
     assert result.texts.lengths.each == batch.lengths.each
 
 
-def test_shares_are_those_asked_for() -> None:
+def test_fractions_are_those_of_the_config() -> None:
     batch = texts(200_000)
     result = masked(batch, Masking())
     ordinary = WORDS.ordinary[batch.values].sum().item()

@@ -17,7 +17,7 @@ def test_every_number_comes_once(count: int, seed: int, epoch: int) -> None:
 
 
 @given(count=st.integers(1, 500), data=st.data())
-def test_any_place_is_found_without_the_others(count: int, data: st.DataObject) -> None:
+def test_any_place_is_computed_without_the_others(count: int, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, count - 1))
     whole = permute(np.arange(count), count, seed=7)
     assert permute(np.array([place]), count, seed=7).tolist() == [whole[place]]

@@ -69,7 +69,7 @@ def test_a_reader_that_goes_away_takes_the_thread_along() -> None:
     assert no_thread_is_left()
 
 
-def test_no_more_is_read_than_asked_for() -> None:
+def test_no_more_is_read_than_requested() -> None:
     read = []
 
     def counted() -> Iterator[Batch]:

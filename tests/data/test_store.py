@@ -83,7 +83,7 @@ def spoil(folder: Path, **changes: Any) -> None:
     (folder / INDEX).write_text(json.dumps(index | changes))
 
 
-def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
     size = (folder / "tokens.bin").stat().st_size
     with (folder / "tokens.bin").open("r+b") as file:
         file.seek(size - 1)
@@ -105,7 +105,7 @@ def test_what_is_wrong_with_the_files_is_said(folder: Path, tmp_path: Path) -> N
         open_store(tmp_path)
 
 
-def test_what_is_wrong_with_the_index_is_said(folder: Path) -> None:
+def test_a_damaged_index_is_refused(folder: Path) -> None:
     with refuses(
         InputError,
         f"{folder} was made with another tokenizer: use that one, or tokenize again.",
@@ -182,7 +182,7 @@ def flip(file: Path, bit: int) -> None:
     file.write_bytes(data)
 
 
-def test_a_flipped_bit_is_found_when_its_block_is_first_read(folder: Path) -> None:
+def test_a_flipped_bit_is_detected_when_its_block_is_first_read(folder: Path) -> None:
     index = StoreIndex.read(folder)
     # In the second part, so that the first is still good.
     start = index.parts[0].tokens
@@ -200,7 +200,7 @@ def test_a_flipped_bit_is_found_when_its_block_is_first_read(folder: Path) -> No
 
 @pytest.mark.parametrize("file", ["documents.bin", "passages.bin", INDEX])
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.95])
-def test_a_flipped_bit_in_the_tables_or_the_index_is_found_at_once(
+def test_a_flipped_bit_in_the_tables_or_the_index_is_detected_at_once(
     folder: Path, file: str, place: float
 ) -> None:
     flip(folder / file, int(place * 8 * (folder / file).stat().st_size))

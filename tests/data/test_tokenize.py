@@ -223,7 +223,7 @@ def test_a_store_of_something_else_is_left_alone(tmp_path: Path) -> None:
         write_store(source, BYTES, other)
 
 
-def test_a_disk_too_small_is_said_before_the_work(
+def test_a_disk_too_small_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:

@@ -42,7 +42,7 @@ def test_decoders_tell_classes_by_their_last_token() -> None:
     torch.testing.assert_close(result.probabilities[0], alone)
 
 
-def test_long_texts_are_cut_and_told() -> None:
+def test_long_texts_are_truncated_with_a_warning() -> None:
     with pytest.warns(TruncationWarning, match="1 of 1 texts were truncated to 6 tokens"):
         classify(with_classes(small(), 2), "the cat sat", max_length=6)
 

@@ -88,7 +88,7 @@ def test_a_text_without_any_token_gives_zeros() -> None:
     assert result.norm(dim=1).tolist() == pytest.approx([0, 1, 0])
 
 
-def test_the_folder_says_how_vectors_are_made_and_the_caller_may_differ() -> None:
+def test_the_folder_sets_the_pooling_and_the_caller_may_override_it() -> None:
     model = small()
     model.sentence = SentenceConfig(pooling="cls", normalize=True)
     expected = encode(model, TEXTS, pooling="cls", normalize=False)
@@ -106,7 +106,7 @@ def test_long_texts_are_cut_with_their_special_tokens_kept_and_counted() -> None
     torch.testing.assert_close(result, expected)
 
 
-def test_texts_are_cut_where_the_positions_end_or_the_folder_says() -> None:
+def test_texts_are_truncated_to_the_positions_or_to_the_limit_of_the_folder() -> None:
     model = small(positions=16)
     assert encode_with_counts(model, ["a" * 40], Options()).max_length == 16
     model.sentence = SentenceConfig(max_length=9)

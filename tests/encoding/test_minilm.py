@@ -55,7 +55,7 @@ def test_vectors_are_those_of_sentence_transformers(model: Any, peer: SentenceTr
     torch.testing.assert_close(result, expected(peer, TEXTS), atol=TOLERANCE, rtol=0)
 
 
-def test_a_shorter_limit_cuts_as_theirs_does(model: Any, place: Path) -> None:
+def test_a_shorter_limit_truncates_as_sentence_transformers_does(model: Any, place: Path) -> None:
     peer = SentenceTransformer(str(place), device="cpu", local_files_only=True)
     peer.max_seq_length = 7
     with pytest.warns(TruncationWarning):

@@ -44,7 +44,7 @@ def test_folders_globs_and_files_come_in_order_and_once(tmp_path: Path) -> None:
     assert find_files(str(tmp_path / "b.txt"), KNOWN) == [tmp_path / "b.txt"]
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     lay(tmp_path, "a/pixels.png")
     with refuses(InputError, f"{tmp_path}/b.txt does not exist: check the path."):
         find_files([tmp_path / "b.txt"], KNOWN)
@@ -90,9 +90,7 @@ def test_broken_packing_is_named(suffix: str, tmp_path: Path) -> None:
             unpacked.read()
 
 
-def test_zstandard_is_asked_for_by_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_zstandard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     missing = f"{tmp_path}/a.zst needs the package zstandard: run pip install zstandard."
     with refuses(MissingPackageError, missing), open_file(tmp_path / "a.zst"):

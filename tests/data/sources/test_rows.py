@@ -45,7 +45,7 @@ def test_bytes_that_are_no_utf8_are_a_bad_line(tmp_path: Path) -> None:
         list(FileRows(tmp_path / "a.jsonl"))
 
 
-def test_fields_that_are_not_there_or_no_text_are_named(tmp_path: Path) -> None:
+def test_missing_fields_and_fields_without_text_are_named(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.jsonl", '{"body": 3, "half": "\\ud800"}')
     (row,) = FileRows((file,))
     with refuses(InputError, f"{file}, line 1 has no field 'text': use one of: body, half."):

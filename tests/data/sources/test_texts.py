@@ -156,13 +156,13 @@ def test_a_name_of_the_hub_is_a_dataset_and_all_else_are_files() -> None:
         (["hub:?split=train"], "hub:?split=train lacks a dataset: write hub:org/name, or "),
     ],
 )
-def test_a_name_that_cannot_be_read_is_told(paths: list[str], problem: str) -> None:
+def test_a_wrong_name_of_a_dataset_is_refused(paths: list[str], problem: str) -> None:
     with pytest.raises(InputError) as error:
         row_source(paths)
     assert str(error.value).startswith(problem)
 
 
-def test_what_is_not_there_is_known_before_it_is_read(tmp_path: Path) -> None:
+def test_a_missing_source_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with refuses(InputError, "no.txt does not exist: check the path."):
         text_source(["no.txt"]).check()
     with refuses(InputError, "no.jsonl does not exist: check the path."):

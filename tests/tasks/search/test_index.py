@@ -129,7 +129,7 @@ def test_bm25_needs_no_model_and_hybrid_fuses_both_rankings(tmp_path: Path, dens
     assert Index.open(tmp_path / "bm25").search("tree") == keywords.search("tree")
 
 
-def test_only_changes_are_encoded_and_what_is_gone_is_removed(tmp_path: Path) -> None:
+def test_only_changes_are_encoded_and_missing_documents_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "index"
     first = Index.create(path, house_bert(), DOCUMENTS, **SMALL)
     changed = [
@@ -298,7 +298,7 @@ def notes(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_command_says_what_it_did(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_its_work(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(notes.parent / "notes.index")
     assert main(["index", str(notes), "-o", out, "--model", "house-bert", "--code"]) == 0
     printed = capsys.readouterr().out

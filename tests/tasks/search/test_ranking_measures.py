@@ -85,7 +85,7 @@ def test_standard_errors_and_paired_differences() -> None:
         good.difference(evaluate_retrieval({}, queries[:1]))
 
 
-def test_an_index_is_asked_once_for_all_queries() -> None:
+def test_an_index_searches_once_for_all_queries() -> None:
     @dataclass
     class Found:
         id: str

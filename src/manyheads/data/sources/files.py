@@ -37,7 +37,12 @@ def find_files(paths: Paths, suffixes: Collection[str], *, any_suffix: bool = Fa
 def _expand(path: str, suffixes: Collection[str], any_suffix: bool) -> list[Path]:
     expanded = Path(path).expanduser()
     if expanded.is_dir():
-        inside = [file for file in sorted(expanded.rglob("*")) if _is_visible(file, expanded)]
+        inside = [
+            file
+            for file in sorted(expanded.rglob("*"))
+            if file.is_file()
+            and not any(part.startswith(".") for part in file.relative_to(expanded).parts)
+        ]
         files = [file for file in inside if any_suffix or (suffix_of(file) or None) in suffixes]
         if not files:
             raise InputError(f"{path} has no {listed(suffixes)} file", "give another folder")
@@ -59,11 +64,6 @@ def _expand(path: str, suffixes: Collection[str], any_suffix: bool) -> list[Path
                 f"use {listed(suffixes)}, or set format",
             )
     return files
-
-
-def _is_visible(file: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return file.is_file() and not hidden
 
 
 def listed(suffixes: Collection[str]) -> str:

@@ -3,21 +3,11 @@
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Protocol,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import tyro
 
+from manyheads.annotations import Annotation, annotations_of
 from manyheads.cli.commands.ablate import Ablate
 from manyheads.cli.commands.attribute import Attribute
 from manyheads.cli.commands.classify import Classify
@@ -134,7 +124,7 @@ def positionals_of(command: Callable[..., object]) -> tuple[Option, ...]:
 
 def arguments_of(command: Callable[..., object]) -> list[Option]:
     """The options and positional arguments of a command, those of its groups included."""
-    hints = get_type_hints(command, include_extras=True)
+    annotations = annotations_of(command)
     result = []
     for field in fields(command):  # type: ignore[arg-type]
         if is_dataclass(field.type):
@@ -144,12 +134,12 @@ def arguments_of(command: Callable[..., object]) -> list[Option]:
                 for option in options
             ]
         else:
-            result.append(_argument(field.name, hints[field.name], field.default))
+            result.append(_argument(field.name, annotations[field.name], field.default))
     return result
 
 
-def _argument(name: str, hint: Any, default: Any) -> Option:
-    inner, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+def _argument(name: str, annotation: Annotation, default: Any) -> Option:
+    markers = annotation.extras
 
     def marked(attribute: str) -> Any:
         values = (getattr(marker, attribute, None) for marker in markers)
@@ -157,8 +147,8 @@ def _argument(name: str, hint: Any, default: Any) -> Option:
 
     positional = tyro.conf.Positional in markers
     repeatable = any(repr(marker) == "UseAppendAction" for marker in markers)
-    metavar = marked("metavar") or {int: "INT", float: "FLOAT"}.get(inner, name.upper())
-    kind, choices = _kind(_value_type(inner), metavar, positional)
+    metavar = marked("metavar") or {int: "INT", float: "FLOAT"}.get(annotation.hint, name.upper())
+    kind, choices = _kind(annotation, metavar, positional)
     flag = "--" + (marked("name") or name).replace("_", "-")
     return Option(
         field=name,
@@ -168,25 +158,21 @@ def _argument(name: str, hint: Any, default: Any) -> Option:
         choices=choices,
         default=default,
         repeatable=repeatable,
-        many=get_origin(inner) is tuple and not repeatable,
+        many=annotation.kind is tuple and not repeatable,
     )
 
 
-def _kind(value_type: Any, metavar: str, positional: bool) -> tuple[Kind, tuple[str, ...]]:
-    if get_origin(value_type) is Literal:
-        return "choice", get_args(value_type)
+def _kind(annotation: Annotation, metavar: str, positional: bool) -> tuple[Kind, tuple[str, ...]]:
+    # The type without None, and of a tuple that of its elements.
+    value = next(member for member in annotation.members if member.form != "none")
+    value = annotation.items[0] if annotation.kind is tuple else value
+    if value.form == "literal":
+        return "choice", value.values
     if metavar.startswith("{"):
         return "choice", tuple(metavar.strip("{}").split(","))
     if positional and any(name in metavar for name in MODEL_METAVARS):
         return "model", ()
-    if value_type is Path or (positional and any(name in metavar for name in ("FILE", "INDEX"))):
+    if value.hint is Path or (positional and any(name in metavar for name in ("FILE", "INDEX"))):
         return "file", ()
     kinds: dict[Any, Kind] = {bool: "flag", int: "integer", float: "number"}
-    return kinds.get(value_type, "text"), ()
-
-
-def _value_type(hint: Any) -> Any:
-    """The type without None, and of a tuple that of its elements."""
-    if get_origin(hint) in (Union, UnionType):
-        return next(kind for kind in get_args(hint) if kind is not NoneType)
-    return get_args(hint)[0] if get_origin(hint) is tuple else hint
+    return kinds.get(value.hint, "text"), ()

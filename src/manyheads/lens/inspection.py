@@ -14,7 +14,7 @@ from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.head_tests import OFFSETS
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW, DeadHeads, dead_by_statistics
@@ -314,7 +314,7 @@ class Inspection(Tabular):
 @wrapping_models
 def inspect(
     model: Model,
-    texts: Any = None,
+    texts: Inputs | None = None,
     *,
     syntax: Path | str | None = None,
     coreference: Path | str | Sequence[Path | str] | None = None,

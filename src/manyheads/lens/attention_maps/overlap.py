@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
-from manyheads.lens.inputs.texts import for_each_batch
+from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
 from manyheads.lens.results.tables import ByPair
 from manyheads.models.build import Model
@@ -33,7 +33,7 @@ CHUNK_WEIGHTS = {"cpu": 2**23, "cuda": 2**28}
 @wrapping_models
 def overlap(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     measure: OverlapMeasure = "cosine",
     *,
     partners: Partners = "all",

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.typology import PatternType, typology
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, TiledScores
 from manyheads.lens.results.addresses import (
     Address,
@@ -193,7 +193,7 @@ class PatternSet(Tabular):
 @wrapping_models
 def patterns(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     heads: Heads | None = None,
     *,
     rows: range | None = None,
@@ -215,7 +215,7 @@ def patterns(
 @wrapping_models
 def top_keys(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     heads: Heads | None = None,
     *,
     top_k: int = 8,
@@ -254,7 +254,7 @@ class _RequestWatcher:
         self._rows, self._top_k = rows, top_k
         self._reader = ScoreReader(self._stacks)
 
-    def run(self, model: Model, texts: Any) -> "list[Pattern | TopKeys]":
+    def run(self, model: Model, texts: Inputs) -> "list[Pattern | TopKeys]":
         inputs = read_inputs(model, texts)
         with eval_mode(model), torch.inference_mode():
             model.run_hidden(inputs, self)

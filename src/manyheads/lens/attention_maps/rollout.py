@@ -1,7 +1,6 @@
 """Attention across layers: rollout and flow (arXiv 2005.00928)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import StackName, head_scope
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results.addresses import check_one_stream
 from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
@@ -24,7 +23,7 @@ MIN_CAPACITY = 1e-12
 
 @wrapping_models
 def attention_rollout(
-    model: Model, texts: Any, *, stack: StackName | None = None
+    model: Model, texts: Inputs, *, stack: StackName | None = None
 ) -> tuple[Float[Tensor, "_ _"], ...]:
     """Attention rollout of arXiv 2005.00928: for each text, output positions by input positions.
 
@@ -42,7 +41,7 @@ def attention_rollout(
 @wrapping_models
 def attention_flow(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     outputs: Sequence[int] | None = None,
     stack: StackName | None = None,
@@ -161,7 +160,7 @@ class _Network:
 
 
 def _residual_patterns(
-    model: Model, texts: Any, stack: StackName | None
+    model: Model, texts: Inputs, stack: StackName | None
 ) -> list[Float[Tensor, "l _ _"]]:
     """For each text the patterns of all layers, averaged over heads, with the residual stream."""
     scope, inputs = head_scope(model, stack), read_inputs(model, texts)

@@ -22,7 +22,7 @@ from manyheads.lens.inputs.cached_run import (
     layer_input_site,
 )
 from manyheads.lens.inputs.metrics import weighted_mean
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results.addresses import Block, check_one_stream, heads_in
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
@@ -85,7 +85,7 @@ class DirectLogits(Result):
 @wrapping_models
 def attribute_logits(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     answer: Sequence[int] | None = None,
     distractor: Sequence[int] | None = None,
     *,
@@ -457,7 +457,7 @@ class LogitLens(Result):
 @wrapping_models
 def logit_lens(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     answer: Sequence[int] | None = None,
     *,
     at: At = "last",

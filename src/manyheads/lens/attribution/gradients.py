@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from manyheads.lens.inputs.cached_run import (
     head_scope,
 )
 from manyheads.lens.inputs.metrics import BoundMetric, Metric, bind_metric, weighted_mean
-from manyheads.lens.inputs.texts import Targets, read_inputs
+from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
@@ -114,7 +114,7 @@ AnyPath = TypeVar("AnyPath", bound=PathAttribution)
 @wrapping_models
 def integrate_inputs(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     metric: Metric = "loss",
     *,
     baseline: Literal["zero"] | Ragged = "zero",
@@ -157,7 +157,7 @@ def integrate_inputs(
 @wrapping_models
 def integrate_heads(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     metric: Metric = "loss",
     *,
     layers: Sequence[int] | None = None,
@@ -202,7 +202,7 @@ def integrate_heads(
 @wrapping_models
 def gradient_times_attention(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     metric: Metric = "loss",
     *,
     layers: Sequence[int] | None = None,

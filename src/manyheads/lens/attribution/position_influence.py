@@ -1,7 +1,5 @@
 """How much every position of a text affects every other: norms of Jacobians."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, check_int
 from manyheads.lens.inputs.cached_run import layer_input_site
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
@@ -24,7 +22,7 @@ MAX_TOKENS = 512
 @wrapping_models
 def influence(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     layer: int | None = None,
     directions: int = 16,

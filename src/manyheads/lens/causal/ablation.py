@@ -25,7 +25,7 @@ from manyheads.lens.inputs.cached_run import (
     join_streams,
 )
 from manyheads.lens.inputs.metrics import Metric, better_direction, metric_name
-from manyheads.lens.inputs.texts import Targets, batch_ranges
+from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges
 from manyheads.lens.results.addresses import Address, Heads, head_names
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead, Tabular, format_change
@@ -167,7 +167,7 @@ class HeadAblation:
     def of(
         cls,
         model: Model,
-        texts: Any,
+        texts: Inputs,
         heads: Heads = "all",
         *,
         replace_with: Replacement = "zero",
@@ -422,7 +422,7 @@ class CumulativeAblation(Tabular):
 @wrapping_models
 def ablate(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     heads: Heads = "all",
     replace_with: Replacement = "zero",
     metric: Metric = "loss",
@@ -487,7 +487,7 @@ def ablate(
 @wrapping_models
 def ablate_together(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     heads: Heads,
     **options: Unpack[AblationOptions],
 ) -> JointAblation:
@@ -499,7 +499,7 @@ def ablate_together(
 @wrapping_models
 def ablate_in_order(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     order: Heads,
     **options: Unpack[AblationOptions],
 ) -> CumulativeAblation:
@@ -513,7 +513,7 @@ def ablate_in_order(
 @wrapping_models
 def ablate_greedily(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     steps: int,
     heads: Heads = "all",
     **options: Unpack[AblationOptions],

@@ -16,7 +16,13 @@ from manyheads.lens.inputs.metrics import (
     bind_metric,
     weighted_mean,
 )
-from manyheads.lens.inputs.texts import Targets, announce_long_text, batch_ranges, read_inputs
+from manyheads.lens.inputs.texts import (
+    Inputs,
+    Targets,
+    announce_long_text,
+    batch_ranges,
+    read_inputs,
+)
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
@@ -136,7 +142,7 @@ class Evaluation:
     def of(
         cls,
         model: Model,
-        texts: Any,
+        texts: Inputs,
         metric: Metric = "loss",
         targets: Targets | None = None,
         *,

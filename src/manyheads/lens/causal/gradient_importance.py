@@ -1,7 +1,7 @@
 """Gradient importance: an estimate of every head's ablation from one backward pass per batch."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from manyheads.lens.causal.ablation import Ablation
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.inputs.cached_run import ActivationEditor, StackName, head_scope
 from manyheads.lens.inputs.metrics import Metric, metric_name
-from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.inputs.texts import Inputs, Targets
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.taps import Site, Sublayer, Tap
@@ -38,7 +38,7 @@ class Importance(ByHead):
 @wrapping_models
 def importance(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     metric: Metric = "loss",
     *,
     targets: Targets | None = None,

@@ -21,7 +21,7 @@ from manyheads.lens.inputs.cached_run import (
     layer_input_site,
 )
 from manyheads.lens.inputs.metrics import BoundMetric, Metric, bind_metric, weighted_mean
-from manyheads.lens.inputs.texts import Targets, read_inputs
+from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
@@ -102,8 +102,8 @@ class RunPair:
     def of(
         cls,
         scope: HeadScope,
-        clean: Any,
-        corrupted: Any,
+        clean: Inputs,
+        corrupted: Inputs,
         metric: Metric,
         targets: Targets | None = None,
         *,
@@ -155,8 +155,8 @@ class RunPair:
 @wrapping_models
 def patch(
     model: Model,
-    clean: Any,
-    corrupted: Any,
+    clean: Inputs,
+    corrupted: Inputs,
     metric: Metric = "loss",
     *,
     components: Sequence[Component] = ("head",),

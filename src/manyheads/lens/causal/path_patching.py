@@ -1,7 +1,7 @@
 """Path patching: the direct effect of one head on another, with all other heads frozen."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from manyheads.lens.inputs.cached_run import (
     head_scope,
 )
 from manyheads.lens.inputs.metrics import Metric
-from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.inputs.texts import Inputs, Targets
 from manyheads.lens.results.addresses import Heads, head_names, heads_in
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
@@ -36,8 +36,8 @@ TAPS: dict[Through, Tap] = {"query": Tap.QUERY, "key": Tap.KEY, "value": Tap.VAL
 @wrapping_models
 def patch_paths(
     model: Model,
-    clean: Any,
-    corrupted: Any,
+    clean: Inputs,
+    corrupted: Inputs,
     metric: Metric = "loss",
     *,
     receivers: Heads,

@@ -16,7 +16,7 @@ from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.diff.head_matching import HeadMatch, match_heads, weight_changes
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
 from manyheads.lens.inputs.metrics import weighted_mean
-from manyheads.lens.inputs.texts import PassSummary, Targets, for_each_batch, read_inputs
+from manyheads.lens.inputs.texts import Inputs, PassSummary, Targets, for_each_batch, read_inputs
 from manyheads.lens.inputs.token_classes import TokenClasses
 from manyheads.lens.measure.measures import MeasureSums, SequenceGroups, sum_by_sequence
 from manyheads.lens.measure.statistics import ids_by_stack, make_plan
@@ -352,7 +352,7 @@ def measure_by_text(
 def compare(
     before: Model,
     after: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     origins: Mapping[Address, Address] | None = None,
     targets: Targets | None = None,

@@ -22,7 +22,7 @@ from manyheads.lens.faithful.erasure import (
     rank_keys,
 )
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results.measure_names import format_value
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
@@ -242,7 +242,7 @@ def enough(values: Values) -> bool:
 @wrapping_models
 def faithfulness(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     at: At | Mapping[str, At] = "last",
     layers: Sequence[int] | None = None,
@@ -323,7 +323,13 @@ class _Tests:
     generator: torch.Generator
 
     def run(
-        self, name: str, scope: HeadScope, layers: Sequence[int], texts: Any, at: At, progress: bool
+        self,
+        name: str,
+        scope: HeadScope,
+        layers: Sequence[int],
+        texts: Inputs,
+        at: At,
+        progress: bool,
     ) -> TaskVerdict:
         tested: list[_TextTests] = []
         complete = True

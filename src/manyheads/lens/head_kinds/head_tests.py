@@ -38,7 +38,7 @@ from manyheads.lens.inputs.synthetic import (
     random_images,
     repeated_tokens,
 )
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.measures import (
     NEIGHBORS,
     MeasureScope,
@@ -149,7 +149,7 @@ class HeadTests:
     bias: tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]] | None = None
     complete: bool = True
 
-    def measure(self, texts: Any, offsets: Sequence[int] = ()) -> Statistics:
+    def measure(self, texts: Inputs, offsets: Sequence[int] = ()) -> Statistics:
         measured = statistics(self.model, texts, offsets=offsets, progress=self.progress)
         self.note(measured)
         return measured

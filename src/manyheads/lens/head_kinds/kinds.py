@@ -39,7 +39,7 @@ from manyheads.lens.inputs.annotated import (
 )
 from manyheads.lens.inputs.conllu import read_conllu, syntax_texts
 from manyheads.lens.inputs.synthetic import plain_words
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.addresses import Address, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
@@ -209,7 +209,7 @@ HeadTest = Callable[[], None]
 @wrapping_models
 def kinds(
     model: Model,
-    texts: Any = None,
+    texts: Inputs | None = None,
     *,
     syntax: Path | str | None = None,
     coreference: Path | str | Sequence[Path | str] | None = None,
@@ -284,7 +284,7 @@ def kinds(
 def _tests_without_files(
     tests: HeadTests,
     model: TextReader,
-    texts: Any,
+    texts: Inputs | None,
     measured: Statistics | None,
     sequences: int,
     seed: int,
@@ -295,7 +295,7 @@ def _tests_without_files(
         partial(measure_repeats, tests, model, sequences, seed, positional=synthetic),
         partial(measure_copying, tests, model),
     ]
-    if not synthetic:
+    if texts is not None:
         steps.insert(1, partial(measure_texts, tests, read_inputs(model, texts), measured))
     if model.tokenizer is None:
         for kind in ("punctuation", "bracket", "numbering"):

@@ -1,10 +1,10 @@
 """The inputs of a model (texts, pairs of texts or images), their targets and their batches."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
@@ -29,6 +29,13 @@ from manyheads.models.readout import ClassHead
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 
+if TYPE_CHECKING:
+    # Texts as strings or token ids, (source, target) pairs of them for an encoder-decoder, images
+    # as tensors, or what a processor of `transformers` returns; read only once from an iterator.
+    Inputs = str | Ragged | ModelInputs | Mapping[str, Any] | Iterable[Any]
+else:
+    # `read_inputs` says what is wrong with each.
+    Inputs = Any
 # For each text the answers by position; one class each where whole texts or images are classified.
 Targets = Sequence[Mapping[int, int]] | Sequence[int]
 
@@ -45,7 +52,7 @@ class PackedTargets:
     texts: Int[Tensor, " m"]
 
 
-def read_inputs(model: Model, texts: Any) -> ModelInputs:
+def read_inputs(model: Model, texts: Inputs) -> ModelInputs:
     """Tokenize strings, or take ids; (source, target) pairs for a `Seq2Seq`, images for a `Vision`.
 
     A single string is one text, and an iterator is read to its end.
@@ -54,27 +61,26 @@ def read_inputs(model: Model, texts: Any) -> ModelInputs:
     device = next(model.parameters()).device
     if isinstance(texts, ModelInputs):
         return texts
-    if isinstance(texts, str):
-        texts = [texts]
-    elif isinstance(texts, Iterator):
-        texts = list(texts)
-    if isinstance(model, WrappedModel) and (examples := model.read_examples(texts)):
+    batch: Any = texts
+    if isinstance(texts, str | Iterator):
+        batch = [texts] if isinstance(texts, str) else list(texts)
+    if isinstance(model, WrappedModel) and (examples := model.read_examples(batch)):
         return ModelInputs(examples=examples, ids=model.ids_of_examples(examples))
-    if not isinstance(texts, Ragged):
-        check_texts(texts)
+    if not isinstance(batch, Ragged):
+        check_texts(batch)
     if model.reads_images:
-        if not all(isinstance(image, Tensor) for image in texts):
+        if not all(isinstance(image, Tensor) for image in batch):
             raise InputError(
                 "a Vision model reads images, not texts", "pass (channels, y, x) tensors"
             )
-        images = tuple(image.to(device) for image in texts)
+        images = tuple(image.to(device) for image in batch)
         if not images:
             raise InputError("there are no images", "pass at least one")
         return ModelInputs(images=images)
     reader = require_text_model(model)
     if not reader.reads_pairs:
-        return ModelInputs(ids=_ids(reader, texts).to(device))
-    sources, targets = _pairs(texts)
+        return ModelInputs(ids=_ids(reader, batch).to(device))
+    sources, targets = _pairs(batch)
     return ModelInputs(
         source=_ids(reader, sources).to(device), ids=_ids(reader, targets, starts=True).to(device)
     )
@@ -251,7 +257,7 @@ def default_batch_tokens(model: Model) -> int:
 
 def for_each_batch(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     visit: Callable[[ModelInputs, list[int]], None],
     *,
     label: str,
@@ -268,7 +274,7 @@ def for_each_batch(
         raise InputError(f"batch_tokens must be at least 1, got {limit}", "use 1 or more")
     if not isinstance(texts, ModelInputs | Ragged | Mapping):
         check_texts(texts)
-    total = len(texts) if hasattr(texts, "__len__") and not isinstance(texts, str) else None
+    total = len(texts) if isinstance(texts, Sized) and not isinstance(texts, str) else None
     done = tokens = first = 0
     with Progress(label, total=total, unit=unit, enabled=progress) as bar, eval_mode(model):
         try:

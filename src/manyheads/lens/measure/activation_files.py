@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from manyheads.bridge.wrapped_parts import WrappedStack
 from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs.cached_run import layer_input_site
-from manyheads.lens.inputs.texts import for_each_batch
+from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.results.addresses import Address, find_heads, heads_in
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs
@@ -61,7 +61,7 @@ class ActivationFiles:
 @wrapping_models
 def activations(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     sites: Sequence[str | Head | Address | Site] | str | Head | Address | Site,
     folder: str | Path,
     *,

@@ -1,7 +1,6 @@
 """How far the heads that approximate softmax attention are from it: Performer and LSH attention."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import for_each_batch, read_inputs
+from manyheads.lens.inputs.texts import Inputs, for_each_batch, read_inputs
 from manyheads.lens.results.addresses import Block, mixer_at
 from manyheads.lens.results.tables import ByHead
 from manyheads.mixers.lsh_attention import LshAttentionLayer, missed_mass
@@ -26,7 +25,7 @@ Measure = Callable[[Mixer, Float[Tensor, "n h d"], Float[Tensor, "n h d"]], Floa
 
 @wrapping_models
 def performer_error(
-    model: Model, texts: Any, *, batch_tokens: int | None = None, progress: bool = True
+    model: Model, texts: Inputs, *, batch_tokens: int | None = None, progress: bool = True
 ) -> ByHead:
     """The share of the softmax weights that each Performer head moves, mean over queries.
 
@@ -48,7 +47,7 @@ def performer_error(
 
 @wrapping_models
 def lsh_missed_mass(
-    model: Model, texts: Any, *, batch_tokens: int | None = None, progress: bool = True
+    model: Model, texts: Inputs, *, batch_tokens: int | None = None, progress: bool = True
 ) -> ByHead:
     """The share of the softmax weights on keys that an LSH head never sees, mean over queries.
 
@@ -71,7 +70,7 @@ def lsh_missed_mass(
 
 def _measured(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     kind: type[Mixer],
     name: str,
     measure: Measure,

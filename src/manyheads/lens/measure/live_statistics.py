@@ -27,7 +27,7 @@ LOGGED = ("entropy", "first_token", "induction_score", "largest_logit")
 class LiveStatistics:
     """Measures the forwards of a model inside its block; see `monitor`."""
 
-    def __init__(self, model: Any, every: int) -> None:
+    def __init__(self, model: nn.Module, every: int) -> None:
         self._inner = _find_model(model)
         self._wrapped = wrap(self._inner)
         self._plan = make_plan(self._wrapped)
@@ -143,18 +143,18 @@ class _Detached:
             self._watcher.see(site, value.map(Tensor.detach))
 
 
-def _find_model(model: Any) -> Any:
+def _find_model(model: nn.Module) -> Any:
     """The model of `transformers` itself, or the one inside, as in sentence-transformers."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    for each in modules:
-        if is_of_transformers(each):
-            return each
+    for module in modules:
+        if is_of_transformers(module):
+            return module
     raise InputError(
         f"a {type(model).__name__} holds no model of transformers", "pass one that does"
     )
 
 
-def monitor(model: Any, *, every: int = 1) -> LiveStatistics:
+def monitor(model: nn.Module, *, every: int = 1) -> LiveStatistics:
     """Measure the heads of a `transformers` model while your own code trains or runs it.
 
     Inside the block every `every`-th forward is measured; its output and gradients stay the same.
@@ -195,11 +195,13 @@ def _trainer_callback(heads: LiveStatistics, folder: Path, measures: Sequence[st
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             if not heads._texts or not state.is_world_process_zero:
                 return
-            found, logits = heads.statistics(), heads.largest_logits()
+            statistics, logits = heads.statistics(), heads.largest_logits()
             heads.clear()
             with SummaryWriter(str(folder)) as writer:
-                for address in found.addresses:
-                    values = found.of(address) | {"largest_logit": logits.get(address, math.nan)}
+                for address in statistics.addresses:
+                    values = statistics.of(address) | {
+                        "largest_logit": logits.get(address, math.nan)
+                    }
                     for name in measures:
                         if name in values and math.isfinite(values[name]):
                             tag = f"{name}/{address}".replace(" ", "_")

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.lens.inputs.texts import PassSummary, for_each_batch
+from manyheads.lens.inputs.texts import Inputs, PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
 from manyheads.lens.measure.measures import (
     NEIGHBORS,
@@ -73,7 +72,7 @@ class Statistics(ByHead):
 @wrapping_models
 def statistics(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     classes: TokenClasses = None,
     offsets: Sequence[int] = (),

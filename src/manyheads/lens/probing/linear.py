@@ -20,7 +20,7 @@ from manyheads.lens.causal.ablation import written_lengths
 from manyheads.lens.inputs.annotated import AnnotatedText, align_words
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.metrics import weighted_mean
-from manyheads.lens.inputs.texts import default_batch_tokens, read_inputs
+from manyheads.lens.inputs.texts import Inputs, default_batch_tokens, read_inputs
 from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
 from manyheads.lens.measure.score_tiles import tiled_scores
 from manyheads.lens.results.tables import ByHead, ByLayer
@@ -274,7 +274,7 @@ FOLDS = 3
 @wrapping_models
 def probe(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     labels: Sequence[Any],
     at: Source = "heads",
     *,

@@ -12,7 +12,7 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.overlap import overlap
 from manyheads.lens.inputs.cached_run import StackName, head_scope
-from manyheads.lens.inputs.texts import for_each_batch, read_inputs
+from manyheads.lens.inputs.texts import Inputs, for_each_batch, read_inputs
 from manyheads.lens.results.tables import ByPair, Tabular
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs
@@ -108,7 +108,7 @@ class Collapse(Tabular):
 @wrapping_models
 def collapse(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     heads_above: float = 0.9,
     tokens_above: float = 0.9,

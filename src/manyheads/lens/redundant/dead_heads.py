@@ -11,7 +11,7 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.inputs.cached_run import StackName, head_scope
-from manyheads.lens.inputs.texts import Targets, read_inputs
+from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
 from manyheads.lens.results.tables import ByHead
@@ -109,7 +109,7 @@ class DeadHeads(ByHead):
 @wrapping_models
 def dead_heads(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     loss_below: float = LOSS_BELOW,
     entropy_above: float = ENTROPY_ABOVE,

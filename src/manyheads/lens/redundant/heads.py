@@ -11,7 +11,7 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.overlap import overlap
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.redundant.outputs import output_similarity
 from manyheads.lens.results.addresses import Address, Block
 from manyheads.lens.results.files import Metadata
@@ -226,7 +226,7 @@ class Redundancy(Tabular):
 @wrapping_models
 def redundancy(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     *,
     duplicate_above: float = 0.9,
     cluster_above: float = 0.7,

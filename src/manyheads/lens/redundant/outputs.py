@@ -1,7 +1,7 @@
 """Similarity of what two heads write to the residual stream, token by token."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
-from manyheads.lens.inputs.texts import for_each_batch
+from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.results.addresses import output_weight
 from manyheads.lens.results.tables import ByPair
 from manyheads.models.build import Model
@@ -28,7 +28,7 @@ LARGEST_CHUNK = {"cpu": 2**23, "cuda": 2**27}
 @wrapping_models
 def output_similarity(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     measure: Literal["cosine", "cka"] = "cosine",
     *,
     stack: StackName | None = None,

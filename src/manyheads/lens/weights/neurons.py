@@ -14,7 +14,7 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import for_each_batch
+from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.measure.statistics import ids_by_stack
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import Tabular
@@ -235,7 +235,7 @@ class Neurons(Tabular):
 @wrapping_models
 def neurons(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     which: Sequence[Neuron | str | tuple[int, int]],
     *,
     top_k: int = 10,

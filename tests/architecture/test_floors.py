@@ -329,7 +329,7 @@ def build(package: Path, files: dict[str, str]) -> Path:
     return package
 
 
-def test_there_is_a_house_to_look_at() -> None:
+def test_the_package_has_files() -> None:
     assert sources(), f"{PACKAGE} holds no Python file"
 
 

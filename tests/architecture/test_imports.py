@@ -90,7 +90,7 @@ def test_the_core_imports_where_nothing_else_is_installed() -> None:
     assert int(result.stdout) > 1
 
 
-def test_a_package_outside_the_list_is_not_to_be_had_there() -> None:
+def test_a_package_outside_the_list_cannot_be_imported() -> None:
     result = import_alone(["matplotlib"])
     assert "No module named 'matplotlib'" in result.stderr
 

@@ -23,7 +23,7 @@ def modules_with_a_list() -> Iterator[ModuleType]:
                 yield module
 
 
-def test_every_listed_name_is_there_and_listed_once() -> None:
+def test_every_listed_name_exists_and_is_listed_once() -> None:
     faults = [
         f"{module.__name__}.__all__ lists {name!r}, which "
         + ("is listed twice" if hasattr(module, name) else "the module does not define")
@@ -44,7 +44,7 @@ def test_every_public_name_can_be_imported() -> None:
     assert set(manyheads.__all__) <= set(namespace)
 
 
-def test_type_checkers_are_told_where_every_name_lives() -> None:
+def test_type_stubs_import_every_name_from_its_module() -> None:
     stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
     message = {
         alias.name: node.module

@@ -61,7 +61,7 @@ def test_a_model_built_here_brings_nothing(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 
-def test_what_generation_needs_is_there_parsed(place: Path) -> None:
+def test_what_generation_needs_is_parsed(place: Path) -> None:
     assert load(place).generation == GENERATION
     (place / "generation_config.json").unlink()
     assert load(place).generation == {}
@@ -122,7 +122,7 @@ def test_a_transformer_one_folder_below_is_not_read_in_place_of_a_new_one(place:
     assert load(above).config.embedding.vocabulary == 60
 
 
-def test_a_tokenizer_that_was_there_before_any_model_stays(tmp_path: Path) -> None:
+def test_a_tokenizer_older_than_the_model_stays(tmp_path: Path) -> None:
     tokenizer().save(str(tmp_path / TOKENIZER))
     save(build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0), tmp_path)
     assert load(tmp_path).tokenizer is not None

@@ -128,7 +128,7 @@ def test_a_foreign_config_is_refused(
         load(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         load(tmp_path / "nowhere")
 

@@ -142,7 +142,7 @@ def test_a_config_that_cannot_be_is_refused(
     [Qwen3NextConfig(**SMALL, num_experts=0), CONFIGS["dense"]],
     ids=["qwen3_next", "qwen3_5"],
 )
-def test_packed_texts_leak_there_and_not_here(config: Any, tmp_path: Path) -> None:
+def test_packed_texts_leak_in_transformers_and_not_in_ours(config: Any, tmp_path: Path) -> None:
     peer = their_decoder(config)
     peer.save_pretrained(tmp_path)
     ours: Any = load(tmp_path)

@@ -53,7 +53,7 @@ class Part:
     summary: str
 
 
-def test_files() -> list[str]:
+def files_with_tests() -> list[str]:
     """Every file with tests, and every module with doctests, below the root."""
     tests = [
         path
@@ -65,7 +65,7 @@ def test_files() -> list[str]:
 
 
 def compiled_files() -> list[str]:
-    return [name for name in test_files() if COMPILED in (ROOT / name).read_text("utf-8")]
+    return [name for name in files_with_tests() if COMPILED in (ROOT / name).read_text("utf-8")]
 
 
 def read_durations() -> dict[str, float]:
@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    files = test_files()
+    files = files_with_tests()
     if options.changed:
         from tests.changed import choose
 

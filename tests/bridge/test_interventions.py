@@ -17,7 +17,7 @@ from manyheads.bridge.wrapped_steps import WrappedSteps
 from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Site, Sublayer, Tap
-from tests.bridge.test_statistics import eager_weights
+from tests.bridge.test_wrapped_model import eager_weights
 from tests.bridge.zoo import arguments_of, texts_of, tiny
 
 DECODERS = ("llama", "gpt2", "gemma2", "gpt_oss", "gpt_neox", "deepseek_v3")

@@ -38,7 +38,9 @@ BUILT: dict[str, tuple[str, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_a_built_model_opens_in_transformers_with_the_same_logits(name: str, tmp_path: Path) -> None:
+def test_a_built_model_opens_in_transformers_with_the_same_logits(
+    name: str, tmp_path: Path
+) -> None:
     family, opener, numbers = BUILT[name]
     model: Any = build(name, seed=0, **numbers)
     assert save(model, tmp_path).family == family

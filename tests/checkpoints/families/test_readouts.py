@@ -67,7 +67,9 @@ def three_words(third: str = "[PAD]") -> Tokenizer:
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_padded_batch_of_two_is_classified_as_by_transformers(family: str, tmp_path: Path) -> None:
+def test_a_padded_batch_of_two_is_classified_as_by_transformers(
+    family: str, tmp_path: Path
+) -> None:
     peer = randomized(AutoModelForSequenceClassification.from_config(CONFIGS[family]))
     peer.save_pretrained(tmp_path / "theirs")
     model: Any = load(tmp_path / "theirs")

@@ -18,7 +18,7 @@ from manyheads import Ragged, lens, load, save
 from manyheads.checkpoints.families.encoders.bert import BERT
 from manyheads.errors import ConfigError
 from manyheads.models.readout import SpanHead
-from tests.checkpoints.families.test_bert import ROBERTA, SMALL
+from tests.checkpoints.families.encoders.test_bert import ROBERTA, SMALL
 from tests.checkpoints.peer_models import assert_equal, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, texts
 

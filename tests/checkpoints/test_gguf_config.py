@@ -12,7 +12,7 @@ import manyheads
 from manyheads.checkpoints.gguf_file import GGUFFile
 from manyheads.checkpoints.gguf_tokenizer import side_files_from
 from tests.checkpoints.gguf_files import small, write
-from tests.checkpoints.test_gguf import assert_equal
+from tests.checkpoints.test_gguf_file import assert_equal
 
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 WORDS = ["▁t", "he", "▁the", "▁", "t", "h", "e", "c", "a", "ca", "▁ca", "▁cat", "▁▁"]

@@ -76,9 +76,9 @@ def divisors(number: int) -> list[int]:
 
 
 def nearest(choices: list[int], target: int) -> list[int]:
-    """The four choices nearest to `wanted`.
+    """The four choices nearest to `target`.
 
-    >>> nearest([1, 2, 4, 8, 16, 32], wanted=5)
+    >>> nearest([1, 2, 4, 8, 16, 32], target=5)
     [1, 2, 4, 8]
     """
     return sorted(sorted(choices, key=lambda choice: abs(choice - target))[:4])

@@ -236,7 +236,7 @@ def _attend(
     tl.store(k_at + new_at + one[:, None] + channel[None, :], k1)
     tl.store(k_at + new_at + one[:, None] + channel[None, :] + HALF, k2)
     tl.store(v_at + new_at + channels, value)
-    # The new key is counted in_row and skipped below, where its store may not have arrived yet.
+    # The new key is counted here and skipped below, where its store may not have arrived yet.
     highest = tl.sum(q1.to(tl.float32) * k1.to(tl.float32), 1)
     highest = (highest + tl.sum(q2.to(tl.float32) * k2.to(tl.float32), 1)) * scale
     total = tl.full((PADDED,), 1.0, tl.float32)

@@ -95,7 +95,9 @@ class Selection(Generic[Each]):
                 "fraction": point.removed / self.total,
                 "units": point.removed - start,
                 "name": self._names(start, point.removed),
-                "reason": self._reason(start, point.removed),
+                "reason": self.candidates[start].reason
+                if point.removed - start == 1
+                else f"by {self.by}",
                 "harmful": sum(
                     candidate.harmful for candidate in self.candidates[start : point.removed]
                 ),
@@ -157,9 +159,6 @@ class Selection(Generic[Each]):
         if stop - start == 1:
             return self.name(self.candidates[start].unit)
         return f"{stop - start:,} {self.unit}"
-
-    def _reason(self, start: int, stop: int) -> str:
-        return self.candidates[start].reason if stop - start == 1 else f"by {self.by}"
 
 
 def describe_harm(harmful: int, units: int) -> str:

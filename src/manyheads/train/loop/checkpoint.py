@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -444,7 +445,8 @@ class RunFolder:
         if processes.is_main:
             later = [path for step, path in checkpoints.all().items() if step > after]
             if later or (after < 0 and self.metrics.exists()):
-                aside = self._unused()
+                unused = (self.path / f"before-{number}" for number in count(1))
+                aside = next(path for path in unused if not path.exists())
                 (aside / "checkpoints").mkdir(parents=True)
                 for file in (self.metrics, self.telemetry):
                     if file.exists():
@@ -468,12 +470,6 @@ class RunFolder:
             f"another run is using {self.path}",
             "wait for it, stop it, or choose another run.folder",
         )
-
-    def _unused(self) -> Path:
-        number = 1
-        while (self.path / f"before-{number}").exists():
-            number += 1
-        return self.path / f"before-{number}"
 
 
 def check_resumable(state: TrainingState, tables: Mapping[str, Any], begun: int) -> None:

@@ -73,7 +73,7 @@ class Validation:
         if has_accuracy:
             result["accuracy"] = correct / max(count, 1.0)
         else:
-            result["perplexity"] = _exp(loss_per_target)
+            result["perplexity"] = math.exp(loss_per_target) if loss_per_target < 700 else math.inf
         if self.bytes_per_token:
             result["bits_per_byte"] = loss_per_target / math.log(2) / self.bytes_per_token
         if done < len(epoch):
@@ -102,10 +102,6 @@ class Validation:
 
         with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.half):
             return wrapper.evaluate(work)
-
-
-def _exp(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 GATES = {tap: position for position, tap in GATE_TAPS.items()}
@@ -167,19 +163,14 @@ def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
         )
     position = model.config.embedding.position
     length = min(TOKENS, position.longest if isinstance(position, Learned | Axial) else TOKENS)
-    indices = [index for index, tokens in enumerate(batch.texts.lengths.each) if tokens][:SEQUENCES]
-    natural = [batch.texts.values[span][:length] for span in _spans(batch.texts, indices)]
+    spans = [span for span in batch.texts.lengths.slices() if span.stop > span.start]
+    natural = [batch.texts.values[span][:length] for span in spans[:SEQUENCES]]
     block = length // 2
     generator = torch.Generator().manual_seed(seed)
     vocabulary = model.config.embedding.vocabulary
     once = torch.randint(vocabulary, (SEQUENCES, block), generator=generator)
     repeated = [torch.cat((row, row)).to(natural[0].device) for row in once]
     return Probe(Ragged.from_list([*natural, *repeated]).to(device), (), len(natural), block)
-
-
-def _spans(texts: Ragged, indices: list[int]) -> list[slice]:
-    spans = list(texts.lengths.slices())
-    return [spans[index] for index in indices]
 
 
 @dataclass(slots=True)

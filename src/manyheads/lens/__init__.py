@@ -3,7 +3,7 @@
 >>> from manyheads import lens
 >>> from manyheads.models.build import build
 >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
->>> found = lens.statistics(model, [[5, 6, 7, 5, 6], [8, 9]])
+>>> result = lens.statistics(model, [[5, 6, 7, 5, 6], [8, 9]])
 """
 
 # Some functions are named as the file they live in: here the name means the function.

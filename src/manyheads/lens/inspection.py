@@ -72,12 +72,12 @@ def summarize_model(model: Model) -> ModelSummary:
     vocabulary = None if isinstance(model, Vision) else model.config.embedding.vocabulary
     layers = [layer for stack in stacks.values() for layer in stack.config.layers]
     return ModelSummary(
-        mixers=dict(Counter(type(each.mixer.inner).__name__ for each in layers if each.mixer)),
+        mixers=dict(Counter(type(layer.mixer.inner).__name__ for layer in layers if layer.mixer)),
         type=type(model).__name__,
         stacks=heads,
         width=next(iter(stacks.values())).config.width,
         vocabulary=vocabulary,
-        parameters=sum(each.numel() for each in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 
@@ -179,7 +179,7 @@ class Inspection(Tabular):
     @property
     def duplicate_pairs(self) -> tuple[DuplicatePair, ...]:
         """Pairs of heads with the same patterns and the same outputs."""
-        return tuple(pair for each in self.redundancy for pair in each.duplicates)
+        return tuple(pair for result in self.redundancy for pair in result.duplicates)
 
     @property
     def duplicates(self) -> dict[Address, list[Address]]:
@@ -192,7 +192,7 @@ class Inspection(Tabular):
 
     @property
     def clusters(self) -> tuple[tuple[Address, ...], ...]:
-        return tuple(group for each in self.redundancy for group in each.clusters)
+        return tuple(group for result in self.redundancy for group in result.clusters)
 
     def labels(self, head: HeadName) -> tuple[Label, ...]:
         return () if self.kinds is None else self.kinds.of(head)
@@ -204,13 +204,13 @@ class Inspection(Tabular):
     def flags(self) -> dict[Address, list[str]]:
         """The problems of each head: dead, harmful, duplicate."""
         harmful = () if self.importance is None else self.importance.harmful
-        known = {
+        problems = {
             "dead": self.dead.heads,
             "harmful": [self.addresses[index] for index in harmful],
             "duplicate": self.duplicates,
         }
         return {
-            head: [flag for flag, heads in known.items() if head in heads]
+            head: [flag for flag, heads in problems.items() if head in heads]
             for head in self.addresses
         }
 
@@ -241,17 +241,17 @@ class Inspection(Tabular):
         about = {name: describe_measure(name) for name in TABLE_MEASURES if name in self.statistics}
         reasons, duplicates = self.dead.reasons, self.duplicates
         table = Table("Head", "Kinds", box=None, pad_edge=False)
-        for each in about.values():
+        for measure in about.values():
             # A title takes a line per word, so that the kinds have room for theirs.
-            widest = max(map(len, (*each.title.split(), "0.00 %")))
-            table.add_column(each.title, justify="right", max_width=widest)
+            widest = max(map(len, (*measure.title.split(), "0.00 %")))
+            table.add_column(measure.title, justify="right", max_width=widest)
         bias = None if self.kinds is None or BIAS not in self.kinds.scores else self.kinds.scores
         if bias is not None:
             table.add_column(describe_measure(BIAS).title, justify="right")
         table.add_column("")
         for head in self.addresses[:max_rows]:
             values = self.statistics.of(head)
-            cells = [format_value(values[name], each.unit) for name, each in about.items()]
+            cells = [format_value(values[name], measure.unit) for name, measure in about.items()]
             if bias is not None:
                 cells.append(format_value(bias[BIAS].of(head), error=bias[BIAS].error_of(head)))
             remarks = [f"dead by {why}" for why in reasons.get(head, ())]
@@ -269,7 +269,7 @@ class Inspection(Tabular):
             "heads": [str(head) for head in self.addresses],
             "sinks": {str(head): weight for head, weight in self.sinks},
             "dead": {str(head): list(why) for head, why in self.dead.reasons.items()},
-            "duplicates": [[str(each.one), str(each.other)] for each in self.duplicate_pairs],
+            "duplicates": [[str(pair.one), str(pair.other)] for pair in self.duplicate_pairs],
             "clusters": [[str(head) for head in group] for group in self.clusters],
         }
 
@@ -285,8 +285,8 @@ class Inspection(Tabular):
             yield str(self.kinds)
         yield f"{len(self.sinks)} heads have a sink at the first token of some text"
         yield str(self.dead)
-        for each in self.redundancy:
-            yield str(each)
+        for result in self.redundancy:
+            yield str(result)
         if not self.complete:
             yield "interrupted before everything was measured"
 
@@ -301,11 +301,11 @@ class Inspection(Tabular):
         statistics, importance = self.statistics, self.importance
         if importance is None or (importance.by, importance.metric) != ("ablation", "loss"):
             return statistics
-        known = np.where(importance.errors < LOSS_BELOW, importance.change, np.nan)
+        certain = np.where(importance.errors < LOSS_BELOW, importance.change, np.nan)
         return ByHead(
             kind=statistics.kind,
             blocks=statistics.blocks,
-            means={**statistics.means, "loss_change": known},
+            means={**statistics.means, "loss_change": certain},
             errors={**statistics.errors, "loss_change": importance.errors},
             metadata=statistics.metadata,
         )
@@ -366,9 +366,9 @@ def inspect(
         limit = len(inputs) if redundancy_texts is None else redundancy_texts
         first = inputs.select(range(min(limit, len(inputs))))
         for stack, sublayer in _attention_parts(measured) if complete else ():
-            each = redundancy(model, first, stack=stack, sublayer=sublayer, **shared)
-            redundant.append(each)
-            complete &= bool(each.metadata["complete"])
+            result = redundancy(model, first, stack=stack, sublayer=sublayer, **shared)
+            redundant.append(result)
+            complete &= bool(result.metadata["complete"])
     except KeyboardInterrupt:
         complete = False
     return Inspection(

@@ -116,8 +116,8 @@ class Comparison(Tabular):
         column = self.change[name]
         if not self.enough_texts:
             return np.full(len(column.means), np.nan)
-        known = np.where(column.errors > 0, column.errors, np.nan)
-        return np.asarray(np.where(column.means == 0, 0.0, column.means / known))
+        errors = np.where(column.errors > 0, column.errors, np.nan)
+        return np.asarray(np.where(column.means == 0, 0.0, column.means / errors))
 
     def shift(self) -> Float[np.ndarray, " h"]:
         """How far each head moved over all measures, relative to the spread of heads.
@@ -134,22 +134,22 @@ class Comparison(Tabular):
         if not squares:
             return np.full(len(self.addresses), np.nan)
         stacked = np.array(squares)
-        known = ~np.isnan(stacked)
-        summed = np.where(known, stacked, 0.0).sum(0)
-        count = known.sum(0)
+        valid = ~np.isnan(stacked)
+        summed = np.where(valid, stacked, 0.0).sum(0)
+        count = valid.sum(0)
         return np.asarray(np.sqrt(np.where(count > 0, summed / np.maximum(count, 1), np.nan)))
 
     def ranked(self, name: str | None = None) -> list[tuple[Address, float]]:
         """Heads by the absolute change of one measure, or by `shift`, without removed heads."""
         values = self.shift() if name is None else self.change[name].means
         pairs = zip(self.addresses, values.tolist(), strict=True)
-        known = [(head, value) for head, value in pairs if not np.isnan(value)]
-        return sorted(known, key=lambda pair: -abs(pair[1]))
+        measured = [(head, value) for head, value in pairs if not np.isnan(value)]
+        return sorted(measured, key=lambda pair: -abs(pair[1]))
 
     def of(self, head: HeadName) -> dict[str, Difference]:
         """All measures of one head."""
         head = pick_head(self.addresses, head)
-        one, two, moved = (each.of(head) for each in (self.before, self.after, self.change))
+        one, two, moved = (result.of(head) for result in (self.before, self.after, self.change))
         return {
             name: Difference(
                 one[name],
@@ -227,33 +227,35 @@ class Comparison(Tabular):
 
     def _largest_changes(self, address: Address) -> str:
         """The measures of a head with the largest z-scores, or changes if texts are too few."""
-        changed = [(name, each) for name, each in self.of(address).items() if each.change]
+        changed = [(name, diff) for name, diff in self.of(address).items() if diff.change]
         if self.enough_texts:
-            sizes = {name: abs(each.z) for name, each in changed}
+            sizes = {name: abs(diff.z) for name, diff in changed}
         else:
-            sizes = {name: abs(each.change) / self._spread(name) for name, each in changed}
-        known = [pair for pair in changed if not np.isnan(sizes[pair[0]])]
-        known.sort(key=lambda pair: -sizes[pair[0]])
+            sizes = {name: abs(diff.change) / self._spread(name) for name, diff in changed}
+        measured = [pair for pair in changed if not np.isnan(sizes[pair[0]])]
+        measured.sort(key=lambda pair: -sizes[pair[0]])
         return ", ".join(
-            f"{about.label} {format_value(each.before, about.unit)} to "
-            f"{format_value(each.after, about.unit)}"
-            + (f" (z {each.z:+.1f})" if self.enough_texts else "")
-            for about, each in (
-                (describe_measure(name), each) for name, each in known[:MAX_MEASURES]
+            f"{about.label} {format_value(diff.before, about.unit)} to "
+            f"{format_value(diff.after, about.unit)}"
+            + (f" (z {diff.z:+.1f})" if self.enough_texts else "")
+            for about, diff in (
+                (describe_measure(name), diff) for name, diff in measured[:MAX_MEASURES]
             )
         )
 
     def _spread(self, name: str) -> float:
         """The standard deviation of a measure over all heads of both models; NaN if it has none."""
         both = np.concatenate((self.before.means[name], self.after.means[name]))
-        known = both[~np.isnan(both)]
-        spread = float(known.std()) if len(known) else 0.0
+        values = both[~np.isnan(both)]
+        spread = float(values.std()) if len(values) else 0.0
         return spread if spread > 1e-12 else np.nan
 
     def _kind_change(self, address: Address) -> str:
         if address not in self.kind_changes:
             return ""
-        one, two = (", ".join(each) or "no kind" for each in self.kind_changes[address])
+        one, two = (
+            ", ".join(kinds_of_head) or "no kind" for kinds_of_head in self.kind_changes[address]
+        )
         return f"was {one}, is {two}"
 
 
@@ -307,7 +309,7 @@ class StatisticsByText:
 
         The sum of their squares is the variance of the mean.
         """
-        each = []
+        batches = []
         for texts, sums in self.batches:
             device = next(iter(sums.values()))[0].device
             none = torch.zeros(texts, 1, dtype=torch.float64, device=device)
@@ -316,8 +318,8 @@ class StatisticsByText:
                 for block in self.blocks
             ]
             joined = [torch.cat(side, dim=1) for side in zip(*parts, strict=True)]
-            each.append(torch.stack(joined).cpu())
-        sums, numbers = torch.cat(each, dim=1)
+            batches.append(torch.stack(joined).cpu())
+        sums, numbers = torch.cat(batches, dim=1)
         total = numbers.sum(0)
         return np.asarray(((sums - sums.sum(0) / total * numbers) / total).numpy())
 
@@ -403,7 +405,10 @@ def compare(
         "entropy_above": entropy_above,
         "norm_below": norm_below,
     }
-    dead_then, dead_now = (dead_by_statistics(each, **thresholds).reasons for each in (one, two))
+    dead_then, dead_now = (
+        dead_by_statistics(model_statistics, **thresholds).reasons
+        for model_statistics in (one, two)
+    )
     complete = all(side.text.passed.complete for side in sides)
     return Comparison(
         before=one,
@@ -448,7 +453,7 @@ class _Side:
         if replace_with is None:
             return cls(text, None)
         values: dict[Address, tuple[float, float]] = {}
-        for name, sublayer in dict.fromkeys((each.stack, each.sublayer) for each in text.blocks):
+        for name, sublayer in dict.fromkeys((block.stack, block.sublayer) for block in text.blocks):
             ablation = ablate(
                 model,
                 inputs,
@@ -490,7 +495,9 @@ def _side_by_side(one: _Side, two: _Side, match: HeadMatch) -> tuple[ByHead, ByH
         for name in names:
             mean, error = side.measured(name)
             if side is two:
-                mean, error = (match.rearranged(each, two.text.blocks) for each in (mean, error))
+                mean, error = (
+                    match.rearranged(values, two.text.blocks) for values in (mean, error)
+                )
             means[name], errors[name] = mean, error
         results.append(
             ByHead(kind=result, blocks=match.blocks, means=means, errors=errors, metadata=metadata)
@@ -517,10 +524,10 @@ def _error(
     if name not in one.names or name not in two.names:
         return missing
     ours = one.text.residuals(name)[:texts]
-    theirs = np.array(
+    after = np.array(
         [match.rearranged(row, two.text.blocks) for row in two.text.residuals(name)[:texts]]
     )
-    return np.asarray(np.sqrt(np.square(theirs - ours).sum(0) * texts / (texts - 1)))
+    return np.asarray(np.sqrt(np.square(after - ours).sum(0) * texts / (texts - 1)))
 
 
 def _losses(
@@ -533,8 +540,8 @@ def _losses(
         for model in (before, after)
     )
     change, error = weighted_mean(two.baseline - one.baseline, one.weights)
-    known = None if bool(error.isnan()) else float(error)
-    return Losses(one.baseline_mean[0], two.baseline_mean[0], float(change), known)
+    known_error = None if bool(error.isnan()) else float(error)
+    return Losses(one.baseline_mean[0], two.baseline_mean[0], float(change), known_error)
 
 
 def _kind_changes(

@@ -55,13 +55,13 @@ def match_heads(
     _check_models(before, after, same_layers=origins is None)
     if origins is not None:
         return _match_by_origins(before, after, origins)
-    ours, theirs = blocks_of(before), blocks_of(after)
-    other_blocks = {(each.stack, each.layer, each.sublayer): each for each in theirs}
-    found: dict[Address, Address | None] = {}
+    ours, after_blocks = blocks_of(before), blocks_of(after)
+    other_blocks = {(block.stack, block.layer, block.sublayer): block for block in after_blocks}
+    pairs: dict[Address, Address | None] = {}
     for block in ours:
         other = other_blocks.pop((block.stack, block.layer, block.sublayer), None)
         if other is None:
-            found |= dict.fromkeys(block.addresses)
+            pairs |= dict.fromkeys(block.addresses)
             continue
         one, two = _in_block(before, block), _in_block(after, other)
         _check_sizes(block.addresses[0], one, two)
@@ -73,11 +73,11 @@ def match_heads(
                 "compare models with as many heads in that layer",
             )
         if block.heads == other.heads:
-            found |= dict(zip(block.addresses, other.addresses, strict=True))
+            pairs |= dict(zip(block.addresses, other.addresses, strict=True))
         else:
-            kept = _nearest(one, two)
-            found |= {
-                address: other.addresses[kept[index]] if index in kept else None
+            nearest = _nearest(one, two)
+            pairs |= {
+                address: other.addresses[nearest[index]] if index in nearest else None
                 for index, address in enumerate(block.addresses)
             }
     for extra in other_blocks.values():
@@ -86,32 +86,32 @@ def match_heads(
             f"{extra.stack}, and the first has none there",
             "compare models with the same layers",
         )
-    return HeadMatch(ours, found)
+    return HeadMatch(ours, pairs)
 
 
 def _match_by_origins(before: Model, after: Model, origins: Mapping[Address, Address]) -> HeadMatch:
     """Match heads by `origins`."""
     ours = [address for block in blocks_of(before) for address in block.addresses]
-    theirs = [address for block in blocks_of(after) for address in block.addresses]
-    found: dict[Address, Address | None] = dict.fromkeys(ours)
-    for head in theirs:
+    after_addresses = [address for block in blocks_of(after) for address in block.addresses]
+    pairs: dict[Address, Address | None] = dict.fromkeys(ours)
+    for head in after_addresses:
         origin = origins.get(head)
         if origin is None:
             raise InputError(
                 f"origins has no entry for {head} of the second model", "give one for every head"
             )
-        if origin not in found:
+        if origin not in pairs:
             raise InputError(
                 f"origins maps {head} to {origin}, which the first model does not have",
                 f"use {ours[0]} to {ours[-1]}",
             )
-        if found[origin] is not None:
+        if pairs[origin] is not None:
             raise InputError(
-                f"origins maps both {found[origin]} and {head} to {origin}", "use each origin once"
+                f"origins maps both {pairs[origin]} and {head} to {origin}", "use each origin once"
             )
         _check_sizes(origin, _at(before, origin), _at(after, head))
-        found[origin] = head
-    return HeadMatch(blocks_of(before), found)
+        pairs[origin] = head
+    return HeadMatch(blocks_of(before), pairs)
 
 
 def weight_changes(before: Model, after: Model, match: HeadMatch) -> ByHead:
@@ -153,34 +153,34 @@ def _relative(moved: float, norm: float) -> float:
 def _slices(attention: Attention | Mixer, address: Address) -> dict[str, Float[Tensor, "d c"]]:
     """The four weight slices of one head, in float64 on the CPU; of a mixer the output alone."""
     config, head = attention.config, address.head.head
-    found = {}
+    slices = {}
     if isinstance(attention, Attention) and not isinstance(attention, WrappedAttention):
         for name, rows in attention.projections().items():
             if name in SLICES:
                 index = head if name == "query" else config.owners[head]
-                found[name] = rearrange(rows.detach(), "(h d) c -> h d c", d=config.size)[index]
+                slices[name] = rearrange(rows.detach(), "(h d) c -> h d c", d=config.size)[index]
     if attention.output is not None:
         columns = attention.output.weight.detach()
-        found["output"] = rearrange(columns, "c (h d) -> h d c", h=config.heads)[head]
-    return {name: each.double().cpu() for name, each in found.items()}
+        slices["output"] = rearrange(columns, "c (h d) -> h d c", h=config.heads)[head]
+    return {name: weight.double().cpu() for name, weight in slices.items()}
 
 
 def _nearest(before: Attention | Mixer, after: Attention | Mixer) -> dict[int, int]:
     """Greedy matching of remaining heads to original ones, nearest pairs first."""
     distances = torch.cdist(_flattened(before), _flattened(after)).numpy()
-    found: dict[int, int] = {}
+    pairs: dict[int, int] = {}
     for flat in np.argsort(distances, axis=None, kind="stable"):
-        index, other = (int(each) for each in np.unravel_index(flat, distances.shape))
-        if index not in found and other not in found.values():
-            found[index] = other
-    return found
+        index, other = (int(place) for place in np.unravel_index(flat, distances.shape))
+        if index not in pairs and other not in pairs.values():
+            pairs[index] = other
+    return pairs
 
 
 def _flattened(attention: Attention | Mixer) -> Float[Tensor, "h all"]:
     heads = Block(0, attention.config.heads).addresses
     return torch.stack(
         [
-            torch.cat([each.flatten() for each in _slices(attention, head).values()])
+            torch.cat([weight.flatten() for weight in _slices(attention, head).values()])
             for head in heads
         ]
     )
@@ -205,7 +205,7 @@ def _check_models(before: Model, after: Model, *, same_layers: bool) -> None:
 
 def _sizes(before: Model, after: Model, same_layers: bool) -> Iterator[tuple[str, object, object]]:
     yield "stacks", sorted(before.stacks()), sorted(after.stacks())
-    read = ["images" if each.reads_images else "texts" for each in (before, after)]
+    read = ["images" if model.reads_images else "texts" for model in (before, after)]
     yield "inputs", read[0], read[1]
     yield "type", type(before).__name__, type(after).__name__
     for name, stack in before.stacks().items():
@@ -214,7 +214,7 @@ def _sizes(before: Model, after: Model, same_layers: bool) -> Iterator[tuple[str
         if same_layers:
             yield f"number of layers in {name}", len(stack.layers), len(other.layers)
     if not isinstance(before, Vision) and not isinstance(after, Vision):
-        one, two = (each.config.embedding.vocabulary for each in (before, after))
+        one, two = (model.config.embedding.vocabulary for model in (before, after))
         yield "vocabulary size", one, two
 
 
@@ -224,7 +224,7 @@ def _where(address: Address | Block) -> str:
 
 
 def _check_sizes(address: Address, before: Attention | Mixer, after: Attention | Mixer) -> None:
-    kinds = [type(each.config).__name__ for each in (before, after)]
+    kinds = [type(attention.config).__name__ for attention in (before, after)]
     if isinstance(before, Mixer) and isinstance(after, Mixer) and kinds[0] != kinds[1]:
         raise InputError(
             f"{_where(address)} is {kinds[0]} in the first model and {kinds[1]} in the second",

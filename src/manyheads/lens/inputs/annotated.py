@@ -123,7 +123,7 @@ def align_words(
         first = next((at for at in range(start, stop) if at in owner), None)
         if first is not None:
             tokens[owner[first]].append(position)
-    return tuple(tuple(each) for each in tokens)
+    return tuple(tuple(words) for words in tokens)
 
 
 def _drop_missing(pair: WordPair, words: tuple[tuple[int, ...], ...]) -> WordPair | None:
@@ -200,7 +200,7 @@ def check_counterbalanced(
         )
     if len(parts) == 1:
         return
-    one, two = ({_without_pronouns(each): each.text for each in part} for part in parts)
+    one, two = ({_without_pronouns(text): text.text for text in part} for part in parts)
     matched = sum(text in two and two[text] != one[text] for text in one)
     if matched < MIN_MATCHED * max(len(one), len(two)):
         raise InputError(
@@ -229,12 +229,14 @@ def coreference_texts(references: Sequence[Reference]) -> Iterator[AnnotatedText
     # Longer mentions first, so that "the head cook" is not matched as "the head".
     longest_first = sorted(known, key=len, reverse=True)
     pattern = re.compile(
-        "|".join(rf"\b{re.escape(each)}\b" for each in longest_first), flags=re.IGNORECASE
+        "|".join(rf"\b{re.escape(mention)}\b" for mention in longest_first), flags=re.IGNORECASE
     )
     for reference in references:
         bracketed = reference.mention, *reference.pronouns
         matches = [match.span() for match in pattern.finditer(reference.text)]
-        others = [span for span in matches if not any(_overlap(span, each) for each in bracketed)]
+        others = [
+            span for span in matches if not any(_overlap(span, bracket) for bracket in bracketed)
+        ]
         words = tuple(sorted([*bracketed, *others]))
         mentions = [word for word, span in enumerate(words) if span not in reference.pronouns]
         targets = [
@@ -276,7 +278,9 @@ def _reference(where: str, line: str) -> Reference:
     contents = [text[slice(*span)].strip().lower() for span in spans]
     if not all(contents):
         raise InputError(f"{where} has an empty bracket", "put a mention in it")
-    mentions = [span for span, each in zip(spans, contents, strict=True) if each not in PRONOUNS]
+    mentions = [
+        span for span, content in zip(spans, contents, strict=True) if content not in PRONOUNS
+    ]
     if len(mentions) > 1 and len(spans) > 2:
         raise InputError(
             f"{where} has {len(mentions)} mentions in brackets", "mark one mention and its pronouns"

@@ -152,8 +152,8 @@ def head_scope(
         stack, sublayer = stack or own_stack, sublayer or own_sublayer
     sublayer = sublayer or Sublayer.ATTENTION
     name: StackName = stack or model.readout_stack
-    if name not in (known := model.stacks()):
-        names = " or ".join(f'"{each}"' for each in known)
+    if name not in (stacks := model.stacks()):
+        names = " or ".join(f'"{stack_name}"' for stack_name in stacks)
         raise InputError(f"this {type(model).__name__} has no stack {name!r}", f"use {names}")
     if sublayer is Sublayer.FEEDFORWARD:
         raise InputError(
@@ -230,7 +230,7 @@ def _last_write(stack: Stack, layer: int, sublayer: Sublayer) -> Site:
 
 
 def join_streams(entries: Sequence[Ragged]) -> Ragged:
-    values = [each.values for each in entries]
+    values = [entry.values for entry in entries]
     return entries[0].with_values(torch.cat(values, dim=-1)) if len(values) > 1 else entries[0]
 
 

@@ -136,7 +136,7 @@ def _row(where: str, line: str) -> _ConlluRow | None:
         raise InputError(
             f"{where} has {len(columns)} columns", f"write {COLUMNS}, separated by tabs"
         )
-    if any(not each for each in columns):
+    if any(not column for column in columns):
         raise InputError(f"{where} has an empty column", "write _ for an unknown value")
     first, _, last = columns[0].partition("-")
     if "." in columns[0]:

@@ -142,9 +142,9 @@ class BoundMetric:
         loss = partial(_cross_entropy, vectors, bias, self._readout().finish)
         if torch.is_grad_enabled() and rows.requires_grad:
             # The backward pass computes the logits again, so that they are never all in memory.
-            losses = [checkpoint(loss, *each, use_reentrant=False) for each in chunks]
+            losses = [checkpoint(loss, *chunk, use_reentrant=False) for chunk in chunks]
         else:
-            losses = [loss(*each) for each in chunks]
+            losses = [loss(*chunk) for chunk in chunks]
         return torch.cat(losses)
 
     def _differences(
@@ -152,8 +152,8 @@ class BoundMetric:
     ) -> Float[Tensor, " kb"]:
         chosen = slice(self.texts.start, self.texts.stop)
         answer, distractor = (
-            torch.tensor(each[chosen], device=rows.device)
-            for each in (metric.answer, metric.distractor)
+            torch.tensor(tokens[chosen], device=rows.device)
+            for tokens in (metric.answer, metric.distractor)
         )
         vectors, bias = self._readout().vectors(self._table()), self._readout().bias
         copies = rows.shape[0] // len(self.texts)
@@ -204,8 +204,8 @@ def bind_metric(
     model: Model, inputs: ModelInputs, texts: range, metric: Metric, targets: Targets | None = None
 ) -> BoundMetric:
     """Bind a metric to the `texts` of these numbers among all `inputs`."""
-    known = _resolve(metric)
-    if model.readout is None and not isinstance(known, Similarity | StateMetric):
+    resolved = _resolve(metric)
+    if model.readout is None and not isinstance(resolved, Similarity | StateMetric):
         raise InputError(
             f"this {type(model).__name__} has no readout",
             "use a model with a language or class head, or metric=Similarity()",
@@ -213,19 +213,19 @@ def bind_metric(
     selected = inputs.select(texts)
     lengths = selected.lengths(model)
     packed, vectors = None, None
-    if isinstance(known, Similarity):
+    if isinstance(resolved, Similarity):
         with eval_mode(model), torch.no_grad():
             hidden = model.run_inputs(selected).hidden
         assert isinstance(hidden, Ragged), "ragged in, ragged out"
-        vectors = _pool(model, known, hidden)
-    if known == "loss":
+        vectors = _pool(model, resolved, hidden)
+    if resolved == "loss":
         chosen = None if targets is None else targets[texts.start : texts.stop]
         packed = pack_targets(model, selected, chosen)
         check_targets(inputs, targets)
-    elif isinstance(known, LogitDifference):
-        packed = _pair_targets(model, inputs, lengths, texts, known)
+    elif isinstance(resolved, LogitDifference):
+        packed = _pair_targets(model, inputs, lengths, texts, resolved)
     weights = torch.ones(len(texts), device=lengths.offsets.device)
-    if known == "loss":
+    if resolved == "loss":
         assert packed is not None
         weights = torch.bincount(packed.texts, minlength=len(texts)).float()
     return BoundMetric(
@@ -233,7 +233,7 @@ def bind_metric(
         texts=texts,
         lengths=lengths,
         targets=packed,
-        metric=known,
+        metric=resolved,
         weights=weights,
         vectors=vectors,
     )
@@ -241,20 +241,20 @@ def bind_metric(
 
 def better_direction(metric: Metric) -> Literal["lower", "higher"]:
     """Whether a better model has a lower or a higher value of the metric."""
-    known = _resolve(metric)
-    if isinstance(known, CustomMetric | StateMetric):
-        return known.better_direction
-    return "lower" if known == "loss" else "higher"
+    resolved = _resolve(metric)
+    if isinstance(resolved, CustomMetric | StateMetric):
+        return resolved.better_direction
+    return "lower" if resolved == "loss" else "higher"
 
 
 def metric_name(metric: Metric) -> str:
     """The name of a metric in results."""
-    known = _resolve(metric)
-    if isinstance(known, CustomMetric | StateMetric):
-        return str(getattr(known.function, "__name__", "measure"))
-    if isinstance(known, Similarity):
+    resolved = _resolve(metric)
+    if isinstance(resolved, CustomMetric | StateMetric):
+        return str(getattr(resolved.function, "__name__", "measure"))
+    if isinstance(resolved, Similarity):
         return "similarity"
-    return "loss" if known == "loss" else "logit difference"
+    return "loss" if resolved == "loss" else "logit difference"
 
 
 def weighted_mean(

@@ -123,16 +123,16 @@ def _ordinary_ids(model: TextReader) -> list[int]:
     if model.tokenizer is None:
         return list(range(vocabulary))
     special = token_classes(model.tokenizer, vocabulary, ("special",))["special"]
-    known = min(vocabulary, model.tokenizer.get_vocab_size())
-    return [token for token in range(known) if not special[token]]
+    size = min(vocabulary, model.tokenizer.get_vocab_size())
+    return [token for token in range(size) if not special[token]]
 
 
 def plain_words(tokenizer: Any, max_words: int = 400, seed: int = 0) -> list[str]:
     """Short words that are single tokens of the tokenizer, or a fixed list if it has few."""
     tokenizer = plain_copy(tokenizer)
-    known = list(range(tokenizer.get_vocab_size()))
-    random.Random(seed).shuffle(known)
-    texts = tokenizer.decode_batch([[token] for token in known])
+    ids = list(range(tokenizer.get_vocab_size()))
+    random.Random(seed).shuffle(ids)
+    texts = tokenizer.decode_batch([[token] for token in ids])
     words: dict[str, None] = {}
     for text in texts:
         word = text.strip()
@@ -282,4 +282,4 @@ def default_texts(model: Model, seed: int = 0) -> Any:
     texts: list[Any] = passages()
     if model.tokenizer is None:
         texts = repeated_tokens(model, DEFAULT_SEQUENCES, seed)
-    return [(each, each) for each in texts] if model.reads_pairs else texts
+    return [(text, text) for text in texts] if model.reads_pairs else texts

@@ -104,7 +104,7 @@ def check_targets(inputs: ModelInputs, targets: Targets | None) -> None:
     """Raise where no text has a target."""
     if targets is None and inputs.ids is not None and inputs.ids.lengths.longest < 2:
         raise InputError("no text has a second token to predict", "pass longer texts")
-    if targets is not None and not any(isinstance(each, int) or each for each in targets):
+    if targets is not None and not any(isinstance(target, int) or target for target in targets):
         raise InputError("no text has a target", "pass {position: token id} for at least one")
 
 
@@ -128,7 +128,7 @@ def _ids(model: TextReader, texts: Texts, *, starts: bool = False) -> Ragged:
     reader = open_reader(model, texts, resolve_max_length(model, None))
     if not len(reader):
         raise InputError("there are no texts", "pass at least one")
-    found, cut = reader.read(range(len(reader)))
+    ids, cut = reader.read(range(len(reader)))
     if cut:
         warnings.warn(
             f"{cut} of {len(reader)} texts were longer than {reader.max_length} tokens, "
@@ -136,7 +136,7 @@ def _ids(model: TextReader, texts: Texts, *, starts: bool = False) -> Ragged:
             TruncationWarning,
             stacklevel=2,
         )
-    rows = [torch.from_numpy(row) for row in found]
+    rows = [torch.from_numpy(row) for row in ids]
     if starts and reader.tokenizer is not None:
         first = torch.tensor([_decoder_start(model)])
         rows = [torch.cat((first, row)) for row in rows]
@@ -209,7 +209,9 @@ def _class_targets(inputs: ModelInputs, targets: Targets | None) -> PackedTarget
     _check_count(inputs, targets)
     device = inputs.images[0].device if inputs.ids is None else inputs.ids.device
     rows = torch.arange(len(inputs), device=device)
-    wrong = next((each for each in islice(targets, len(inputs)) if isinstance(each, Mapping)), None)
+    wrong = next(
+        (target for target in islice(targets, len(inputs)) if isinstance(target, Mapping)), None
+    )
     if wrong is not None:
         raise InputError(f"target {wrong!r} is not a class", "pass one class per text")
     return PackedTargets(rows, torch.tensor(targets, device=device), rows)
@@ -251,7 +253,7 @@ def default_batch_tokens(model: Model) -> int:
     device = next(model.parameters()).device
     if device.type != "cpu":
         return BATCH_TOKENS["cuda"]
-    size = sum(each.numel() for each in model.parameters())
+    size = sum(parameter.numel() for parameter in model.parameters())
     return max(MIN_BATCH_TOKENS, min(CPU_WORK // max(size, 1), BATCH_TOKENS["cpu"]))
 
 

@@ -19,11 +19,11 @@ def _categories(text: str) -> set[str]:
 
 
 def _punctuation(text: str) -> bool:
-    return bool(text.strip()) and all(each.startswith("P") for each in _categories(text))
+    return bool(text.strip()) and all(category.startswith("P") for category in _categories(text))
 
 
 def _digits(text: str) -> bool:
-    return bool(text.strip()) and all(each.startswith("N") for each in _categories(text))
+    return bool(text.strip()) and all(category.startswith("N") for category in _categories(text))
 
 
 def _newline(text: str) -> bool:
@@ -98,7 +98,7 @@ def _special(tokenizer: Any) -> set[int]:
 
 
 def _texts(tokenizer: Any, vocabulary: int) -> list[str]:
-    known = min(vocabulary, tokenizer.get_vocab_size())
-    texts = tokenizer.decode_batch([[token] for token in range(known)], skip_special_tokens=False)
+    size = min(vocabulary, tokenizer.get_vocab_size())
+    texts = tokenizer.decode_batch([[token] for token in range(size)], skip_special_tokens=False)
     # WordPiece marks the continuation of a word by ##, which is not punctuation.
     return [text.removeprefix("##") for text in texts]

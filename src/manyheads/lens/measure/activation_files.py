@@ -98,15 +98,15 @@ def activations(
             "write those of each stack to a folder of its own",
         )
     writer = _ShardWriter(target, format, getattr(torch, dtype), shard_tokens)
-    wanted = [site for column in columns for site in column.sites]
+    recorded_sites = [site for column in columns for site in column.sites]
 
     def visit(inputs: ModelInputs, numbers: list[int]) -> None:
-        seen = Record(wanted)
+        seen = Record(recorded_sites)
         with torch.inference_mode():
             model.run_hidden(inputs, seen)
-            found = {column.name: column.read(seen) for column in columns}
+            values = {column.name: column.read(seen) for column in columns}
         ids = inputs.source if columns[0].stack == "encoder" else inputs.ids
-        writer.add(found, ids, numbers)
+        writer.add(values, ids, numbers)
 
     summary = for_each_batch(
         model, texts, visit, label="activations", batch_tokens=batch_tokens, progress=progress
@@ -145,7 +145,7 @@ def _write_manifest(result: ActivationFiles, format: str, dtype: str) -> None:
         "tokens": result.tokens,
         "texts": result.texts,
         "complete": result.complete,
-        "files": [each.name for each in result.shards],
+        "files": [shard.name for shard in result.shards],
     }
     with atomic_write(result.folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -201,13 +201,13 @@ class _Column:
             return values[0].flatten(1)
         stack, layer, sublayer = self.writes
         written: dict[bool, Tensor] = {}
-        kinds = [each for each, index in stack.facts.attentions if index == layer]
+        kinds = [attention for attention, index in stack.facts.attentions if index == layer]
         for facts in kinds:
             site = Site(layer, Tap.OUTPUT, _sublayer(facts.cross), stack.name)
-            made = cast(Ragged, seen[site]).values
+            write = cast(Ragged, seen[site]).values
             assert facts.write is not None
-            made = made if facts.write.norm is None else facts.write.norm(made)
-            written[facts.cross] = made * facts.write.factor
+            write = write if facts.write.norm is None else facts.write.norm(write)
+            written[facts.cross] = write * facts.write.factor
         if sublayer is not Sublayer.FEEDFORWARD:
             return written[sublayer is Sublayer.CROSS]
         before, after = values[0], values[1]
@@ -257,24 +257,34 @@ def _of_stream(name: str, stack: Stack, layer: int, part: str) -> _Column:
     config = stack.config.layers[layer]
     before = layer_input_site(stack, layer)
     order = (Sublayer.FEEDFORWARD, Sublayer.CROSS, Sublayer.ATTENTION)
-    there = [each for each in order if getattr(config, each.value) is not None]
-    there += [Sublayer.ATTENTION] if config.mixer is not None else []
-    after = Site(layer, Tap.AFTER, there[0] if there else Sublayer.ATTENTION, stack.name)
+    sublayers = [
+        sublayer_kind for sublayer_kind in order if getattr(config, sublayer_kind.value) is not None
+    ]
+    sublayers += [Sublayer.ATTENTION] if config.mixer is not None else []
+    after = Site(layer, Tap.AFTER, sublayers[0] if sublayers else Sublayer.ATTENTION, stack.name)
     if part in ("before", "after"):
         return _Column(name, stack.name, (before if part == "before" else after,))
     sublayer = Sublayer(part)
     if isinstance(stack, WrappedStack):
-        facts = [each for each, index in stack.facts.attentions if index == layer]
-        if stack.facts.slots > 1 or not facts or any(each.write is None for each in facts):
+        facts = [attention for attention, index in stack.facts.attentions if index == layer]
+        if (
+            stack.facts.slots > 1
+            or not facts
+            or any(attention.write is None for attention in facts)
+        ):
             raise InputError(
                 f"{name!r}: what this layer adds was not found in the wrapped model",
                 "use L3.before and L3.after, or L3.z",
             )
-        if part != "feedforward" and part not in [_sublayer(each.cross).value for each in facts]:
+        if part != "feedforward" and part not in [
+            _sublayer(attention.cross).value for attention in facts
+        ]:
             raise InputError(f"{name!r}: layer {layer} has no {part}", "choose another site")
-        writes = [Site(layer, Tap.OUTPUT, _sublayer(each.cross), stack.name) for each in facts]
+        writes = [
+            Site(layer, Tap.OUTPUT, _sublayer(attention.cross), stack.name) for attention in facts
+        ]
         return _Column(name, stack.name, (before, after, *writes), writes=(stack, layer, sublayer))
-    if sublayer not in there:
+    if sublayer not in sublayers:
         raise InputError(f"{name!r}: layer {layer} has no {part}", "choose another site")
     return _Column(name, stack.name, (Site(layer, Tap.OUTPUT, sublayer, stack.name),))
 
@@ -293,18 +303,18 @@ class _ShardWriter:
     _parts: list[dict[str, Tensor]] = field(default_factory=list)
     _held: int = 0
 
-    def add(self, found: dict[str, Tensor], ids: Ragged | None, numbers: list[int]) -> None:
-        first = next(iter(found.values()))
+    def add(self, values: dict[str, Tensor], ids: Ragged | None, numbers: list[int]) -> None:
+        first = next(iter(values.values()))
         if not self.widths:
-            self.widths = {name: each.shape[1] for name, each in found.items()}
-        rows = {name: each.to("cpu", self.dtype) for name, each in found.items()}
+            self.widths = {name: column.shape[1] for name, column in values.items()}
+        rows = {name: column.to("cpu", self.dtype) for name, column in values.items()}
         rows |= _index(ids, numbers, len(first))
         self.tokens += len(first)
         limit = self._limit()
         start = 0
         while start < len(first):
             stop = min(len(first), start + limit - self._held)
-            self._parts.append({name: each[start:stop] for name, each in rows.items()})
+            self._parts.append({name: column[start:stop] for name, column in rows.items()})
             self._held += stop - start
             start = stop
             if self._held >= limit:
@@ -355,9 +365,11 @@ def _write_parquet(rows: dict[str, Tensor], path: Path) -> None:
     import pyarrow.parquet
 
     columns = {}
-    for name, each in rows.items():
-        flat = pyarrow.array(each.flatten().numpy())
+    for name, column in rows.items():
+        flat = pyarrow.array(column.flatten().numpy())
         columns[name] = (
-            flat if each.dim() == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, each.shape[1])
+            flat
+            if column.dim() == 1
+            else pyarrow.FixedSizeListArray.from_arrays(flat, column.shape[1])
         )
     pyarrow.parquet.write_table(pyarrow.table(columns), path)

@@ -84,12 +84,12 @@ def _measured(
         if isinstance(mixer := mixer_at(stack, index), kind)
     }
     if not mixers:
-        wanted = kind.__name__.removesuffix("Layer")
-        raise InputError(f"the model has no {wanted} layers", f"pass a model with {wanted}")
+        mixer_name = kind.__name__.removesuffix("Layer")
+        raise InputError(f"the model has no {mixer_name} layers", f"pass a model with {mixer_name}")
     shared = kind is LshAttentionLayer
     sums = {block: torch.zeros(block.heads, dtype=torch.float64) for block in mixers}
 
-    def visit(some: ModelInputs, _: list[int]) -> None:
+    def visit(batch: ModelInputs, _: list[int]) -> None:
         sites = {
             block: [
                 Site(block.layer, tap, stack=block.stack)
@@ -97,13 +97,13 @@ def _measured(
             ]
             for block in mixers
         }
-        record = Record([site for each in sites.values() for site in each])
+        record = Record([site for block_sites in sites.values() for site in block_sites])
         with torch.inference_mode():
-            model.run_hidden(some, record)
+            model.run_hidden(batch, record)
             for block, mixer in mixers.items():
-                found = [record[site] for site in sites[block]]
-                for text in range(len(found[0])):
-                    parts = [each.of(text) for each in found]
+                recorded = [record[site] for site in sites[block]]
+                for text in range(len(recorded[0])):
+                    parts = [value.of(text) for value in recorded]
                     sums[block] += measure(mixer, parts[0], parts[-1]).double().sum(1).cpu()
 
     passed = for_each_batch(

@@ -104,7 +104,7 @@ class LiveStatistics:
             yield
             return
         ids = kwargs.get("input_ids", args[0] if args else None)
-        mask, known = kwargs.get("attention_mask"), {}
+        mask, lengths = kwargs.get("attention_mask"), {}
         tokens: dict[str, Ragged] = {}
         if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
             flat = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else None
@@ -112,12 +112,12 @@ class LiveStatistics:
             tokens[name] = Ragged.from_padded(ids, flat)
             starts = None if flat is None else runs(flat != 0)
             if starts is None or not any(start for start, _ in starts):
-                known[name] = tokens[name].lengths
+                lengths[name] = tokens[name].lengths
         texts = len(ids) if isinstance(ids, Tensor) else 1
         watcher = StatisticsWatcher(self._plan, tokens, list(range(texts)))
         self._running = True
         try:
-            with self._wrapped.watching(_Detached(watcher), known):
+            with self._wrapped.watching(_Detached(watcher), lengths):
                 yield
         finally:
             self._running = False

@@ -114,8 +114,8 @@ def _error_over_queries(sums: Float[Tensor, "7 h"]) -> Float[Tensor, " h"]:
     return torch.where(number > 1, (scatter / (number - 1)).sqrt(), torch.nan)
 
 
-def _concatenate(each: list[Float[Tensor, " _"]]) -> Float[np.ndarray, " h"]:
-    joined = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
+def _concatenate(parts: list[Float[Tensor, " _"]]) -> Float[np.ndarray, " h"]:
+    joined = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     return joined.numpy()
 
 
@@ -263,11 +263,15 @@ def _sequence_measures(
     every_query = SequenceGroups(lengths.sequence_of_token, len(lengths))
     number = sum_by_sequence(sees_key.double()[:, None], every_query)
     first, mass = (sum_by_sequence(x.double(), every_query) for x in (sums.first, sums.mass))
-    some = (number > 0).expand_as(first)
-    yield "sink", (first / number > scope.sink_above).double(), some
+    has_queries = (number > 0).expand_as(first)
+    yield "sink", (first / number > scope.sink_above).double(), has_queries
     if scope.same and scope.repeats is not None:
         induction = sum_by_sequence(sums.induction.double(), every_query)
-        yield "induction_score", induction / mass, some & (mass > 0)
+        yield "induction_score", induction / mass, has_queries & (mass > 0)
         rest = mass - first
         # Per head: a text counts for the heads that have weight left. So little is rounding error.
-        yield "induction_score_without_first", induction / rest, some & (rest > LEAST_MASS * mass)
+        yield (
+            "induction_score_without_first",
+            induction / rest,
+            has_queries & (rest > LEAST_MASS * mass),
+        )

@@ -40,7 +40,7 @@ class Statistics(ByHead):
     @property
     def activations(self) -> tuple[Activation, ...]:
         """The largest value of the residual stream after each layer, and its position."""
-        return tuple(Activation(**each) for each in self.metadata["activations"])
+        return tuple(Activation(**record) for record in self.metadata["activations"])
 
     @property
     def class_fractions(self) -> dict[str, float]:
@@ -56,11 +56,12 @@ class Statistics(ByHead):
         metadata = self.metadata
         over = f"over {metadata['texts']:,} texts, {metadata['tokens']:,} tokens"
         lines = [ByHead.__str__(self), f"  {over}, errors over {metadata['errors_over']}"]
-        massive = [each for each in self.activations if each.massive]
-        for each in massive:
+        massive = [activation for activation in self.activations if activation.massive]
+        for activation in massive:
             lines.append(
-                f"  massive activation after layer {each.layer}: {each.largest:.0f} in channel "
-                f"{each.channel} at position {each.position} of text {each.text}"
+                f"  massive activation after layer {activation.layer}: {activation.largest:.0f} "
+                f"in channel {activation.channel} at position "
+                f"{activation.position} of text {activation.text}"
             )
         if not self.complete:
             lines.append("  interrupted before all texts were read")
@@ -110,8 +111,8 @@ def statistics(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, seed=0)
-    >>> found = statistics(model, [[5, 6, 7, 5, 6], [8, 9]], offsets=(-2,))
-    >>> sorted(set(found.names) & {"entropy", "offset-2", "induction"})
+    >>> result = statistics(model, [[5, 6, 7, 5, 6], [8, 9]], offsets=(-2,))
+    >>> sorted(set(result.names) & {"entropy", "offset-2", "induction"})
     ['entropy', 'induction', 'offset-2']
     """
     check_heads(model)
@@ -204,7 +205,9 @@ class StatisticsTotals:
             "class_fractions": {
                 name: count / self.tokens for name, count in self.class_counts.items()
             },
-            "activations": [asdict(each) for _, each in sorted(self.activations.items())],
+            "activations": [
+                asdict(activation) for _, activation in sorted(self.activations.items())
+            ],
             "complete": summary.complete,
         }
         return Statistics(

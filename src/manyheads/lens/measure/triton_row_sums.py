@@ -269,7 +269,7 @@ def stream(
     tiles = triton.cdiv(inputs.longest, shape.rows)
     _stream[(tiles * heads * (len(inputs.query_starts) - 1),)](
         *(inputs.query, inputs.key, inputs.query_starts, inputs.key_starts, marks),
-        *(inputs.query if each is None else each for each in (inputs.slopes, inputs.sink)),
+        *(inputs.query if tensor is None else tensor for tensor in (inputs.slopes, inputs.sink)),
         *(out, marked, tiles, heads, heads // inputs.key.shape[1], queries),
         *(inputs.scale * LOG2_E.value, *inputs.reach),
         *(*inputs.query.stride()[:2], *inputs.key.stride()[:2]),

@@ -183,7 +183,7 @@ class StatisticsWatcher:
     @property
     def tokens(self) -> int:
         """The number of tokens, or of patches where the inputs are images."""
-        return sum(each.lengths.total for each in self._ids.values()) or self._patches
+        return sum(ids.lengths.total for ids in self._ids.values()) or self._patches
 
     @property
     def class_counts(self) -> dict[str, float]:

@@ -51,29 +51,29 @@ class Collapse(Tabular):
     def head_collapse(self) -> tuple[int, ...]:
         """Layers whose heads all attend alike."""
         return tuple(
-            each.layer
-            for each in self.layers
-            if each.heads is not None and each.heads > self.heads_above
+            layer.layer
+            for layer in self.layers
+            if layer.heads is not None and layer.heads > self.heads_above
         )
 
     @property
     def token_collapse(self) -> tuple[int, ...]:
         """Layers after which all tokens of a text have similar directions."""
         return tuple(
-            each.layer
-            for each in self.layers
-            if each.tokens is not None and each.tokens > self.tokens_above
+            layer.layer
+            for layer in self.layers
+            if layer.tokens is not None and layer.tokens > self.tokens_above
         )
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per layer."""
         return [
-            asdict(each)
+            asdict(layer)
             | {
-                "head_collapse": each.layer in self.head_collapse,
-                "token_collapse": each.layer in self.token_collapse,
+                "head_collapse": layer.layer in self.head_collapse,
+                "token_collapse": layer.layer in self.token_collapse,
             }
-            for each in self.layers
+            for layer in self.layers
         ]
 
     def table(self) -> Any:
@@ -83,9 +83,9 @@ class Collapse(Tabular):
         table = Table("layer", box=None, pad_edge=False, title=KIND, title_justify="left")
         for name in ("heads' overlap", "tokens' cosine", "collapsed"):
             table.add_column(name, justify="right")
-        for each in self.layers:
-            numbers = ["-" if x is None else f"{x:.3f}" for x in (each.heads, each.tokens)]
-            table.add_row(str(each.layer), *numbers, self._reasons(each.layer) or "-")
+        for layer in self.layers:
+            numbers = ["-" if x is None else f"{x:.3f}" for x in (layer.heads, layer.tokens)]
+            table.add_row(str(layer.layer), *numbers, self._reasons(layer.layer) or "-")
         return table
 
     def __str__(self) -> str:
@@ -143,10 +143,10 @@ def collapse(
     )
     directions = _Directions(model.stacks()[scope.stack_name])
 
-    def visit(some: ModelInputs, _: list[int]) -> None:
+    def visit(batch: ModelInputs, _: list[int]) -> None:
         watcher = _Directions(directions.stack)
         with torch.inference_mode():
-            model.run_hidden(some, watcher)
+            model.run_hidden(batch, watcher)
         directions.merge(watcher)
 
     passed = for_each_batch(
@@ -194,9 +194,9 @@ class _Directions:
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         assert isinstance(value, Ragged), "no pattern is requested"
-        each = value.values.float()
-        norms = torch.linalg.vector_norm(each, dim=-1, keepdim=True)
-        unit = each / norms.clamp(min=torch.finfo(torch.float32).tiny)
+        vectors = value.values.float()
+        norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        unit = vectors / norms.clamp(min=torch.finfo(torch.float32).tiny)
         owner, texts = value.lengths.sequence_of_token, len(value)
         summed = _summed(unit.double(), owner, texts)
         # A zero vector has no direction and forms no pair.
@@ -206,8 +206,8 @@ class _Directions:
         self.pairs[site.layer] = float((count * (count - 1)).sum())
 
     def merge(self, other: "_Directions") -> None:
-        for mine, theirs in ((self.cosines, other.cosines), (self.pairs, other.pairs)):
-            for layer, value in theirs.items():
+        for mine, added in ((self.cosines, other.cosines), (self.pairs, other.pairs)):
+            for layer, value in added.items():
                 mine[layer] = mine.get(layer, 0.0) + value
 
     def means(self) -> dict[int, float]:

@@ -134,7 +134,7 @@ def dead_heads(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> dead_heads(model, [[1, 2, 3, 4], [5, 6, 7]], replace_with=None).why(Head(0, 0))
+    >>> dead_heads(model, [[1, 2, 3, 4], [5, 6, 7]], replace_with=None).why("L0H0")
     ('entropy',)
     """
     _check(loss_below, entropy_above, norm_below)
@@ -193,12 +193,12 @@ def _select(
     seen: ByHead, blocks: tuple[Block, ...]
 ) -> tuple[dict[str, FloatsByHead], dict[str, FloatsByHead]]:
     """The measures that decide, for the heads of some attentions."""
-    wanted = {address for block in blocks for address in block.addresses}
-    kept = np.array([address in wanted for address in seen.addresses])
+    addresses = {address for block in blocks for address in block.addresses}
+    in_scope = np.array([address in addresses for address in seen.addresses])
     names = [name for name in ("loss_change", "normalized_entropy", "output_share") if name in seen]
     return (
-        {name: seen.means[name][kept] for name in names},
-        {name: seen.errors[name][kept] for name in names if name in seen.errors},
+        {name: seen.means[name][in_scope] for name in names},
+        {name: seen.errors[name][in_scope] for name in names if name in seen.errors},
     )
 
 

@@ -110,8 +110,8 @@ class _Cosines:
         for start in range(0, len(outputs[0]), step):
             written = torch.cat(
                 [
-                    torch.einsum("nhd,hdc->hnc", each[start : start + step].float(), writer)
-                    for each, writer in zip(outputs, self.writers, strict=True)
+                    torch.einsum("nhd,hdc->hnc", output[start : start + step].float(), writer)
+                    for output, writer in zip(outputs, self.writers, strict=True)
                 ]
             )
             norms = torch.linalg.vector_norm(written, dim=-1, keepdim=True)
@@ -141,16 +141,16 @@ class _KernelAlignment:
 
     def update(self, outputs: list[Float[Tensor, "n _ _"]]) -> None:
         written = [
-            torch.einsum("nhd,hdk->nhk", each.float(), factor).cpu()
-            for each, factor in zip(outputs, self.factors, strict=True)
+            torch.einsum("nhd,hdk->nhk", output.float(), factor).cpu()
+            for output, factor in zip(outputs, self.factors, strict=True)
         ]
-        for layer, each in zip(self.kept, written, strict=True):
-            layer.append(each)
+        for layer, output in zip(self.kept, written, strict=True):
+            layer.append(output)
 
     def values(self) -> Float[np.ndarray, "h h"]:
         device = self.factors[0].device
-        layers = [torch.cat(each) for each in self.kept]
-        layers = [each - each.double().mean(0).float() for each in layers]
+        layers = [torch.cat(batches) for batches in self.kept]
+        layers = [layer - layer.double().mean(0).float() for layer in layers]
         blocks = []
         for one in layers:
             left = rearrange(one.to(device), "n h k -> n (h k)")

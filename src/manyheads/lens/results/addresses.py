@@ -162,7 +162,9 @@ def pick_heads(
         in_stack, layer, head, part = _parts(name)
         if in_stack is None:
             in_stack, part = stack, part or sublayer
-        in_stack = next((known for known in stacks if known.lower() == in_stack.lower()), in_stack)
+        in_stack = next(
+            (spelling for spelling in stacks if spelling.lower() == in_stack.lower()), in_stack
+        )
         block = (in_stack, part or Sublayer.ATTENTION, layer)
         chosen = [own for own in blocks.get(block, ()) if head in (None, own.head.head)]
         if not chosen:

@@ -48,7 +48,9 @@ class Result:
         if suffix == ".json":
             summary = self._summary()
             about |= {"summary": summary} if summary else {}
-            about["arrays"] = {name: _encode_floats(each.tolist()) for name, each in arrays.items()}
+            about["arrays"] = {
+                name: _encode_floats(array.tolist()) for name, array in arrays.items()
+            }
             content = json.dumps(about, indent=1, allow_nan=False).encode()
         else:
             content = save(arrays, metadata={HEADER_KEY: json.dumps(about, allow_nan=False)})
@@ -98,7 +100,7 @@ def _read_json(path: Path) -> tuple[Metadata, Arrays]:
         ) from None
     _check_about(path, about, "arrays")
     # `None` becomes NaN later; the dtype of each array is among the fields.
-    return about, {name: np.array(each, dtype=object) for name, each in about["arrays"].items()}
+    return about, {name: np.array(values, dtype=object) for name, values in about["arrays"].items()}
 
 
 def _read_safetensors(path: Path) -> tuple[Metadata, Arrays]:
@@ -149,17 +151,17 @@ def _encode(value: Any, name: str, arrays: Arrays) -> Any:
     if isinstance(value, Mapping):
         if all(isinstance(key, str | int) or _parses(type(key)) for key in value):
             return {
-                str(key): _encode(each, _join(name, str(key)), arrays)
-                for key, each in value.items()
+                str(key): _encode(item, _join(name, str(key)), arrays)
+                for key, item in value.items()
             }
         return [
-            [_encode(key, name, arrays), _encode(each, _join(name, str(index)), arrays)]
-            for index, (key, each) in enumerate(value.items())
+            [_encode(key, name, arrays), _encode(item, _join(name, str(index)), arrays)]
+            for index, (key, item) in enumerate(value.items())
         ]
     if isinstance(value, range):
         return [value.start, value.stop, value.step]
     if isinstance(value, list | tuple):
-        return [_encode(each, _join(name, str(index)), arrays) for index, each in enumerate(value)]
+        return [_encode(item, _join(name, str(index)), arrays) for index, item in enumerate(value)]
     return _encode_floats(value.item() if isinstance(value, np.generic) else value)
 
 
@@ -243,7 +245,7 @@ def _decode_array(kind: type, dtype: str, array: NDArray[Any]) -> Any:
 def _encode_floats(value: Any) -> Any:
     """JSON has no NaN, which becomes null, and no infinities, which become strings."""
     if isinstance(value, list):
-        return [_encode_floats(each) for each in value]
+        return [_encode_floats(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value

@@ -70,8 +70,8 @@ class Column:
 
     def ranked(self, *, smallest: bool = False) -> list[tuple[Address, float]]:
         """Heads by their means, largest first; NaN values are left out."""
-        known = [(address, mean) for address, mean in self.items() if not np.isnan(mean)]
-        return sorted(known, key=lambda item: item[1], reverse=not smallest)
+        measured = [(address, mean) for address, mean in self.items() if not np.isnan(mean)]
+        return sorted(measured, key=lambda item: item[1], reverse=not smallest)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -148,12 +148,12 @@ class ByHead(Tabular):
             indices = [order[address] for address, _ in self[by].ranked()]
         table = Table("Head", box=None, pad_edge=False, title=self.kind, title_justify="left")
         about = [describe_measure(name) for name in names]
-        for each in about:
-            table.add_column(each.title, justify="right")
+        for measure in about:
+            table.add_column(measure.title, justify="right")
         for index in indices[:max_rows]:
             values = [
-                format_value(float(column.means[index]), each.unit, float(column.errors[index]))
-                for column, each in zip(columns, about, strict=True)
+                format_value(float(column.means[index]), measure.unit, float(column.errors[index]))
+                for column, measure in zip(columns, about, strict=True)
             ]
             table.add_row(str(self.addresses[index]), *values)
         if max_rows is not None and len(indices) > max_rows:
@@ -331,9 +331,9 @@ class ByPair(Tabular):
         np.fill_diagonal(values, np.nan)
         order = np.argsort(-values, axis=None, kind="stable")[:top_k]
         indices = [np.unravel_index(index, values.shape) for index in order]
-        known = [(one, other) for one, other in indices if not np.isnan(values[one, other])]
+        pairs = [(one, other) for one, other in indices if not np.isnan(values[one, other])]
         names = self.addresses
-        return [(names[one], names[other], float(values[one, other])) for one, other in known]
+        return [(names[one], names[other], float(values[one, other])) for one, other in pairs]
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per pair that has a value."""

@@ -161,8 +161,8 @@ def circuits(
     """The OV and QK circuits of a model's heads.
 
     >>> from manyheads.models.build import build
-    >>> found = circuits(build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0))
-    >>> found.ov(Head(0, 3)).matrix.shape, found.ov(Head(0, 3)).rank()
+    >>> result = circuits(build("gpt2", layers=1, width=32, heads=4, vocabulary=50, seed=0))
+    >>> result.ov("L0H3").matrix.shape, result.ov("L0H3").rank()
     (torch.Size([32, 32]), 8)
     """
     return Circuits(head_scope(model, stack, sublayer))
@@ -189,7 +189,7 @@ def score_circuits(
     mixers, which read more than a token at a time, are left out.
     """
     scope = head_scope(model, stack, sublayer, mixers=False)
-    found = Circuits(scope)
+    factored = Circuits(scope)
     copying = matching = None
     if isinstance(model.config.readout, LanguageHead):
         tokens = TokenVectors.of(model)
@@ -197,12 +197,14 @@ def score_circuits(
         matching = _product(tokens.embed, tokens.embed)
 
     def score(head: Head) -> dict[str, float]:
-        alone = _alone(found, head)
+        alone = _alone(factored, head)
         if copying is None or matching is None:
             return alone
-        qk = found.qk(head)
+        qk = factored.qk(head)
         values = torch.linalg.eigvals(qk.right @ matching @ qk.left)
-        return alone | {"matching_eigenvalues": eigenvalue_score(values)} | copying(found.ov(head))
+        return (
+            alone | {"matching_eigenvalues": eigenvalue_score(values)} | copying(factored.ov(head))
+        )
 
     return _each_head(scope, score, top_k, 0 if copying is None else len(copying.drawn), progress)
 
@@ -219,11 +221,11 @@ def score_copying(
 ) -> ByHead:
     """Only "copying" and "copying_eigenvalues" of `score_circuits`, at a fraction of the cost."""
     scope = head_scope(model, stack, sublayer, mixers=False)
-    found, tokens = Circuits(scope), TokenVectors.of(model)
+    factored, tokens = Circuits(scope), TokenVectors.of(model)
     copying = _Copying(tokens, _draw(tokens, sample, seed), top_k)
 
     def score(head: Head) -> dict[str, float]:
-        return copying(found.ov(head))
+        return copying(factored.ov(head))
 
     return _each_head(scope, score, top_k, len(copying.drawn), progress)
 
@@ -287,8 +289,8 @@ def _scored(
     return (read @ left.T) @ unembed.T if cheaper else read @ (unembed @ left).T
 
 
-def _alone(found: Circuits, head: Head) -> dict[str, float]:
-    ov, qk = found.ov(head), found.qk(head)
+def _alone(factored: Circuits, head: Head) -> dict[str, float]:
+    ov, qk = factored.ov(head), factored.qk(head)
     return {
         "ov_rank": float(ov.rank()),
         "ov_stable_rank": ov.stable_rank(),
@@ -314,10 +316,10 @@ class _Copying:
 
 def _product(one: Float[Tensor, "v c"], other: Float[Tensor, "v c"]) -> Float[Tensor, "c c"]:
     """one' other, shared by all heads: c x c instead of v x v."""
-    found = one.new_zeros(one.shape[1], other.shape[1], dtype=torch.float64)
-    for some, others in zip(one.split(8192), other.split(8192), strict=True):
-        found += some.double().T @ others.double()
-    return found
+    gram = one.new_zeros(one.shape[1], other.shape[1], dtype=torch.float64)
+    for rows, others in zip(one.split(8192), other.split(8192), strict=True):
+        gram += rows.double().T @ others.double()
+    return gram
 
 
 def _draw(tokens: TokenVectors, sample: int | None, seed: int) -> Tensor:

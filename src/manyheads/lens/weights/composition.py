@@ -32,11 +32,11 @@ def composition_scores(model: Model, through: Through, *, stack: StackName | Non
     if through not in ("query", "key", "value"):
         raise InputError(f"through must be query, key or value, got {through!r}", "use one of them")
     scope = head_scope(model, stack, mixers=False)
-    found = Circuits(scope)
+    factored = Circuits(scope)
     heads = scope.heads
-    before = [_written(found.ov(head)) for head in heads]
-    after = [_read(found, head, through) for head in heads]
-    norms = [torch.stack([each.norm() for each in side]) for side in (before, after)]
+    before = [_written(factored.ov(head)) for head in heads]
+    after = [_read(factored, head, through) for head in heads]
+    norms = [torch.stack([matrix.norm() for matrix in side]) for side in (before, after)]
     values = torch.full((len(heads), len(heads)), torch.nan, dtype=torch.float64)
     for layer in scope.layers:
         mine = [index for index, head in enumerate(heads) if head.layer == layer]
@@ -68,15 +68,15 @@ def weight_similarity(
     their Frobenius cosine. Of the heads of mixers only "writes" is known.
     """
     scope = head_scope(model, stack, sublayer, mixers=trait == "writes")
-    found = Circuits(scope)
+    factored = Circuits(scope)
     if trait in ("ov", "qk"):
-        values = _cosines([getattr(found, trait)(head) for head in scope.heads])
+        values = _cosines([getattr(factored, trait)(head) for head in scope.heads])
     elif trait in ("writes", "query", "key", "value"):
         bases = []
         label, total = "reading weights", len(scope.heads)
         with Progress(label, total=total, unit="heads", enabled=progress) as bar:
             for head in scope.heads:
-                bases.append(_subspace(found, head, trait))
+                bases.append(_subspace(factored, head, trait))
                 bar.advance()
         values = _overlaps(bases)
     else:
@@ -91,19 +91,19 @@ def _written(ov: FactoredMatrix) -> Float[Tensor, "c d"]:
     return ov.left @ torch.linalg.qr(ov.right.T).R.T
 
 
-def _read(found: Circuits, head: Head, through: Through) -> Float[Tensor, "d c"]:
+def _read(factored: Circuits, head: Head, through: Through) -> Float[Tensor, "d c"]:
     """A matrix that has the norm of the later head's circuit when multiplied from the right."""
     if through == "value":
-        ov = found.ov(head)
+        ov = factored.ov(head)
         return torch.linalg.qr(ov.left).R @ ov.right
-    qk = found.qk(head)
+    qk = factored.qk(head)
     near, far = (qk.right, qk.left) if through == "key" else (qk.left.T, qk.right.T)
     return torch.linalg.qr(far).R @ near
 
 
-def _subspace(found: Circuits, head: Head, trait: str) -> Float[Tensor, "c k"]:
+def _subspace(factored: Circuits, head: Head, trait: str) -> Float[Tensor, "c k"]:
     """An orthonormal basis with as many columns as the rank of the weights."""
-    weights = found.writes(head) if trait == "writes" else found.reads(head, trait).T
+    weights = factored.writes(head) if trait == "writes" else factored.reads(head, trait).T
     basis, sizes, _ = torch.linalg.svd(weights, full_matrices=False)
     floor = sizes.max() * max(weights.shape) * torch.finfo(torch.float32).eps
     return basis[:, sizes > floor]
@@ -126,7 +126,7 @@ def _overlaps(bases: list[Float[Tensor, "c _"]]) -> Float[Tensor, "h h"]:
 
 def _cosines(factors: list[FactoredMatrix]) -> Float[Tensor, "h h"]:
     """<L R, M S> = trace(R' L' M S) = sum over (L'M) * (R S'), all in the head's size."""
-    norms = torch.stack([each.singular_values().norm() for each in factors]).cpu()
+    norms = torch.stack([factor.singular_values().norm() for factor in factors]).cpu()
     values = torch.zeros(len(factors), len(factors), dtype=torch.float64)
     for row, one in enumerate(factors):
         for column, other in enumerate(factors):

@@ -133,24 +133,24 @@ class FeedForwards:
             return activations if gate is None else activations * gate(entered).sigmoid()
         assert isinstance(expert, int)
         weight = _routing_weight(module, entered, expert)
-        here = weight.nonzero().squeeze(1)
+        positions = weight.nonzero().squeeze(1)
         rows = module.expand[expert].T.to(entered.dtype)
         places = torch.tensor(list(indices), device=rows.device)
         halves = []
         for chosen in (places, places + module.config.hidden):
             bias = None if module.expand_bias is None else module.expand_bias[expert][chosen]
-            halves.append(F.linear(entered[here], rows[chosen], bias))
+            halves.append(F.linear(entered[positions], rows[chosen], bias))
         activations = module.activate(*halves)
-        found = activations.new_zeros(len(entered), len(places))
-        found[here] = activations * weight[here, None].to(activations.dtype)
-        return found
+        values = activations.new_zeros(len(entered), len(places))
+        values[positions] = activations * weight[positions, None].to(activations.dtype)
+        return values
 
     def find(self, neurons: Sequence[Neuron | str | tuple[int, int]]) -> tuple[Neuron, ...]:
         """The named neurons, checked to exist in the stack."""
-        found = tuple(self._found(each) for each in neurons)
-        if not found:
-            raise InputError("no neurons were inputs", "name some, as L0N5 or (0, 5)")
-        return found
+        addresses = tuple(self._address(neuron) for neuron in neurons)
+        if not addresses:
+            raise InputError("there are no neurons", "name some, as L0N5 or (0, 5)")
+        return addresses
 
     def module(self, layer: int) -> FeedForward | MixtureOfExperts:
         module = self._layer(layer).feedforward
@@ -160,7 +160,7 @@ class FeedForwards:
     def residual(self, layer: int) -> Residual:
         return self._layer(layer).feedforward_residual
 
-    def _found(self, named: Neuron | str | tuple[int, int]) -> Neuron:
+    def _address(self, named: Neuron | str | tuple[int, int]) -> Neuron:
         neuron = named if isinstance(named, Neuron) else None
         if isinstance(named, str):
             neuron = Neuron.parse(named)
@@ -168,14 +168,14 @@ class FeedForwards:
             neuron = Neuron(*named)
         assert neuron is not None
         if neuron.layer not in self.layers:
-            there = ", ".join(map(str, self.layers))
+            choices = ", ".join(map(str, self.layers))
             raise InputError(
-                f"{neuron} is in a layer without a feed-forward", f"use a layer of {there}"
+                f"{neuron} is in a layer without a feed-forward", f"use a layer of {choices}"
             )
         experts = self.experts(neuron.layer)
         if neuron.expert not in experts:
-            there = "leave out the expert" if experts == (None,) else f"use one of {experts}"
-            raise InputError(f"layer {neuron.layer} has no expert {neuron.expert}", there)
+            choices = "leave out the expert" if experts == (None,) else f"use one of {experts}"
+            raise InputError(f"layer {neuron.layer} has no expert {neuron.expert}", choices)
         size = self.size(neuron.layer, neuron.expert)
         if not 0 <= neuron.index < size:
             raise InputError(f"there is no neuron {neuron}", f"use 0 to {size - 1}")
@@ -302,28 +302,32 @@ class KeyValueMemories(Tabular):
     metadata: Metadata = field(default_factory=dict)
 
     def of(self, layer: int, expert: Expert = None) -> LayerKeyValues:
-        for each in self.layers:
-            if (each.layer, each.expert) == (layer, expert):
-                return each
+        for key_values in self.layers:
+            if (key_values.layer, key_values.expert) == (layer, expert):
+                return key_values
         raise InputError(
             f"layer {layer} has no feed-forward"
             + ("" if expert is None else f" of expert {expert}"),
-            f"use one of {', '.join(str(each.layer) for each in self.layers)}",
+            f"use one of {', '.join(str(key_values.layer) for key_values in self.layers)}",
         )
 
     def clear(self, top_k: int = 20) -> list[tuple[Neuron, int, float]]:
         """The neurons that write a token most clearly, with the token and its z-score."""
-        found = [
-            (Neuron(each.layer, int(index), each.expert), int(each.written[index]), float(score))
-            for each in self.layers
-            for index, score in enumerate(each.written_z)
+        scored = [
+            (
+                Neuron(layer.layer, int(index), layer.expert),
+                int(layer.written[index]),
+                float(score),
+            )
+            for layer in self.layers
+            for index, score in enumerate(layer.written_z)
             if score > self.clear_above
         ]
-        return sorted(found, key=lambda each: -each[2])[:top_k]
+        return sorted(scored, key=lambda scored_neuron: -scored_neuron[2])[:top_k]
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per feed-forward."""
-        return [each.summary(self.clear_above) for each in self.layers]
+        return [key_values.summary(self.clear_above) for key_values in self.layers]
 
     def table(self) -> Any:
         """A rich table of `rows`."""
@@ -376,15 +380,15 @@ def key_value_memories(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = key_value_memories(model)
-    >>> [len(layer) for layer in found.layers], found.metadata["through"]
+    >>> result = key_value_memories(model)
+    >>> [len(layer) for layer in result.layers], result.metadata["through"]
     ([128, 128], 'unembedding')
     """
     if clear_above <= 0:
         raise InputError(f"clear_above must be positive, got {clear_above}", "use more than 0")
     feed_forwards, vocabulary = feed_forwards_of(model, stack), vocabulary_projection(model, stack)
     groups = list(feed_forwards.groups())
-    found = []
+    memories = []
     with (
         Progress(
             "reading weights", total=len(groups), unit="feed-forwards", enabled=progress
@@ -392,10 +396,10 @@ def key_value_memories(
         torch.inference_mode(),
     ):
         for layer, expert in groups:
-            found.append(_layer(feed_forwards, vocabulary, layer, expert))
+            memories.append(_layer(feed_forwards, vocabulary, layer, expert))
             bar.advance()
     metadata = {"through": vocabulary.through, "tokens": len(vocabulary.unembed)}
-    return KeyValueMemories(layers=tuple(found), clear_above=clear_above, metadata=metadata)
+    return KeyValueMemories(layers=tuple(memories), clear_above=clear_above, metadata=metadata)
 
 
 def _layer(

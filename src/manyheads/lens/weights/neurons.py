@@ -81,14 +81,16 @@ class ActivationTracker:
         self._above += int((column > 0).sum())
         best = self._rank(column).topk(min(self._top_k, len(column))).indices
         owner, position = values.lengths.sequence_of_token, values.lengths.positions
-        found = [
+        activations = [
             self._activation(
                 int(owner[index]), int(position[index]), float(column[index]), ids, numbers
             )
             for index in best.tolist()
         ]
-        joined = [*self.top_activations, *found]
-        order = self._rank(torch.tensor([each.value for each in joined], dtype=torch.float64))
+        joined = [*self.top_activations, *activations]
+        order = self._rank(
+            torch.tensor([activation.value for activation in joined], dtype=torch.float64)
+        )
         kept = order.argsort(descending=True, stable=True)[: self._top_k]
         self.top_activations = [joined[index] for index in kept.tolist()]
 
@@ -165,7 +167,7 @@ class NeuronSummary:
 
         Geva et al. (arXiv 2012.14913) find it above chance in upper layers of language models.
         """
-        after = [each.after[0] for each in self.top_activations if each.after]
+        after = [activation.after[0] for activation in self.top_activations if activation.after]
         raised = {word.token for word in self.raised}
         return sum(token in raised for token in after) / len(after) if after and raised else None
 
@@ -181,7 +183,7 @@ class NeuronSummary:
         ):
             if words:
                 lines.append(f"  {name}: {', '.join(map(str, words))}")
-        return "\n".join([*lines, *(f"  {each}" for each in self.top_activations)])
+        return "\n".join([*lines, *(f"  {activation}" for activation in self.top_activations)])
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -192,26 +194,26 @@ class Neurons(Tabular):
     metadata: Metadata = field(default_factory=dict)
 
     def of(self, neuron: Neuron | str) -> NeuronSummary:
-        wanted = Neuron.parse(neuron) if isinstance(neuron, str) else neuron
+        address = Neuron.parse(neuron) if isinstance(neuron, str) else neuron
         for memory in self.each:
-            if memory.neuron == wanted:
+            if memory.neuron == address:
                 return memory
-        raise InputError(f"{wanted} is not in this result", "name it in neurons(...)")
+        raise InputError(f"{address} is not in this result", "name it in neurons(...)")
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per neuron."""
         return [
             {
-                "neuron": str(each.neuron),
-                "mean": each.mean,
-                "deviation": each.deviation,
-                "active": each.active,
-                "largest": each.top_activations[0].value if each.top_activations else None,
-                "agreement": each.agreement,
-                "writes": " ".join(map(str, each.raised)),
-                "reads": " ".join(map(str, each.reads)),
+                "neuron": str(summary.neuron),
+                "mean": summary.mean,
+                "deviation": summary.deviation,
+                "active": summary.active,
+                "largest": summary.top_activations[0].value if summary.top_activations else None,
+                "agreement": summary.agreement,
+                "writes": " ".join(map(str, summary.raised)),
+                "reads": " ".join(map(str, summary.reads)),
             }
-            for each in self.each
+            for summary in self.each
         ]
 
     def table(self) -> Any:
@@ -220,14 +222,16 @@ class Neurons(Tabular):
 
         names = ("neuron", "top activation", "writes", "reads")
         table = Table(*names, box=None, pad_edge=False, title=KIND, title_justify="left")
-        for each in self.each:
-            best = str(each.top_activations[0]) if each.top_activations else "-"
-            words = (" ".join(map(str, side[:5])) or "-" for side in (each.raised, each.reads))
-            table.add_row(str(each.neuron), best, *words)
+        for summary in self.each:
+            best = str(summary.top_activations[0]) if summary.top_activations else "-"
+            words = (
+                " ".join(map(str, side[:5])) or "-" for side in (summary.raised, summary.reads)
+            )
+            table.add_row(str(summary.neuron), best, *words)
         return table
 
     def __str__(self) -> str:
-        return "\n".join(str(each) for each in self.each)
+        return "\n".join(str(summary) for summary in self.each)
 
     __repr__ = __str__
 
@@ -261,8 +265,8 @@ def neurons(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top_k=2, top_tokens=3)
-    >>> len(found.of("L0N3").top_activations), len(found.of("L0N3").raised)
+    >>> result = neurons(model, [[5, 6, 7], [8, 9]], ["L0N3"], top_k=2, top_tokens=3)
+    >>> len(result.of("L0N3").top_activations), len(result.of("L0N3").raised)
     (2, 3)
     """
     for name, value in (("top_k", top_k), ("top_tokens", top_tokens)):
@@ -270,7 +274,7 @@ def neurons(
             raise InputError(f"{name} must be at least 1, got {value}", "use 1 or more")
     feed_forwards = feed_forwards_of(model, stack)
     chosen = feed_forwards.find(which)
-    found = {neuron: ActivationTracker(top_k, by, context) for neuron in chosen}
+    trackers = {neuron: ActivationTracker(top_k, by, context) for neuron in chosen}
 
     def visit(inputs: ModelInputs, numbers: list[int]) -> None:
         ids = ids_by_stack(model, inputs).get(feed_forwards.stack.name)
@@ -278,7 +282,7 @@ def neurons(
         with torch.inference_mode():
             model.run_hidden(inputs, watcher)
         for neuron, values in watcher.seen.items():
-            found[neuron].update(values, ids, numbers)
+            trackers[neuron].update(values, ids, numbers)
 
     passed = for_each_batch(
         model, texts, visit, label="reading", batch_tokens=batch_tokens, progress=progress
@@ -290,7 +294,8 @@ def neurons(
     )
     return Neurons(
         tuple(
-            _summarize(feed_forwards, neuron, tracker, reader) for neuron, tracker in found.items()
+            _summarize(feed_forwards, neuron, tracker, reader)
+            for neuron, tracker in trackers.items()
         ),
         passed.metadata | {"through": through, "by": by},
     )
@@ -356,10 +361,10 @@ class _TokenReader:
     def _best(
         self, scores: Float[Tensor, " v"], *, largest: bool = True
     ) -> tuple[ScoredToken, ...]:
-        found = scores.topk(min(self.top_k, len(scores)), largest=largest)
+        best = scores.topk(min(self.top_k, len(scores)), largest=largest)
         return tuple(
             ScoredToken(token, score, self._text(token))
-            for token, score in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         )
 
     def _text(self, token: int) -> str | None:
@@ -391,12 +396,12 @@ def _summarize(
 
 def _decoded(top_activations: Sequence[TopActivation], tokenizer: Any) -> Iterator[TopActivation]:
     """Activations with their tokens as text, if the model has a tokenizer."""
-    for each in top_activations:
-        if tokenizer is None or each.token is None:
-            yield each
+    for activation in top_activations:
+        if tokenizer is None or activation.token is None:
+            yield activation
             continue
         parts = (
             tokenizer.decode(list(ids), skip_special_tokens=False) if ids else ""
-            for ids in (each.before, (each.token,), each.after)
+            for ids in (activation.before, (activation.token,), activation.after)
         )
-        yield each.with_text(*parts)
+        yield activation.with_text(*parts)

@@ -16,18 +16,8 @@ from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.kernels import reference
 from manyheads.kernels.choose import Choice, attend, choose
 from manyheads.kernels.contract import Request, TensorFacts, Want
+from manyheads.parts import head_groups, linear_layout, masks
 from manyheads.parts.gates import GATE_TAPS, Gate, GatePlace, check_gates
-from manyheads.parts.head_groups import (
-    KeyHeads,
-    divisors,
-    groups_of,
-    key_head_of_query,
-    listed,
-    nearest,
-    normalize_kv_heads,
-)
-from manyheads.parts.linear_layout import split_linear
-from manyheads.parts.masks import Full, Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import (
     Alibi,
@@ -37,14 +27,9 @@ from manyheads.parts.positions import (
     Rotary,
     Shaw,
     T5Buckets,
+    disentangled,
 )
 from manyheads.parts.positions.alibi import AlibiBias
-from manyheads.parts.positions.disentangled import (
-    DisentangledBias,
-    DisentangledTable,
-    DistanceProjections,
-    RelativeVectors,
-)
 from manyheads.parts.positions.relative import Bias, BucketBias, BucketTable, ShawTable
 from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Lengths, Ragged
@@ -63,7 +48,7 @@ def drop_heads(
 
 
 # Positions as a layer uses them, computed once per forward pass and shared by layers that agree.
-PositionEncoding = Rotation | AlibiBias | BucketBias | RelativeVectors | None
+PositionEncoding = Rotation | AlibiBias | BucketBias | disentangled.RelativeVectors | None
 
 # Named, because torch.compile cannot trace the default of a dataclass made inside the graph.
 OUTPUT_ALONE = Want()
@@ -91,10 +76,10 @@ class AttentionConfig:
 
     width: PositiveInt
     heads: PositiveInt
-    kv_heads: KeyHeads = "each"
+    kv_heads: head_groups.KeyHeads = "each"
     head_size: PositiveInt | Literal["even"] = "even"
     position: AttentionPosition = NoPosition()
-    mask: Mask = Full()
+    mask: masks.Mask = masks.Full()
     gates: tuple[Gate, ...] = ()
     query_norm: Norm = NoNorm()
     key_norm: Norm = NoNorm()
@@ -111,11 +96,14 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         if self.head_size == "even" and self.width % self.heads:
+            near = head_groups.nearest(head_groups.divisors(self.width), self.heads)
             raise ConfigError(
                 f"heads must divide width={self.width}, got {self.heads}",
-                f"use {listed(nearest(divisors(self.width), self.heads))} heads, or set head_size",
+                f"use {head_groups.listed(near)} heads, or set head_size",
             )
-        object.__setattr__(self, "kv_heads", normalize_kv_heads(self.heads, self.kv_heads))
+        object.__setattr__(
+            self, "kv_heads", head_groups.normalize_kv_heads(self.heads, self.kv_heads)
+        )
         if isinstance(self.position, Rotary):
             self.position.rotated_channels(self.size)
         if isinstance(self.position, Alibi):
@@ -136,7 +124,7 @@ class AttentionConfig:
     @property
     def key_heads(self) -> int:
         """Heads of keys and values."""
-        return len(groups_of(self.heads, self.kv_heads))
+        return len(head_groups.groups_of(self.heads, self.kv_heads))
 
     @property
     def groups(self) -> tuple[int, ...] | None:
@@ -146,7 +134,7 @@ class AttentionConfig:
     @property
     def owners(self) -> tuple[int, ...]:
         """For each query head, the head of keys and values that it reads."""
-        return key_head_of_query(groups_of(self.heads, self.kv_heads))
+        return head_groups.key_head_of_query(head_groups.groups_of(self.heads, self.kv_heads))
 
     @property
     def score_scale(self) -> float:
@@ -227,17 +215,19 @@ class Attention(nn.Module):
         self.head_scale = (
             nn.Parameter(torch.ones(config.heads)) if config.head_scale != "none" else None
         )
-        self.table: BucketTable | DisentangledTable | ShawTable | None = None
-        self.distances: DistanceProjections | None = None
+        self.table: BucketTable | disentangled.DisentangledTable | ShawTable | None = None
+        self.distances: disentangled.DistanceProjections | None = None
         if isinstance(config.position, T5Buckets) and owns_table:
             self.table = BucketTable(config.position, config.heads)
         if isinstance(config.position, Shaw):
             self.table = ShawTable(config.position, config.size)
         if isinstance(config.position, Disentangled):
             if owns_table:
-                self.table = DisentangledTable(config.position, config.width)
+                self.table = disentangled.DisentangledTable(config.position, config.width)
             if config.position.projections == "own":
-                self.distances = DistanceProjections(config.position, config.width, rows)
+                self.distances = disentangled.DistanceProjections(
+                    config.position, config.width, rows
+                )
 
     def encode_positions(
         self, positions: Int[Tensor, " n"], lengths: Lengths | None = None
@@ -257,7 +247,7 @@ class Attention(nn.Module):
                 )
                 return self.table.bias()
             case Disentangled():
-                assert isinstance(self.table, DisentangledTable), (
+                assert isinstance(self.table, disentangled.DisentangledTable), (
                     "the layer that owns the table passes it in"
                 )
                 return self.table.encode()
@@ -304,7 +294,7 @@ class Attention(nn.Module):
             raise InputError(
                 "this layer is self-attention and takes no memory", 'use keys_from="memory"'
             )
-        parts = split_linear(self.project_memory, memory.values, self.memory_rows)
+        parts = linear_layout.split_linear(self.project_memory, memory.values, self.memory_rows)
         return KeyValues(*self._key_value(parts, memory, None, context), memory.lengths)
 
     def explain(self, queries: Lengths, keys: Lengths, encoding: PositionEncoding) -> Choice:
@@ -337,7 +327,7 @@ class Attention(nn.Module):
         """The rows of the projection by name, and the rotation that is still to be applied."""
         if self.plain and isinstance(encoding, Rotation) and encoding.splits(x, self.config.size):
             return encoding.split(self.project(x), self.our_rows), None
-        return split_linear(self.project, x, self.our_rows), encoding
+        return linear_layout.split_linear(self.project, x, self.our_rows), encoding
 
     def _query(
         self,
@@ -404,7 +394,7 @@ class Attention(nn.Module):
                 "give one memory per sequence",
             )
         # Keys in a cache may have gaps between sequences; only this bias reads the keys themselves.
-        by_content = isinstance(encoding, RelativeVectors)
+        by_content = isinstance(encoding, disentangled.RelativeVectors)
         key = Ragged(keys.k, keys.lengths) if by_content else None
         bias = self.bias(x.with_values(query), key, encoding)
         request = self._request(x.lengths, keys.lengths, bias)
@@ -428,19 +418,19 @@ class Attention(nn.Module):
         """What positions add to the scores of these queries and keys."""
         if isinstance(self.table, ShawTable):
             return self.table.bias(query.values, self.config.score_scale)
-        if isinstance(encoding, RelativeVectors):
+        if isinstance(encoding, disentangled.RelativeVectors):
             assert key is not None, "the distances are compared with the keys"
             return self._disentangled(query, key, encoding)
         return None if isinstance(encoding, Rotation) else encoding
 
     def _disentangled(
-        self, query: Ragged, key: Ragged, encoding: RelativeVectors
-    ) -> DisentangledBias:
+        self, query: Ragged, key: Ragged, encoding: disentangled.RelativeVectors
+    ) -> disentangled.DisentangledBias:
         position, config = encoding.config, self.config
         vectors, index = encoding.within(key.lengths.longest)
         vectors = F.dropout(vectors, position.dropout, self.training)
         parts = (
-            split_linear(self.project, vectors, self.our_rows)
+            linear_layout.split_linear(self.project, vectors, self.our_rows)
             if self.distances is None
             else self.distances(vectors)
         )
@@ -450,7 +440,7 @@ class Attention(nn.Module):
         distance_key = self._heads(parts["key"]) if position.counts_content else None
         if distance_key is not None and shared:
             distance_key = distance_key[:, owners]
-        return DisentangledBias.of(
+        return disentangled.DisentangledBias.of(
             query.values,
             key.values[:, owners] if shared else key.values,
             (distance_query, distance_key, index),

@@ -10,18 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyheads.parts.masks import (
-    And,
-    Band,
-    Blocks,
-    Causal,
-    Full,
-    Mask,
-    MaskBySequence,
-    Or,
-    TensorMask,
-    Window,
-)
+from manyheads.parts import masks
 from manyheads.ragged import Lengths
 
 # (batch, head, query, key) -> whether the query sees the key, elementwise over index tensors.
@@ -31,7 +20,7 @@ CHECKED_PAIRS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FunctionMask(Mask):
+class FunctionMask(masks.Mask):
     """A mask function for one sequence of a batch, whose first key has the index `start`."""
 
     function: MaskFunction
@@ -50,11 +39,11 @@ class FunctionMask(Mask):
         return False
 
     @property
-    def reach(self) -> Band:
-        return Band(math.inf, math.inf)
+    def reach(self) -> masks.Band:
+        return masks.Band(math.inf, math.inf)
 
 
-def read_rule(function: Any) -> Mask | None:
+def read_rule(function: Any) -> masks.Mask | None:
     """The rule that a mask function of `transformers` follows; None where it is not a known one.
 
     Its parameters are in the closure. That is private to `transformers`, so `agrees` compares.
@@ -64,25 +53,25 @@ def read_rule(function: Any) -> Mask | None:
     inside = {name: cell.cell_contents for name, cell in cells.items()}
     match getattr(function, "__qualname__", "").split(".")[0]:
         case "causal_mask_function":
-            return Causal()
+            return masks.Causal()
         case "bidirectional_mask_function":
-            return Full()
+            return masks.Full()
         case "sliding_window_overlay":
             # Keys after the query are the business of the causal mask beside it.
             return _SinceWindow(inside["sliding_window"] - 1)
         case "sliding_window_bidirectional_overlay":
-            return Window(inside["sliding_window"], inside["sliding_window"])
+            return masks.Window(inside["sliding_window"], inside["sliding_window"])
         case "chunked_overlay":
-            return Blocks(inside["chunk_size"], before=0, after=0)
+            return masks.Blocks(inside["chunk_size"], before=0, after=0)
         case "and_masks":
-            return _joined(inside["mask_functions"], And)
+            return _joined(inside["mask_functions"], masks.And)
         case "or_masks":
-            return _joined(inside["mask_functions"], Or)
+            return _joined(inside["mask_functions"], masks.Or)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class _SinceWindow(Mask):
+class _SinceWindow(masks.Mask):
     """Keys at most `before` to the left, and all to the right."""
 
     before: int
@@ -93,15 +82,17 @@ class _SinceWindow(Mask):
         return (key >= query - self.before) & (length >= 0)
 
     @property
-    def reach(self) -> Band:
-        return Band(self.before, math.inf)
+    def reach(self) -> masks.Band:
+        return masks.Band(self.before, math.inf)
 
     @property
     def fills_reach(self) -> bool:
         return True
 
 
-def _joined(functions: Sequence[Any], join: Callable[[Mask, Mask], Mask]) -> Mask | None:
+def _joined(
+    functions: Sequence[Any], join: Callable[[masks.Mask, masks.Mask], masks.Mask]
+) -> masks.Mask | None:
     rules = [read_rule(function) for function in functions]
     present = [rule for rule in rules if rule is not None]
     if not present or len(present) < len(rules):
@@ -112,18 +103,20 @@ def _joined(functions: Sequence[Any], join: Callable[[Mask, Mask], Mask]) -> Mas
     return joined
 
 
-def _simplified(mask: Mask) -> Mask:
+def _simplified(mask: masks.Mask) -> masks.Mask:
     """Causal within a window is a window; what is full adds nothing."""
-    if isinstance(mask, And):
+    if isinstance(mask, masks.And):
         for first, second in ((mask.first, mask.second), (mask.second, mask.first)):
-            if isinstance(first, Full):
+            if isinstance(first, masks.Full):
                 return second
-            if isinstance(first, Causal) and isinstance(second, _SinceWindow):
-                return Window(second.before)
+            if isinstance(first, masks.Causal) and isinstance(second, _SinceWindow):
+                return masks.Window(second.before)
     return mask
 
 
-def agrees(rule: Mask, function: MaskFunction, queries: range, keys: range, device: Any) -> bool:
+def agrees(
+    rule: masks.Mask, function: MaskFunction, queries: range, keys: range, device: Any
+) -> bool:
     """Whether a rule says the same as the function on a sample of pairs."""
     generator = torch.Generator().manual_seed(0)
     query, key = (
@@ -139,11 +132,11 @@ def agrees(rule: Mask, function: MaskFunction, queries: range, keys: range, devi
     return bool((visible == rule.allows(query, key, zero + keys.stop)).all())
 
 
-def moves_with_start(rule: Mask) -> bool:
+def moves_with_start(rule: masks.Mask) -> bool:
     """Whether a rule depends on where the first key stands, as blocks do."""
-    if isinstance(rule, And | Or):
+    if isinstance(rule, masks.And | masks.Or):
         return moves_with_start(rule.first) or moves_with_start(rule.second)
-    return isinstance(rule, Blocks)
+    return isinstance(rule, masks.Blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +150,7 @@ class Visible:
     keys: Lengths
     query_starts: tuple[int, ...]
     key_starts: tuple[int, ...]
-    mask: Mask
+    mask: masks.Mask
 
 
 def runs(tokens: Bool[Tensor, "b t"]) -> list[tuple[int, int]] | None:
@@ -179,7 +172,7 @@ def runs(tokens: Bool[Tensor, "b t"]) -> list[tuple[int, int]] | None:
 
 def tensor_masks(
     visible: Bool[Tensor, "b t s"], queries: Sequence[int], keys: Sequence[int]
-) -> MaskBySequence:
+) -> masks.MaskBySequence:
     """The masks of sequences that begin at the first row and column of a tensor."""
     rows = zip(visible.expand(len(queries), -1, -1), queries, keys, strict=True)
-    return MaskBySequence(tuple(TensorMask(seen[:t, :s]) for seen, t, s in rows))
+    return masks.MaskBySequence(tuple(masks.TensorMask(seen[:t, :s]) for seen, t, s in rows))

@@ -10,13 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.bridge.padded_call import PaddedCall
-from manyheads.bridge.registry import attend_plainly, listening, our_attention
-from manyheads.bridge.residual_writes import (
-    ResidualWrite,
-    find_final_norm,
-    find_writes,
-)
+from manyheads.bridge import padded_call, registry, residual_writes
 from manyheads.errors import InputError
 from manyheads.parts.masks import Full, Mask, MaskBySequence
 
@@ -44,7 +38,7 @@ class ProbedAttention:
     # Whether the projection receives what we return, and not a gated or normed version of it.
     direct: bool = True
     # How the projection's output is added to the residual stream; None where that was not found.
-    write: ResidualWrite | None = None
+    write: residual_writes.ResidualWrite | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -127,7 +121,7 @@ class _LayerCall:
 @dataclass(slots=True, eq=False)
 class _AttentionCall:
     module: nn.Module
-    call: PaddedCall
+    call: padded_call.PaddedCall
     output: Tensor
     layer: tuple[_LayerCall, ...]
     memory: bool
@@ -152,7 +146,7 @@ class _Probe:
     def owns(self, module: nn.Module) -> bool:  # noqa: ARG002, it listens to all
         return True
 
-    def attend(self, module: nn.Module, call: PaddedCall) -> Tensor:
+    def attend(self, module: nn.Module, call: padded_call.PaddedCall) -> Tensor:
         options = {
             "scaling": call.scale,
             "softcap": call.softcap,
@@ -160,7 +154,9 @@ class _Probe:
             "position_bias": call.position_bias,
             "indices": call.chosen_keys,
         }
-        output = attend_plainly(module, call.query, call.key, call.value, call.mask, **options)
+        output = registry.attend_plainly(
+            module, call.query, call.key, call.value, call.mask, **options
+        )
         memory = id(module) in self.memories
         layers = tuple(self.open_layers)
         self.attentions.append(_AttentionCall(module, call, output, layers, memory))
@@ -269,7 +265,7 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
             hooks.append(partial(before, probe.before_layer))
             hooks.append(partial(module.register_forward_hook, probe.after_layer))
         hooks.append(partial(before, probe.before_any))
-    with our_attention(model), listening(probe), torch.no_grad(), hooked(*hooks):
+    with registry.our_attention(model), registry.listening(probe), torch.no_grad(), hooked(*hooks):
         output = model(**inputs)
     silent = _silent(modules, {id(call.module) for call in probe.attentions})
     if not probe.attentions:
@@ -338,7 +334,7 @@ def _stacks(
         last = [
             layer_call.output for layer_call in probe.layers if id(layer_call.module) in layers
         ][-1:]
-        norm = find_final_norm(last[0] if last else None, read, probe.leaves)
+        norm = residual_writes.find_final_norm(last[0] if last else None, read, probe.leaves)
         stacks[name] = replace(stack, final_norm=norm)
     return stacks
 
@@ -424,14 +420,14 @@ def _stack(
 
 def _writes(
     calls: list[_AttentionCall], layer_of: Mapping[int, _LayerCall | None], probe: _Probe
-) -> dict[int, ResidualWrite]:
+) -> dict[int, residual_writes.ResidualWrite]:
     """How the calls write to the residual stream, by call; only where that was found."""
     by_layer: dict[int, tuple[_LayerCall, list[_AttentionCall]]] = {}
     for call in calls:
         layer = layer_of[id(call)]
         if layer is not None:
             by_layer.setdefault(id(layer), (layer, []))[1].append(call)
-    writes_by_call: dict[int, ResidualWrite] = {}
+    writes_by_call: dict[int, residual_writes.ResidualWrite] = {}
     for layer, inside in by_layer.values():
         projected = [attention.projected for attention in inside if attention.projected is not None]
         if not layer.same_shape or len(projected) < len(inside):
@@ -445,7 +441,9 @@ def _writes(
             if output.numel() == layer.hidden.numel()
         ]
         leaves = probe.leaves[layer.start : layer.stop]
-        writes = find_writes(layer.hidden, layer.output, projected, leaves, probe.residual_factor)
+        writes = residual_writes.find_writes(
+            layer.hidden, layer.output, projected, leaves, probe.residual_factor
+        )
         if writes is not None and len(writes) == len(inside):
             writes_by_call |= {id(call): write for call, write in zip(inside, writes, strict=True)}
     return writes_by_call

@@ -20,8 +20,7 @@ from manyheads.bridge.structure import (
 from manyheads.bridge.watched_run import ResidualEntry, WatchedRun
 from manyheads.bridge.wrapped_parts import Outside, WrappedReadout, WrappedStack
 from manyheads.errors import InputError, MissingPackageError, NativeModelError
-from manyheads.models.decoder import Decoder, DecoderConfig
-from manyheads.models.embedding import Embedding
+from manyheads.models import decoder, embedding, seq2seq, vision
 from manyheads.models.encoder import Encoder, EncoderConfig
 from manyheads.models.model_interface import ModelInputs, ModelInterface
 from manyheads.models.padding import BatchLayout, Output, to_ragged
@@ -33,9 +32,7 @@ from manyheads.models.readout import (
     ReadoutLayer,
     TokenHead,
 )
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.stack import Stack, StackConfig
-from manyheads.models.vision import Patches, Vision, VisionConfig
 from manyheads.parts.positions import Learned, NoPosition
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Record, Tap, WatchContext, Watcher
@@ -87,13 +84,13 @@ class WrappedModel(Outside, ModelInterface):
     def _describe(self, readout: Readout) -> Any:
         raise NotImplementedError
 
-    def _embedding(self, width: int) -> Embedding:
+    def _embedding(self, width: int) -> embedding.Embedding:
         longest = (self.source_config or {}).get("max_position_embeddings")
         learned = isinstance(longest, int) and any(
             isinstance(module, nn.Embedding) and ("position" in name or "wpe" in name)
             for name, module in self.inner.named_modules()
         )
-        return Embedding(
+        return embedding.Embedding(
             vocabulary=self.vocabulary,
             width=width,
             position=Learned(count=cast(int, longest)) if learned else NoPosition(),
@@ -298,28 +295,28 @@ class WrappedEncoder(WrappedText, Encoder):
         )
 
 
-class WrappedDecoder(WrappedText, Decoder):
+class WrappedDecoder(WrappedText, decoder.Decoder):
     """A wrapped model that predicts the next token."""
 
-    def _describe(self, readout: Readout) -> DecoderConfig:
-        return DecoderConfig(
+    def _describe(self, readout: Readout) -> decoder.DecoderConfig:
+        return decoder.DecoderConfig(
             embedding=self._embedding(self.main_stack.config.width),
             stack=self.main_stack.config,
             readout=readout,
         )
 
 
-class WrappedSeq2Seq(WrappedModel, Seq2Seq):
+class WrappedSeq2Seq(WrappedModel, seq2seq.Seq2Seq):
     """A wrapped encoder-decoder."""
 
-    def _describe(self, readout: Readout) -> Seq2SeqConfig:
+    def _describe(self, readout: Readout) -> seq2seq.Seq2SeqConfig:
         # The attentions of an encoder may not be seen, and its width may be another.
         width = self.main_stack.config.width
         encoder = StackConfig(width=width, layers=())
         if "encoder" in self.wrapped_stacks:
             config = cast(WrappedStack, self.wrapped_stacks["encoder"]).config
             encoder = config if config.width == width else encoder
-        return Seq2SeqConfig(
+        return seq2seq.Seq2SeqConfig(
             embedding=self._embedding(self.main_stack.config.width),
             encoder=encoder,
             decoder=self.main_stack.config,
@@ -346,13 +343,13 @@ class WrappedSeq2Seq(WrappedModel, Seq2Seq):
         return _ragged(self.run_inputs(inputs, watch, logits=False)), ()
 
 
-class WrappedVision(WrappedModel, Vision):
+class WrappedVision(WrappedModel, vision.Vision):
     """A wrapped vision transformer, of square images and patches."""
 
-    def _describe(self, readout: Readout) -> VisionConfig:
+    def _describe(self, readout: Readout) -> vision.VisionConfig:
         config = getattr(self.inner.config, "vision_config", self.inner.config)
-        return VisionConfig(
-            patches=Patches(
+        return vision.VisionConfig(
+            patches=vision.Patches(
                 width=self.main_stack.config.width,
                 image=config.image_size,
                 size=config.patch_size,

@@ -8,27 +8,16 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from manyheads.checkpoints import folder, side_files
 from manyheads.checkpoints.config_json import description_of, facts_of, family_of, matches
 from manyheads.checkpoints.families.family import Family, label_maps, unnamed
 from manyheads.checkpoints.families.native import NATIVE
-from manyheads.checkpoints.folder import refuse_changed
-from manyheads.checkpoints.side_files import GENERATION, SIDE_FILES
 from manyheads.checkpoints.tensor_map import Entry, TensorMap, to_file
 from manyheads.errors import ConfigError
+from manyheads.models import decoder, readout, seq2seq, vision
 from manyheads.models.build import Model, build
-from manyheads.models.decoder import DecoderConfig
 from manyheads.models.provenance import Classified
-from manyheads.models.readout import (
-    PROBLEM_TYPE,
-    TEMPERATURE,
-    THRESHOLDS,
-    ClassHead,
-    ClassifierSettings,
-    TokenHead,
-)
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.models.vision import VisionConfig
 
 # How the class names of `transformers` end.
 CLASS_SUFFIXES: dict[Classified, str] = {
@@ -36,12 +25,12 @@ CLASS_SUFFIXES: dict[Classified, str] = {
     "tokens": "ForTokenClassification",
     "images": "ForImageClassification",
 }
-COPIED_FILES = tuple(name for name in SIDE_FILES if name != GENERATION)
+COPIED_FILES = tuple(name for name in side_files.SIDE_FILES if name != side_files.GENERATION)
 OTHER_HEADS = re.compile(r"(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$")
 
 
 # The keys of config.json that a new head does not keep.
-SETTINGS = (PROBLEM_TYPE, TEMPERATURE, THRESHOLDS)
+SETTINGS = (readout.PROBLEM_TYPE, readout.TEMPERATURE, readout.THRESHOLDS)
 # More classes than any readout has, and fewer than take minutes to name.
 MAX_CLASSES = 1_000_000
 
@@ -69,7 +58,7 @@ def with_classes(
     """
     names, state = _names(classes), model.state_dict()
     _check_has(model, of)
-    refuse_changed(model, state)
+    folder.refuse_changed(model, state)
     config, described = _headed(model, names, of)
     fresh = build(config, seed=seed)
     like = next(iter(model.parameters()))
@@ -79,7 +68,7 @@ def with_classes(
     described = {key: value for key, value in described.items() if key not in SETTINGS}
     fresh.source_config, fresh.tokenizer = described, model.tokenizer
     if multi_label:
-        set_classifier(fresh, ClassifierSettings(multi_label=True))
+        set_classifier(fresh, readout.ClassifierSettings(multi_label=True))
     # What describes generation or sentence embeddings no longer holds.
     fresh.side_files = {
         name: model.side_files[name] for name in COPIED_FILES if name in model.side_files
@@ -90,7 +79,7 @@ def with_classes(
 def name_classes(model: Model, names: Sequence[str]) -> None:
     """Name the classes; the names are saved with the model."""
     head = model.config.readout
-    if not isinstance(head, ClassHead | TokenHead):
+    if not isinstance(head, readout.ClassHead | readout.TokenHead):
         raise ConfigError("the model has no classes", "add some with with_classes")
     if len(names) != head.classes:
         raise ConfigError(
@@ -99,10 +88,10 @@ def name_classes(model: Model, names: Sequence[str]) -> None:
     model.source_config = {**description_of(model), **label_maps(names)}
 
 
-def set_classifier(model: Model, settings: ClassifierSettings) -> None:
+def set_classifier(model: Model, settings: readout.ClassifierSettings) -> None:
     """Say how logits become labels; this is saved with the model, in its config.json."""
     head = model.config.readout
-    if not isinstance(head, ClassHead | TokenHead):
+    if not isinstance(head, readout.ClassHead | readout.TokenHead):
         raise ConfigError("the model has no classes", "add some with with_classes")
     if len(settings.thresholds) not in (1, head.classes):
         raise ConfigError(
@@ -126,12 +115,12 @@ def _names(classes: int | Sequence[str]) -> tuple[str, ...]:
 
 def _check_has(model: Model, of: Classified) -> None:
     config = model.config
-    if isinstance(config, Seq2SeqConfig):
+    if isinstance(config, seq2seq.Seq2SeqConfig):
         raise ConfigError(
             "an encoder-decoder cannot classify texts", "give an encoder or a decoder"
         )
-    if isinstance(config, VisionConfig) != (of == "images"):
-        inputs = "images" if isinstance(config, VisionConfig) else "texts"
+    if isinstance(config, vision.VisionConfig) != (of == "images"):
+        inputs = "images" if isinstance(config, vision.VisionConfig) else "texts"
         raise ConfigError(
             f"of={of!r} does not fit a model that reads {inputs}",
             'use "images"' if inputs == "images" else 'use "texts" or "tokens"',
@@ -166,19 +155,19 @@ def _with_head_of(
         head = family.read_config(config_json).readout
     except ConfigError:
         return None
-    if not isinstance(head, TokenHead if of == "tokens" else ClassHead):
+    if not isinstance(head, readout.TokenHead if of == "tokens" else readout.ClassHead):
         return None
     config: ModelConfig = replace(cast(Any, before), readout=head)
     return config if matches(family, config_json, config) else None
 
 
-def _plain(model: Model, classes: int, of: Classified) -> ClassHead | TokenHead:
+def _plain(model: Model, classes: int, of: Classified) -> readout.ClassHead | readout.TokenHead:
     """The head of a model that no family of transformers has."""
     if of == "tokens":
-        return TokenHead(classes=classes)
-    if isinstance(model.config, DecoderConfig):
-        return ClassHead(classes=classes, pool="last")
-    return ClassHead(classes=classes, pool="first" if _opens(model.tokenizer) else "mean")
+        return readout.TokenHead(classes=classes)
+    if isinstance(model.config, decoder.DecoderConfig):
+        return readout.ClassHead(classes=classes, pool="last")
+    return readout.ClassHead(classes=classes, pool="first" if _opens(model.tokenizer) else "mean")
 
 
 def _opens(tokenizer: Any) -> bool:

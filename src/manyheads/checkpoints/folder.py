@@ -15,13 +15,7 @@ from torch import Tensor
 
 from manyheads.atomic_write import recover_folder, write_tensors
 from manyheads.bridge.automatic import native_model_error
-from manyheads.checkpoints.config_json import (
-    CONFIG,
-    check_sizes,
-    corrected,
-    description_of,
-    with_tied,
-)
+from manyheads.checkpoints import config_json, late_interaction, sentence_transformers, tensor_map
 from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, write_folder
@@ -29,24 +23,8 @@ from manyheads.checkpoints.gguf_config import MODEL_TYPES, architecture_of, tran
 from manyheads.checkpoints.gguf_file import GGUFFile, GGUFWeights
 from manyheads.checkpoints.gguf_tokenizer import side_files_from
 from manyheads.checkpoints.hub import BUNDLED_FOLDER, folder_of
-from manyheads.checkpoints.late_interaction import (
-    ARTIFACT,
-    LINEAR,
-    artifact_of,
-    is_stanford,
-    late_files,
-    late_interaction_of,
-    stanford_layout,
-)
 from manyheads.checkpoints.per_layer_config import KEY as PER_LAYER
 from manyheads.checkpoints.per_layer_config import read_description
-from manyheads.checkpoints.sentence_transformers import (
-    MODULES,
-    Modules,
-    modules_of,
-    sentence_files,
-    sentence_of,
-)
 from manyheads.checkpoints.side_files import (
     SIDE_FILES,
     padding_id,
@@ -55,13 +33,6 @@ from manyheads.checkpoints.side_files import (
     read_tokenizer,
     read_trained_length,
     side_files_of,
-)
-from manyheads.checkpoints.tensor_map import (
-    Either,
-    Entry,
-    Packed,
-    check_fits,
-    to_file,
 )
 from manyheads.devices import resolve_device
 from manyheads.errors import (
@@ -162,11 +133,11 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
         return _load_gguf(root, dtype, home)
     if dtype is None and root.parent == BUNDLED_FOLDER:
         dtype = torch.float32
-    modules = modules_of(root)
+    modules = sentence_transformers.modules_of(root)
     folder = modules.transformer
     _check_holds_model(folder)
-    description = read_json(folder / CONFIG)
-    stanford = is_stanford(description)
+    description = read_json(folder / config_json.CONFIG)
+    stanford = late_interaction.is_stanford(description)
     if _only_in_transformers(description):
         if modules.late or stanford:
             raise InputError(
@@ -177,7 +148,7 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
         return _load_wrapped(folder, description, dtype, home)
     family = _family(description, folder)
     with WeightFiles(folder) as weights:
-        _reading(lambda: check_sizes(description, weights.shapes()), folder)
+        _reading(lambda: config_json.check_sizes(description, weights.shapes()), folder)
         weights.dtype = dtype or _reading(lambda: _stored_dtype(description, weights), folder)
         side_files = read_side_files(folder) | modules.files(root)
         if stanford:
@@ -185,7 +156,7 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
             description = {
                 key: value for key, value in description.items() if key != "architectures"
             }
-            side_files |= artifact_of(modules)
+            side_files |= late_interaction.artifact_of(modules)
         return _assemble(modules, side_files, (description, family, weights), home)
 
 
@@ -200,10 +171,12 @@ def _load_gguf(root: Path, dtype: torch.dtype | None, home: torch.device) -> Mod
         description: dict[str, Any] = content.description
         weights = GGUFWeights(file, content.names, content.change)
         family = _family(description, root)
-        _reading(lambda: check_sizes(description, weights.shapes()), root)
+        _reading(lambda: config_json.check_sizes(description, weights.shapes()), root)
         weights.dtype = dtype or weights.dtypes()[0]
         side_files = side_files_from(file)
-        return _assemble(Modules(root), side_files, (description, family, weights), home)
+        return _assemble(
+            sentence_transformers.Modules(root), side_files, (description, family, weights), home
+        )
     finally:
         file.close()
 
@@ -250,32 +223,35 @@ def _with_side_files(model: Any, side_files: dict[str, bytes], where: Path, fami
 
 
 def _assemble(
-    modules: Modules,
+    modules: sentence_transformers.Modules,
     side_files: dict[str, bytes],
     parts: tuple[dict[str, Any], Family, WeightFiles | GGUFWeights],
     home: torch.device,
 ) -> Model:
     folder, (description, family, weights) = modules.transformer, parts
     described = _reading(lambda: read_description(family, description), folder)
-    sentence = sentence_of(modules, side_files, description, described)
-    stanford = ARTIFACT in side_files
-    if stanford and LINEAR not in weights.shapes():
+    sentence = sentence_transformers.sentence_of(modules, side_files, description, described)
+    stanford = late_interaction.ARTIFACT in side_files
+    if stanford and late_interaction.LINEAR not in weights.shapes():
         raise InputError(
-            f"{folder / WEIGHTS} has no {LINEAR}, the projection of Stanford's ColBERT",
+            f"{folder / WEIGHTS} has no {late_interaction.LINEAR}, "
+            "the projection of Stanford's ColBERT",
             "use complete weights",
         )
-    stored = StoredTensors(family, weights, (LINEAR,) if stanford else ())
+    stored = StoredTensors(family, weights, (late_interaction.LINEAR,) if stanford else ())
     tokenizer = read_tokenizer(side_files, folder)
-    content = tokenizer, weights[LINEAR] if stanford else None
-    late = late_interaction_of(modules, side_files, description, described, content)
+    content = tokenizer, weights[late_interaction.LINEAR] if stanford else None
+    late = late_interaction.late_interaction_of(
+        modules, side_files, description, described, content
+    )
     config = stored.config(described)
     model = _reading(lambda: build(config, device="meta"), folder)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     entries = family.tensor_map(config, shapes)
     where = str(folder if folder.is_file() else folder / WEIGHTS)
-    check_fits(entries, shapes, stored.used(config), where, stored.in_file)
+    tensor_map.check_fits(entries, shapes, stored.used(config), where, stored.in_file)
     tensors: dict[str, Tensor] = {}
-    checks: list[tuple[Entry | Packed | Either, Future[bool]]] = []
+    checks: list[tuple[tensor_map.Entry | tensor_map.Packed | tensor_map.Either, Future[bool]]] = []
     # Beside the reading, which it would slow down by a twelfth.
     bar = Progress("loading", total=len(shapes), unit="tensors", enabled=folder.is_file())
     with ThreadPoolExecutor(max_workers=1) as checker, bar:
@@ -291,7 +267,7 @@ def _assemble(
     model.unread = stored.unused(config)
     warn_not_finite(list(dict.fromkeys(not_finite)), where)
     model.load_state_dict(tensors, assign=True)
-    model.source_config = corrected(family, description, config)
+    model.source_config = config_json.corrected(family, description, config)
     model.tokenizer = tokenizer
     model.trained_length = read_trained_length(side_files, folder)
     model.generation = read_generation(side_files)
@@ -335,25 +311,27 @@ def save(model: Model, folder: str | Path) -> Saved:
     if not model.native:
         raise native_model_error(model, "save")
     config = cast(ModelConfig, model.config)
-    description = description_of(model)
+    description = config_json.description_of(model)
     name = str(description["model_type"])
     family, state = FAMILIES[name], model.state_dict()
     refuse_changed(model, state)
     dtype = next(iter(state.values())).dtype
-    tensors = to_file(family.tensor_map(config, state), state)
+    tensors = tensor_map.to_file(family.tensor_map(config, state), state)
     unused = family.unused_tensors(config)
     tensors |= {
         unused[key]: tensor.to(dtype) for key, tensor in model.unread.items() if key in unused
     }
     side_files = side_files_of(model, Path(folder))
     description = description | _padding(model, description, side_files)
-    description, tensors, artifact = stanford_layout(model, description, tensors)
+    description, tensors, artifact = late_interaction.stanford_layout(model, description, tensors)
     text = json.dumps({**description, "dtype": str(dtype).removeprefix("torch.")}, indent=1)
-    side_files |= {CONFIG: text.encode(), **artifact}
+    side_files |= {config_json.CONFIG: text.encode(), **artifact}
     if model.late is None:
-        side_files |= sentence_files(model.sentence, _width(config), model.side_files)
+        side_files |= sentence_transformers.sentence_files(
+            model.sentence, _width(config), model.side_files
+        )
     else:
-        side_files |= late_files(model)
+        side_files |= late_interaction.late_files(model)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
     files |= {name: partial(_write, data) for name, data in side_files.items()}
     write_folder(Path(folder), files, outdated=lambda before: _outdated(before, files))
@@ -382,7 +360,9 @@ class StoredTensors:
         """The name that the file itself has for a tensor."""
         return self._weights.in_file(self._file_name.get(name, name))
 
-    def not_finite(self, entry: Entry | Packed | Either) -> list[str]:
+    def not_finite(
+        self, entry: tensor_map.Entry | tensor_map.Packed | tensor_map.Either
+    ) -> list[str]:
         """The tensors of the file with NaN or infinity among those that an entry reads."""
         names: list[str] = []
 
@@ -406,9 +386,9 @@ class StoredTensors:
         tables = [name for name in family.tied_copies if name.endswith(".weight")]
         copies = [name for name in tables if name in self._file_name]
         if head.tied and any(self._differs(name, described) for name in copies):
-            return with_tied(described, tied=False)
+            return config_json.with_tied(described, tied=False)
         if not head.tied and not copies and family.file_decides_tying:
-            return with_tied(described, tied=True)
+            return config_json.with_tied(described, tied=True)
         return described
 
     def used(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -428,7 +408,9 @@ class StoredTensors:
         """Whether a supposed copy of the token embedding differs from it."""
         entries = self._family.tensor_map(config, (TOKEN_TABLE,))
         tables = [
-            entry for entry in entries if isinstance(entry, Entry) and entry.name == TOKEN_TABLE
+            entry
+            for entry in entries
+            if isinstance(entry, tensor_map.Entry) and entry.name == TOKEN_TABLE
         ]
         names = [name for table in tables for name in table.sources if name in self._file_name]
         return any(not torch.equal(self[name], self[copy]) for name in names)
@@ -480,16 +462,22 @@ def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:
 
     In a folder without a model they were put there for the new one.
     """
-    if not any((folder / name).is_file() for name in (CONFIG, MODULES)):
+    if not any(
+        (folder / name).is_file() for name in (config_json.CONFIG, sentence_transformers.MODULES)
+    ):
         return []
-    return [name for name in (*SIDE_FILES, MODULES, ARTIFACT) if name not in files]
+    return [
+        name
+        for name in (*SIDE_FILES, sentence_transformers.MODULES, late_interaction.ARTIFACT)
+        if name not in files
+    ]
 
 
 def _check_holds_model(folder: Path) -> None:
     """Refuse folders of runs and adapters, and say where the model is."""
-    if (folder / CONFIG).is_file():
+    if (folder / config_json.CONFIG).is_file():
         return
-    if (folder / "model" / CONFIG).is_file():
+    if (folder / "model" / config_json.CONFIG).is_file():
         raise InputError(f"{folder} is the folder of a run", f"use its model, {folder / 'model'}")
     if (folder / "adapter_config.json").is_file():
         raise InputError(
@@ -512,7 +500,7 @@ def _family(description: Mapping[str, Any], folder: Path) -> Family:
 
 def _config_name(where: Path) -> Path:
     """What holds the config: a GGUF file does so itself."""
-    return where if where.is_file() else where / CONFIG
+    return where if where.is_file() else where / config_json.CONFIG
 
 
 def _reading(make: Callable[[], Any], folder: Path) -> Any:

@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from manyheads.checkpoints.gguf_file import DAMAGED, GGUFFile
-from manyheads.checkpoints.side_files import GENERATION, TOKENIZER, TOKENIZER_CONFIG
+from manyheads.checkpoints import gguf_file, side_files
 from manyheads.errors import InputError, MissingPackageError, UnknownTokenizerWarning
 from manyheads.tokenizers import BYTE_LEVEL, unreadable_refused
 
@@ -45,7 +44,7 @@ WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 NFC = ("qwen2", "deepseek-r1-qwen")
 
 
-def side_files_from(file: GGUFFile) -> dict[str, bytes]:
+def side_files_from(file: gguf_file.GGUFFile) -> dict[str, bytes]:
     """tokenizer.json, tokenizer_config.json, the chat template and generation_config.json."""
     metadata = file.metadata
     ids = _special_ids(metadata)
@@ -55,7 +54,7 @@ def side_files_from(file: GGUFFile) -> dict[str, bytes]:
     # An answer of a chat may end with another token than a text.
     if "eos" in ids and ids.get("eot", ids["eos"]) != ids["eos"]:
         generation["eos_token_id"] = [ids["eos"], ids["eot"]]
-    files = {GENERATION: json.dumps(generation, indent=2).encode()}
+    files = {side_files.GENERATION: json.dumps(generation, indent=2).encode()}
     tokenizer = _tokenizer(file)
     if tokenizer is None:
         return files
@@ -68,12 +67,12 @@ def side_files_from(file: GGUFFile) -> dict[str, bytes]:
         **({"model_max_length": length} if isinstance(length, int) else {}),
         **{f"{use}_token": tokens[token] for use, token in ids.items() if use != "eot"},
     }
-    files |= {TOKENIZER: tokenizer.to_str().encode()}
+    files |= {side_files.TOKENIZER: tokenizer.to_str().encode()}
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
         files[CHAT_TEMPLATE] = template.encode()
-    return files | {TOKENIZER_CONFIG: json.dumps(config, indent=2).encode()}
+    return files | {side_files.TOKENIZER_CONFIG: json.dumps(config, indent=2).encode()}
 
 
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
@@ -84,7 +83,7 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     return {use: token for use, token in ids.items() if isinstance(token, int) and token in tokens}
 
 
-def _tokenizer(file: GGUFFile) -> Any:
+def _tokenizer(file: gguf_file.GGUFFile) -> Any:
     """The tokenizer, or None with a warning if its rules are not known."""
     metadata = file.metadata
     kind, rule = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
@@ -104,7 +103,7 @@ def _tokenizer(file: GGUFFile) -> Any:
         import tokenizers
     except ImportError:
         raise MissingPackageError(f"the tokenizer of {file.file}", "tokenizers") from None
-    with unreadable_refused(f"{file.file} has a tokenizer that cannot be read", DAMAGED):
+    with unreadable_refused(f"{file.file} has a tokenizer that cannot be read", gguf_file.DAMAGED):
         if kind == "gpt2":
             tokenizer = _byte_level(metadata, tokens, str(rule))
         else:
@@ -121,14 +120,14 @@ def _tokenizer(file: GGUFFile) -> Any:
     return tokenizer
 
 
-def _vocabulary(file: GGUFFile) -> tuple[list[str], list[int]]:
+def _vocabulary(file: gguf_file.GGUFFile) -> tuple[list[str], list[int]]:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise InputError(f"{file.file} has a tokenizer without tokens", DAMAGED)
+        raise InputError(f"{file.file} has a tokenizer without tokens", gguf_file.DAMAGED)
     types = file.metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
         raise InputError(
-            f"{file.file} has {len(tokens)} tokens, and not as many token types", DAMAGED
+            f"{file.file} has {len(tokens)} tokens, and not as many token types", gguf_file.DAMAGED
         )
     return tokens, types
 

@@ -18,8 +18,7 @@ from manyheads.models.encoder import Encoder
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.provenance import SentenceConfig
 from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer, TransformLayer
-from manyheads.parts.feedforward import FeedForward
-from manyheads.parts.masks import Full, Window
+from manyheads.parts import feedforward, masks
 from manyheads.parts.norms import ChannelScale, LayerNorm, NoNorm, Normalize, PostNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary
 from manyheads.parts.positions.rotary import NoScaling
@@ -120,7 +119,7 @@ def _refuse(what: str) -> None:
 def _why_not(layer: Layer) -> str | None:
     if layer.parallel:
         return "a parallel feed-forward"
-    if layer.feedforward is not None and not isinstance(layer.feedforward, FeedForward):
+    if layer.feedforward is not None and not isinstance(layer.feedforward, feedforward.FeedForward):
         return "a mixture of experts"
     if layer.mixer is not None:
         return type(layer.mixer.config).__name__
@@ -135,7 +134,7 @@ def _why_not(layer: Layer) -> str | None:
         "a cap on scores": config.score_cap is not None,
         "a learned sink": config.sink != "none",
         "a scale per head": config.head_scale != "none",
-        type(config.mask).__name__: not isinstance(config.mask, Full | Window),
+        type(config.mask).__name__: not isinstance(config.mask, masks.Full | masks.Window),
         type(rotary).__name__: not isinstance(rotary, Rotary | NoPosition),
         "rotary scaling": isinstance(rotary, Rotary) and not isinstance(rotary.scaling, NoScaling),
     }
@@ -339,7 +338,7 @@ class _EncoderGraph:
             vector = g.constant(_array(layer.attention_rest.vector))
             x = self._write(layer.attention_residual, x, vector)
         if layer.feedforward is not None:
-            assert isinstance(layer.feedforward, FeedForward)
+            assert isinstance(layer.feedforward, feedforward.FeedForward)
             read_x = self._read(layer.feedforward_residual, x)
             x = self._write(
                 layer.feedforward_residual, x, self._feedforward(layer.feedforward, read_x)
@@ -359,7 +358,7 @@ class _EncoderGraph:
             else summed
         )
 
-    def _feedforward(self, module: FeedForward, x: str) -> str:
+    def _feedforward(self, module: feedforward.FeedForward, x: str) -> str:
         g, hidden = self.graph, module.config.hidden
         x = g.linear(x, module.expand.weight, module.expand.bias)
         if module.gated:
@@ -411,7 +410,7 @@ class _EncoderGraph:
     def _visible(self, module: Attention) -> str:
         """0 where a query sees a key, and a very small number elsewhere."""
         g, mask = self.graph, module.config.mask
-        band = (mask.before, mask.after) if isinstance(mask, Window) else None
+        band = (mask.before, mask.after) if isinstance(mask, masks.Window) else None
         if band not in self._biases:
             visible = g.op("Unsqueeze", self.mask, g.axes(1, 2))
             if band is not None:

@@ -11,24 +11,23 @@ from typing import Any
 
 from manyheads.checkpoints.families.family import Family
 from manyheads.errors import ConfigError
-from manyheads.models.decoder import DecoderConfig
-from manyheads.models.recipes import ModelConfig
+from manyheads.models import decoder, recipes
 
 KEY = "per_layer_config"
 
 
-def read_description(family: Family, description: Mapping[str, Any]) -> ModelConfig:
+def read_description(family: Family, description: Mapping[str, Any]) -> recipes.ModelConfig:
     """Our config for the content of a config.json, each layer with its own sizes."""
     uniform = {key: value for key, value in description.items() if key != KEY}
     config = family.read_config(uniform)
     if not description.get(KEY):
         return config
-    if not isinstance(config, DecoderConfig) or not family.per_layer_keys:
+    if not isinstance(config, decoder.DecoderConfig) or not family.per_layer_keys:
         raise ConfigError(f"{KEY} is not supported for {family.name}", "remove it")
     layers = list(config.stack.layers)
     for index, own in _overrides(description[KEY], len(layers), family):
         changed = family.read_config({**uniform, **own})
-        assert isinstance(changed, DecoderConfig)
+        assert isinstance(changed, decoder.DecoderConfig)
         layers[index] = changed.stack.layers[index]
     return replace(config, stack=replace(config.stack, layers=tuple(layers)))
 
@@ -49,12 +48,12 @@ def _overrides(table: Any, layers: int, family: Family) -> Iterator[tuple[int, M
         yield int(name), own
 
 
-def describe_uneven(family: Family, config: ModelConfig) -> Iterator[dict[str, Any]]:
+def describe_uneven(family: Family, config: recipes.ModelConfig) -> Iterator[dict[str, Any]]:
     """What config.json may say about a model whose layers differ in their sizes.
 
     Each is a guess: the caller reads it back and compares.
     """
-    if not family.per_layer_keys or not isinstance(config, DecoderConfig):
+    if not family.per_layer_keys or not isinstance(config, decoder.DecoderConfig):
         return
     if config.stack.weights_of != "own":
         return

@@ -8,27 +8,26 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import tyro
 
 from manyheads.annotations import Annotation, annotations_of
-from manyheads.cli.commands.ablate import Ablate
+from manyheads.cli.commands import (
+    ablate,
+    classify,
+    compare,
+    convert,
+    encode,
+    explain,
+    gate,
+    generate,
+    get,
+    inspect,
+    prune,
+    report,
+    studio,
+    tokenizer,
+    train,
+)
 from manyheads.cli.commands.attribute import Attribute
-from manyheads.cli.commands.classify import Classify
-from manyheads.cli.commands.compare import Compare
-from manyheads.cli.commands.convert import Convert
-from manyheads.cli.commands.encode import Encode
-from manyheads.cli.commands.explain import Explain
-from manyheads.cli.commands.gate import GateCommand
-from manyheads.cli.commands.generate import Generate
-from manyheads.cli.commands.get import Get
-from manyheads.cli.commands.inspect import Inspect
-from manyheads.cli.commands.prune import Prune
-from manyheads.cli.commands.report import Report
-from manyheads.cli.commands.studio import Studio
-from manyheads.cli.commands.tasks.answer import AnswerCommand
-from manyheads.cli.commands.tasks.extract import Extract
+from manyheads.cli.commands.tasks import answer, extract, index, search
 from manyheads.cli.commands.tasks.filter import FilterCommand
-from manyheads.cli.commands.tasks.index import IndexCommand
-from manyheads.cli.commands.tasks.search import Search
-from manyheads.cli.commands.tokenizer import TrainTokenizer
-from manyheads.cli.commands.train import Adapt, Train
 
 
 @runtime_checkable
@@ -39,28 +38,28 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Callable[..., Command]] = {
-    "explain": Explain,
-    "report": Report,
-    "studio": Studio,
-    "inspect": Inspect,
-    "ablate": Ablate,
+    "explain": explain.Explain,
+    "report": report.Report,
+    "studio": studio.Studio,
+    "inspect": inspect.Inspect,
+    "ablate": ablate.Ablate,
     "attribute": Attribute,
-    "compare": Compare,
-    "generate": Generate,
-    "encode": Encode,
-    "classify": Classify,
-    "extract": Extract,
-    "index": IndexCommand,
-    "search": Search,
-    "answer": AnswerCommand,
+    "compare": compare.Compare,
+    "generate": generate.Generate,
+    "encode": encode.Encode,
+    "classify": classify.Classify,
+    "extract": extract.Extract,
+    "index": index.IndexCommand,
+    "search": search.Search,
+    "answer": answer.AnswerCommand,
     "filter": FilterCommand,
-    "convert": Convert,
-    "get": Get,
-    "tokenizer": TrainTokenizer,
-    "train": Train,
-    "prune": Prune,
-    "gate": GateCommand,
-    "adapt": Adapt,
+    "convert": convert.Convert,
+    "get": get.Get,
+    "tokenizer": tokenizer.TrainTokenizer,
+    "train": train.Train,
+    "prune": prune.Prune,
+    "gate": gate.GateCommand,
+    "adapt": train.Adapt,
 }
 
 
@@ -107,7 +106,7 @@ def summary_of(command: Callable[..., object]) -> str:
 def options_of(command: Callable[..., object]) -> tuple[Option, ...]:
     """The options of a command in the order of its help.
 
-    >>> [option.names for option in options_of(Train)]
+    >>> [option.names for option in options_of(train.Train)]
     [('--help', '-h'), ('--set',), ('--from',), ('--fresh',)]
     """
     return (HELP, *(option for option in arguments_of(command) if option.names))
@@ -116,7 +115,7 @@ def options_of(command: Callable[..., object]) -> tuple[Option, ...]:
 def positionals_of(command: Callable[..., object]) -> tuple[Option, ...]:
     """The positional arguments of a command, the model first.
 
-    >>> [(positional.metavar, positional.kind) for positional in positionals_of(Train)]
+    >>> [(positional.metavar, positional.kind) for positional in positionals_of(train.Train)]
     [('RUN.TOML', 'file')]
     """
     return tuple(option for option in arguments_of(command) if not option.names)

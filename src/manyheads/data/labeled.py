@@ -17,11 +17,10 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manyheads.data import stream, tag_schemes
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.data.sources.rows import Row, RowSource
 from manyheads.data.store import array_checksum
-from manyheads.data.stream import permute
-from manyheads.data.tag_schemes import Scheme, complete_names, convert_tags
 from manyheads.errors import InputError, short_repr
 from manyheads.ragged import Lengths, Ragged
 from manyheads.tokenizers import first_tokens, join_words, truncating_copy
@@ -102,7 +101,7 @@ class TaggedTexts:
     rows: RowSource
     words: str = "tokens"
     tags: str = "tags"
-    scheme: Scheme | Literal["as written"] = "as written"
+    scheme: tag_schemes.Scheme | Literal["as written"] = "as written"
 
     def __iter__(self) -> Iterator[TaggedText]:
         for row in self.rows:
@@ -128,7 +127,7 @@ class TaggedTexts:
                 f"{row.location}: {self.tags} are numbers, which have no scheme",
                 "use tags such as B-person, or leave scheme out",
             )
-        return tuple(convert_tags([str(label) for label in labels], self.scheme))
+        return tuple(tag_schemes.convert_tags([str(label) for label in labels], self.scheme))
 
 
 def _texts(row: Row, field: str) -> list[str]:
@@ -285,7 +284,7 @@ class Examples:
                 f"cannot split off {fraction:g} of {total} rows",
                 "use more rows, or another fraction",
             )
-        drawn = permute(np.arange(total), total, seed=0, epoch=0).tolist()
+        drawn = stream.permute(np.arange(total), total, seed=0, epoch=0).tolist()
         return self._rows(sorted(drawn[held:])), self._rows(sorted(drawn[:held]))
 
     def _rows(self, numbers: list[int]) -> "Examples":
@@ -458,7 +457,7 @@ def tag_names(tags: Iterable[Label]) -> tuple[str, ...]:
     distinct = set(tags)
     if not all(isinstance(tag, str) for tag in distinct):
         return ()
-    return complete_names(str(tag) for tag in distinct)
+    return tag_schemes.complete_names(str(tag) for tag in distinct)
 
 
 def _spread(firsts: Sequence[int | None], tags: Sequence[int], count: int) -> list[int]:

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.decoding.generation_config import Generation
+from manyheads.decoding import generation_config, sampling
 from manyheads.decoding.request import GenerationRequest
-from manyheads.decoding.sampling import BeamSearch
 
 # The score of a beam that is out: far below any sum of log-probabilities, and finite.
 OUT = -1.0e9
@@ -58,7 +57,7 @@ class Hypotheses:
 class BeamSearchLoop:
     """All prompts at once; a prompt leaves when its running beams can no longer win."""
 
-    def __init__(self, request: GenerationRequest, beams: BeamSearch) -> None:
+    def __init__(self, request: GenerationRequest, beams: sampling.BeamSearch) -> None:
         self.request, self.beams = request, beams
         self.steps = request.steps()
         self.penalty = request.repetition_penalty()
@@ -74,7 +73,7 @@ class BeamSearchLoop:
         self.running.scores[:, 0] = 0.0
         self.open = torch.ones(len(request.prompts), 1, dtype=torch.bool, device=request.device)
         self.active = list(range(len(request.prompts)))
-        self.done: dict[int, Generation] = {}
+        self.done: dict[int, generation_config.Generation] = {}
         eos = request.eos_token_ids
         self._eos_token_ids = torch.tensor(eos, device=request.device, dtype=torch.long)
 
@@ -84,7 +83,7 @@ class BeamSearchLoop:
             self._take_step()
             yield
 
-    def generations(self) -> list[Generation]:
+    def generations(self) -> list[generation_config.Generation]:
         return [self.done[index] for index in range(len(self.request.prompts))]
 
     @property
@@ -179,13 +178,13 @@ class BeamSearchLoop:
         worst = self.finished.scores.min(dim=1, keepdim=True).values
         return (best > torch.where(self.finished.ended, worst, OUT)).any(dim=1, keepdim=True)
 
-    def _best(self, row: int) -> Generation:
+    def _best(self, row: int) -> generation_config.Generation:
         length = int(self.finished.lengths[row, 0])
         ids = self.finished.ids[row, 0, :length].tolist()
         forced = self.request.constraints.forced_at(length - 1) is not None
         stopped = ids[-1] in self.request.eos_token_ids and not forced
         logprobs = self.finished.logprobs[row, 0, :length].tolist()
-        return Generation(
+        return generation_config.Generation(
             ids=tuple(ids),
             text=self.request.text(self.active[row], ids[:-1] if stopped else ids),
             finish_reason="eos" if stopped else "length",

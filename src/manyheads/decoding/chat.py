@@ -12,8 +12,7 @@ from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
-from manyheads.decoding.request import tokenizer_of
-from manyheads.decoding.template_worker import CPU_SECONDS, LONGEST_TEXT, MEMORY
+from manyheads.decoding import request, template_worker
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tokenizers import surrogates_refused
@@ -71,7 +70,7 @@ def apply_chat(
 
 def chat_prompt(model: Model, messages: Sequence[Message], **more: Any) -> list[int]:
     """The token ids of a conversation, ready for `generate(model, [ids])`."""
-    tokenizer = tokenizer_of(model, "a conversation")
+    tokenizer = request.tokenizer_of(model, "a conversation")
     text = apply_chat(messages, tokenizer_config_of(model), **more)
     # The template itself adds the beginning-of-text token.
     with surrogates_refused([text]):
@@ -209,7 +208,7 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
                 "give each message a role and a content, or fix the template",
             )
     raise InputError(
-        f"the model's chat template takes more than {CPU_SECONDS} seconds, "
-        f"{MEMORY >> 20} MB or {LONGEST_TEXT:,} characters",
+        f"the model's chat template takes more than {template_worker.CPU_SECONDS} seconds, "
+        f"{template_worker.MEMORY >> 20} MB or {template_worker.LONGEST_TEXT:,} characters",
         FIX,
     )

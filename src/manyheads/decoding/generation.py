@@ -10,15 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.decoding import generation_config
 from manyheads.decoding.beam_search import BeamSearchLoop
-from manyheads.decoding.generation_config import (
-    FinishReason,
-    Generation,
-    GenerationConfig,
-    GenerationOptions,
-    show_options,
-    with_options,
-)
 from manyheads.decoding.guard import Guard, GuardInput, GuardRun
 from manyheads.decoding.request import GenerationRequest, Prompts, tokenizer_of
 from manyheads.decoding.sampling import BeamSearch, Sample, draw, token_logprobs
@@ -33,34 +26,34 @@ from manyheads.progress import Progress
 def generate(
     model: Model,
     prompts: str,
-    config: GenerationConfig | None = None,
+    config: generation_config.GenerationConfig | None = None,
     *,
     progress: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
-    **options: Unpack[GenerationOptions],
-) -> Generation: ...
+    **options: Unpack[generation_config.GenerationOptions],
+) -> generation_config.Generation: ...
 @overload
 def generate(
     model: Model,
     prompts: Prompts,
-    config: GenerationConfig | None = None,
+    config: generation_config.GenerationConfig | None = None,
     *,
     progress: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
-    **options: Unpack[GenerationOptions],
-) -> list[Generation]: ...
+    **options: Unpack[generation_config.GenerationOptions],
+) -> list[generation_config.Generation]: ...
 
 
-@show_options
+@generation_config.show_options
 def generate(
     model: Model,
     prompts: str | Prompts,
-    config: GenerationConfig | None = None,
+    config: generation_config.GenerationConfig | None = None,
     *,
     progress: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
-    **options: Unpack[GenerationOptions],
-) -> Generation | list[Generation]:
+    **options: Unpack[generation_config.GenerationOptions],
+) -> generation_config.Generation | list[generation_config.Generation]:
     """Continue prompts, or answer them if the model is a `Seq2Seq`.
 
     A string gives one `Generation`. A list of strings, a list of lists or tensors of ids, a
@@ -78,7 +71,7 @@ def generate(
     >>> len(generation.ids), generation.finish_reason
     (4, 'length')
     """
-    config = with_options(config, options)
+    config = generation_config.with_options(config, options)
     request = GenerationRequest(model, [prompts] if isinstance(prompts, str) else prompts, config)
     loop = _loop(request)
     total = len(request.prompts) * config.max_new_tokens
@@ -94,19 +87,19 @@ def generate(
     return generations[0] if isinstance(prompts, str) else generations
 
 
-@show_options
+@generation_config.show_options
 def stream(
     model: Model,
     prompt: str | Sequence[int],
-    config: GenerationConfig | None = None,
-    **options: Unpack[GenerationOptions],
-) -> Generator[str, None, Generation]:
+    config: generation_config.GenerationConfig | None = None,
+    **options: Unpack[generation_config.GenerationOptions],
+) -> Generator[str, None, generation_config.Generation]:
     """The text that `generate` would return, in pieces as it is generated.
 
     A piece holds complete characters and no part of a stop string; joined, the pieces are the text.
     The generator returns the whole `Generation`, as in `generation = yield from stream(...)`.
     """
-    config = with_options(config, options)
+    config = generation_config.with_options(config, options)
     if config.uses_beams:
         raise ConfigError(
             "BeamSearch cannot be streamed, because its text may change until the end",
@@ -117,7 +110,7 @@ def stream(
     return _pieces(SamplingLoop(request, decode_each_step=True))
 
 
-def _pieces(loop: "SamplingLoop") -> Generator[str, None, Generation]:
+def _pieces(loop: "SamplingLoop") -> Generator[str, None, generation_config.Generation]:
     [sequence] = loop.sequences
     for _ in loop.run():
         yield from filter(None, loop.new_pieces(sequence))
@@ -125,7 +118,9 @@ def _pieces(loop: "SamplingLoop") -> Generator[str, None, Generation]:
     return loop.generations()[0]
 
 
-def _guard_all(guard: Guard, generations: list[Generation], seconds: float) -> list[Generation]:
+def _guard_all(
+    guard: Guard, generations: list[generation_config.Generation], seconds: float
+) -> list[generation_config.Generation]:
     """Whole texts, read by the guard in the end."""
     run = GuardRun(guard, len(generations))
     refused = run.check(
@@ -165,7 +160,7 @@ class SequenceState:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: generation_config.FinishReason | None = None
     # Pieces that a stream has yielded, or characters where a guard releases them.
     yielded: int = 0
 
@@ -216,7 +211,7 @@ class SamplingLoop:
         sequence.yielded = len(released)
         return [released[before:]]
 
-    def generations(self) -> list[Generation]:
+    def generations(self) -> list[generation_config.Generation]:
         return [self._generation(sequence) for sequence in self.sequences]
 
     @property
@@ -326,9 +321,9 @@ class SamplingLoop:
             decoder = StreamDecoder(request.tokenizer, request.context(index), request.stop_strings)
         return SequenceState(index, request.random(index), decoder)
 
-    def _generation(self, sequence: SequenceState) -> Generation:
+    def _generation(self, sequence: SequenceState) -> generation_config.Generation:
         assert sequence.finish_reason is not None
-        return Generation(
+        return generation_config.Generation(
             ids=tuple(sequence.ids),
             text=self._text(sequence),
             finish_reason=sequence.finish_reason,

@@ -8,15 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from manyheads.annotations import Probability
 from manyheads.argument_checks import check_fields
-from manyheads.encoding.encode import Options
+from manyheads.encoding import encode, text_reader, text_scores
 from manyheads.encoding.filter_rule import TextRule
-from manyheads.encoding.text_reader import require_text_model
-from manyheads.encoding.text_scores import (
-    TextScores,
-    score_texts,
-    scored_classes,
-    tokenize_texts,
-)
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
 
@@ -61,8 +54,8 @@ class Guard:
     label: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        classes = scored_classes(self.model)
-        if require_text_model(self.model).tokenizer is None:
+        classes = text_scores.scored_classes(self.model)
+        if text_reader.require_text_model(self.model).tokenizer is None:
             raise InputError("the guard has no tokenizer", "load it from a folder that has one")
         label = _refused_class(classes) if self.refuse is None else self.refuse
         object.__setattr__(self, "label", label if label in classes else None)
@@ -206,8 +199,10 @@ class GuardRun:
         ]
         if spans:
             sentences = [self.texts[index].text[slice(*span)].strip() for index, span in spans]
-            tokens = tokenize_texts(self.guard.model, sentences, None)
-            scores = score_texts(self.guard.model, tokens, Options(progress=False))
+            tokens = text_scores.tokenize_texts(self.guard.model, sentences, None)
+            scores = text_scores.score_texts(
+                self.guard.model, tokens, encode.Options(progress=False)
+            )
             for place, (index, span) in enumerate(spans):
                 self._judge(self.texts[index], span, scores, place)
         self.seconds += time.perf_counter() - started
@@ -231,7 +226,7 @@ class GuardRun:
         )
 
     def _judge(
-        self, text: GuardedText, span: tuple[int, int], scores: TextScores, place: int
+        self, text: GuardedText, span: tuple[int, int], scores: text_scores.TextScores, place: int
     ) -> None:
         if text.end is not None:
             return

@@ -16,20 +16,7 @@ from torch import Tensor
 
 from manyheads.atomic_write import atomic_write, write_tensors
 from manyheads.bridge.wrapped_model import WrappedModel
-from manyheads.encoding.text_reader import (
-    Ids,
-    Reader,
-    ReadOptions,
-    TextReader,
-    Texts,
-    batch_by_length,
-    open_reader,
-    require_text_model,
-    resolve_max_length,
-    to_device,
-    to_device_batch,
-    truncation_message,
-)
+from manyheads.encoding import text_reader
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.provenance import Pooling, SentenceConfig
@@ -50,7 +37,7 @@ Pooled = Callable[[Ragged], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(ReadOptions):
+class Options(text_reader.ReadOptions):
     """How texts are encoded; None means as the model's folder says, or by device."""
 
     pooling: Pooling | None = None
@@ -58,7 +45,7 @@ class Options(ReadOptions):
     device: Device = "cpu"
 
     def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
+        text_reader.ReadOptions.__post_init__(self)
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise InputError(f"pooling must be {', '.join(POOLINGS)}, got {self.pooling!r}")
 
@@ -75,12 +62,12 @@ class Encoded:
     @property
     def truncation(self) -> str:
         """A sentence about how many texts were truncated."""
-        return truncation_message(self.truncated, len(self.vectors), self.max_length)
+        return text_reader.truncation_message(self.truncated, len(self.vectors), self.max_length)
 
 
 def encode(
     model: Model,
-    texts: Texts,
+    texts: text_reader.Texts,
     *,
     pooling: Pooling | None = None,
     normalize: bool | None = None,
@@ -118,9 +105,9 @@ def encode(
     return encoded.vectors
 
 
-def encode_with_counts(model: Model, texts: Texts, options: Options) -> Encoded:
+def encode_with_counts(model: Model, texts: text_reader.Texts, options: Options) -> Encoded:
     """`encode` with counts and without a warning."""
-    model = require_text_model(model)
+    model = text_reader.require_text_model(model)
     sentence = model.sentence or SentenceConfig()
     pooled = partial(
         pool,
@@ -133,14 +120,14 @@ def encode_with_counts(model: Model, texts: Texts, options: Options) -> Encoded:
 
 
 def read_pooled(
-    model: Model, texts: Texts, options: Options, pooled: Pooled, width: int
+    model: Model, texts: text_reader.Texts, options: Options, pooled: Pooled, width: int
 ) -> Encoded:
     """A vector of `width` numbers per text, which `pooled` computes; zeros without tokens."""
-    model = require_text_model(model)
+    model = text_reader.require_text_model(model)
     home = model.table.device
     kind = "cpu" if home.type == "cpu" else "cuda"
-    max_length = resolve_max_length(model, options.max_length)
-    reader = open_reader(model, texts, max_length)
+    max_length = text_reader.resolve_max_length(model, options.max_length)
+    reader = text_reader.open_reader(model, texts, max_length)
     batch_tokens = options.tokens_per_batch(home)
     work = partial(_encode_ids, model, batch_tokens=batch_tokens, pooled=pooled, width=width)
     vectors = [torch.zeros(0, width, dtype=vector_dtype(model), device=options.device)]
@@ -158,8 +145,8 @@ def read_pooled(
 
 
 def _encode_ids(
-    model: TextReader,
-    ids: list[Ids],
+    model: text_reader.TextReader,
+    ids: list[text_reader.Ids],
     *,
     batch_tokens: int,
     pooled: Pooled,
@@ -173,16 +160,18 @@ def _encode_ids(
         empty = [index for index, length in enumerate(lengths) if not length]
         vectors = [torch.zeros(len(empty), width, dtype=vector_dtype(model), device=home)]
         order = empty
-        for indices in batch_by_length(lengths, batch_tokens):
-            batch = to_device_batch([ids[index] for index in indices], home)
+        for indices in text_reader.batch_by_length(lengths, batch_tokens):
+            batch = text_reader.to_device_batch([ids[index] for index in indices], home)
             vectors.append(pooled(last_states(model, stack, batch)))
             order = order + indices
             bar.advance(batch.values.shape[0])
         restore = torch.tensor(order).argsort()
-        return torch.cat(vectors)[to_device(restore, home)]
+        return torch.cat(vectors)[text_reader.to_device(restore, home)]
 
 
-def read_ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
+def read_ahead(
+    reader: text_reader.Reader, step: int
+) -> Iterator[tuple[list[text_reader.Ids], int]]:
     """Texts as ids, some at a time; the next are tokenized while the caller uses these."""
     starts = range(0, len(reader), step)
     parts = [range(start, min(start + step, len(reader))) for start in starts]
@@ -198,13 +187,13 @@ def read_ahead(reader: Reader, step: int) -> Iterator[tuple[list[Ids], int]]:
             yield ready
 
 
-def text_stack(model: TextReader) -> Stack:
+def text_stack(model: text_reader.TextReader) -> Stack:
     """The layers that read texts: those of the encoder, if the model has one and a decoder."""
     return model.encoder if isinstance(model, Seq2Seq) else model.stack
 
 
 def last_states(
-    model: TextReader, stack: Stack, batch: Ragged, watch: Watcher | None = None
+    model: text_reader.TextReader, stack: Stack, batch: Ragged, watch: Watcher | None = None
 ) -> Ragged:
     """The hidden state of each token behind the last layer of the stack."""
     if not isinstance(model, WrappedModel):
@@ -222,7 +211,7 @@ def last_states(
     return hidden
 
 
-def vector_dtype(model: TextReader) -> torch.dtype:
+def vector_dtype(model: text_reader.TextReader) -> torch.dtype:
     """The dtype of vectors: that of the model, but at least float32."""
     return torch.promote_types(model.table.dtype, torch.float32)
 

@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from manyheads.errors import InputError
-from manyheads.models.build import Model
-from manyheads.models.decoder import Decoder
-from manyheads.models.encoder import Encoder
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models import build, decoder, encoder, seq2seq
 from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Lengths, Ragged
 from manyheads.tokenizers import surrogates_refused, truncating_copy
@@ -22,7 +19,7 @@ from manyheads.tokenizers import surrogates_refused, truncating_copy
 Ids = NDArray[np.int64]
 # Strings, or the token ids of each text as a list, an array or a tensor.
 Texts = str | Sequence[Any] | Ragged
-TextReader = Encoder | Decoder | Seq2Seq
+TextReader = encoder.Encoder | decoder.Decoder | seq2seq.Seq2Seq
 
 # Tokens per batch. On the CPU enough for efficient matrix products, and few enough for its caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -102,7 +99,7 @@ class Reader:
             )
 
 
-def require_text_model(model: Model) -> TextReader:
+def require_text_model(model: build.Model) -> TextReader:
     """The model, if it reads texts."""
     if isinstance(model, TextReader):
         return model

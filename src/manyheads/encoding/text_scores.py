@@ -9,18 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.encoding.classify import class_names_of, classify_counted, read_logits
-from manyheads.encoding.encode import Options
-from manyheads.encoding.filter_rule import RuleName
-from manyheads.encoding.text_reader import (
-    Ids,
-    require_text_model,
-    resolve_max_length,
-    truncating_tokenizer,
-)
+from manyheads.encoding import classify, encode, filter_rule, text_reader
 from manyheads.errors import InputError
-from manyheads.models.build import Model
-from manyheads.models.readout import ClassHead
+from manyheads.models import build, readout
 from manyheads.tokenizers import surrogates_refused
 
 
@@ -28,7 +19,7 @@ from manyheads.tokenizers import surrogates_refused
 class TokenizedTexts:
     """The token ids of texts, and whether each was truncated."""
 
-    ids: list[Ids]
+    ids: list[text_reader.Ids]
     truncated: list[bool]
 
 
@@ -56,7 +47,7 @@ class TextScores:
     def label(self, index: int) -> str:
         return self.classes[self.best(index)]
 
-    def value(self, name: RuleName, index: int) -> Any:
+    def value(self, name: filter_rule.RuleName, index: int) -> Any:
         """The value of a name in a rule."""
         match name.kind:
             case "score":
@@ -74,28 +65,32 @@ class TextScores:
         raise AssertionError(f"{name.kind} is not known here")
 
 
-def scored_classes(model: Model) -> tuple[str, ...]:
+def scored_classes(model: build.Model) -> tuple[str, ...]:
     """The classes of a text classifier, none of a regression model; other models are refused."""
-    head = require_text_model(model).config.readout
-    if not isinstance(head, ClassHead):
+    head = text_reader.require_text_model(model).config.readout
+    if not isinstance(head, readout.ClassHead):
         raise InputError(
             "the model neither classifies nor scores texts",
             "give one with a classification head, such as manyheads.with_classes adds",
         )
-    return class_names_of(model, head) if head.classes > 1 else ()
+    return classify.class_names_of(model, head) if head.classes > 1 else ()
 
 
-def tokenize_texts(model: Model, texts: Sequence[str], max_length: int | None) -> TokenizedTexts:
+def tokenize_texts(
+    model: build.Model, texts: Sequence[str], max_length: int | None
+) -> TokenizedTexts:
     """The ids of texts, truncated to `max_length` tokens or to what the model reads."""
-    reader = require_text_model(model)
-    tokenizer = truncating_tokenizer(reader, resolve_max_length(reader, max_length))
+    reader = text_reader.require_text_model(model)
+    tokenizer = text_reader.truncating_tokenizer(
+        reader, text_reader.resolve_max_length(reader, max_length)
+    )
     with surrogates_refused(texts):
         encoded = tokenizer.encode_batch_fast(list(texts))
     ids = [np.array(encoding.ids, dtype=np.int64) for encoding in encoded]
     return TokenizedTexts(ids, [bool(encoding.overflowing) for encoding in encoded])
 
 
-def score_texts(model: Model, texts: TokenizedTexts, options: Options) -> TextScores:
+def score_texts(model: build.Model, texts: TokenizedTexts, options: encode.Options) -> TextScores:
     """The scores of each text; `options.max_length` does not matter for ids."""
     classes = scored_classes(model)
     lengths = [len(ids) for ids in texts.ids]
@@ -104,13 +99,13 @@ def score_texts(model: Model, texts: TokenizedTexts, options: Options) -> TextSc
     scores = torch.full((len(lengths),), torch.nan)
     probabilities = torch.zeros(len(lengths), len(classes))
     if ids and classes:
-        classification = classify_counted(model, ids, options)[0]
+        classification = classify.classify_counted(model, ids, options)[0]
         shares = classification.probabilities.float().cpu()
         probabilities[filled] = shares
         expected = shares @ class_numbers(classes)
         scores[filled] = shares.max(1).values if classification.multi_label else expected
     elif ids:
-        scores[filled] = read_logits(model, ids, options)[0][:, 0].float().cpu()
+        scores[filled] = classify.read_logits(model, ids, options)[0][:, 0].float().cpu()
     return TextScores(
         tuple(scores.tolist()),
         tuple(map(tuple, probabilities.tolist())),

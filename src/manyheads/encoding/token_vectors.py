@@ -10,28 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.bridge.wrapped_model import WrappedModel
-from manyheads.encoding.encode import (
-    TEXTS_AT_ONCE,
-    Device,
-    last_states,
-    read_ahead,
-    text_stack,
-    vector_dtype,
-)
-from manyheads.encoding.text_reader import (
-    Ids,
-    Reader,
-    ReadOptions,
-    TextReader,
-    Texts,
-    batch_by_length,
-    open_reader,
-    require_text_model,
-    resolve_max_length,
-    to_device,
-    to_device_batch,
-    truncation_message,
-)
+from manyheads.encoding import encode, text_reader
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.provenance import LateInteractionConfig, Role
@@ -64,12 +43,12 @@ class RoleBatch:
 
 def encode_tokens(
     model: Model,
-    texts: Texts,
+    texts: text_reader.Texts,
     *,
     role: Role = "document",
     batch_tokens: int | None = None,
     max_length: int | None = None,
-    device: Device = "cpu",
+    device: encode.Device = "cpu",
     progress: bool = True,
 ) -> Ragged:
     """One vector per token of each text, in the order of the texts, at least in float32.
@@ -84,17 +63,17 @@ def encode_tokens(
     >>> encode_tokens(build("tiny-encoder", seed=0), [[5, 6, 7], [8]]).lengths.each
     (3, 1)
     """
-    options = ReadOptions(batch_tokens=batch_tokens)
+    options = text_reader.ReadOptions(batch_tokens=batch_tokens)
     reader, late = open_role_reader(model, texts, role, max_length), late_of(model)
     source = reader.model
-    home, width = source.table.device, late.width(text_stack(source).config.width)
+    home, width = source.table.device, late.width(encode.text_stack(source).config.width)
     kind = "cpu" if home.type == "cpu" else "cuda"
     batch_tokens = options.tokens_per_batch(home)
-    values = [torch.zeros(0, width, dtype=vector_dtype(source), device=device)]
+    values = [torch.zeros(0, width, dtype=encode.vector_dtype(source), device=device)]
     vectors_per_text: list[int] = []
     tokens = truncated = 0
     with Progress("encoding", unit="tokens", enabled=progress) as bar, eval_mode(source):
-        for ids, truncated_now in read_ahead(reader, TEXTS_AT_ONCE[kind]):
+        for ids, truncated_now in encode.read_ahead(reader, encode.TEXTS_AT_ONCE[kind]):
             expanded = [late_ids(late, text, role) for text in ids]
             tokens, truncated = tokens + sum(map(len, expanded)), truncated + truncated_now
             counts = [int(kept_tokens(late, text, role).sum()) for text in expanded]
@@ -105,7 +84,7 @@ def encode_tokens(
     if home.type == "cuda":
         torch.cuda.synchronize(home)
     if truncated:
-        message = truncation_message(truncated, len(reader), reader.max_length)
+        message = text_reader.truncation_message(truncated, len(reader), reader.max_length)
         warnings.warn(message, TruncationWarning, stacklevel=2)
     return Ragged(torch.cat(values), Lengths.of(vectors_per_text, device))
 
@@ -116,13 +95,13 @@ def late_of(model: Model) -> LateInteractionConfig:
 
 
 def open_role_reader(
-    model: Model, texts: Texts, role: Role, max_length: int | None = None
-) -> Reader:
+    model: Model, texts: text_reader.Texts, role: Role, max_length: int | None = None
+) -> text_reader.Reader:
     """A reader of texts as token ids, behind the prompt of the role and without expansion."""
     if role not in ROLES:
         raise InputError(f"role must be {' or '.join(ROLES)}, got {role!r}")
-    source, late = require_text_model(model), late_of(model)
-    bound = resolve_max_length(source, max_length)
+    source, late = text_reader.require_text_model(model), late_of(model)
+    bound = text_reader.resolve_max_length(source, max_length)
     length = late.length(role) if max_length is None else max_length
     if length is not None:
         bound = length if bound is None else min(bound, length)
@@ -130,10 +109,10 @@ def open_role_reader(
     if prompt and not isinstance(texts, Ragged):
         listed = [texts] if isinstance(texts, str) else list(texts)
         texts = [prompt + text if isinstance(text, str) else text for text in listed]
-    return open_reader(source, texts, bound)
+    return text_reader.open_reader(source, texts, bound)
 
 
-def late_ids(late: LateInteractionConfig, ids: Ids, role: Role) -> Ids:
+def late_ids(late: LateInteractionConfig, ids: text_reader.Ids, role: Role) -> text_reader.Ids:
     """The ids of a text, and the tokens that expand it if it is a query."""
     if role != "query" or late.expansion is None:
         return ids
@@ -141,7 +120,7 @@ def late_ids(late: LateInteractionConfig, ids: Ids, role: Role) -> Ids:
     return np.concatenate([ids, np.full(missing, late.expansion.token, dtype=np.int64)])
 
 
-def kept_tokens(late: LateInteractionConfig, ids: Ids, role: Role) -> np.ndarray:
+def kept_tokens(late: LateInteractionConfig, ids: text_reader.Ids, role: Role) -> np.ndarray:
     """Which tokens of a text, expanded already, get a vector."""
     if role not in late.skipped_in or not late.skipped:
         return np.ones(len(ids), dtype=bool)
@@ -149,16 +128,18 @@ def kept_tokens(late: LateInteractionConfig, ids: Ids, role: Role) -> np.ndarray
 
 
 def role_batch(
-    model: Model, ids: Sequence[Ids], role: Role, device: torch.device | None = None
+    model: Model, ids: Sequence[text_reader.Ids], role: Role, device: torch.device | None = None
 ) -> RoleBatch:
     """A batch of texts as `open_role_reader` reads them; queries are expanded here."""
     late = late_of(model)
     expanded = [late_ids(late, text, role) for text in ids]
     attends = late.expansion is None or late.expansion.attend
     attended = tuple(len(text) for text in (expanded if attends else ids))
-    home = require_text_model(model).table.device if device is None else device
+    home = text_reader.require_text_model(model).table.device if device is None else device
     mask = torch.from_numpy(np.concatenate([kept_tokens(late, text, role) for text in expanded]))
-    return RoleBatch(to_device_batch(expanded, home), attended, to_device(mask, home))
+    return RoleBatch(
+        text_reader.to_device_batch(expanded, home), attended, text_reader.to_device(mask, home)
+    )
 
 
 def token_vectors(model: Model, batch: RoleBatch) -> Ragged:
@@ -170,20 +151,22 @@ def token_vectors(model: Model, batch: RoleBatch) -> Ragged:
     >>> token_vectors(model, batch).values.requires_grad
     True
     """
-    return Ragged(_kept_vectors(require_text_model(model), batch), batch.kept_lengths)
+    return Ragged(_kept_vectors(text_reader.require_text_model(model), batch), batch.kept_lengths)
 
 
-def _kept_vectors(model: TextReader, batch: RoleBatch) -> Float[Tensor, "k c"]:
+def _kept_vectors(model: text_reader.TextReader, batch: RoleBatch) -> Float[Tensor, "k c"]:
     watch = None
     if batch.attended != batch.ids.lengths.each:
         _check_can_hide(model)
         watch = HiddenKeys(batch.attended)
-    states = last_states(model, text_stack(model), batch.ids, watch).values[batch.kept]
-    return late_of(model).project(states.to(vector_dtype(model)))
+    states = encode.last_states(model, encode.text_stack(model), batch.ids, watch).values[
+        batch.kept
+    ]
+    return late_of(model).project(states.to(encode.vector_dtype(model)))
 
 
-def _check_can_hide(model: TextReader) -> None:
-    mixes = any(layer.mixer is not None for layer in text_stack(model).config.layers)
+def _check_can_hide(model: text_reader.TextReader) -> None:
+    mixes = any(layer.mixer is not None for layer in encode.text_stack(model).config.layers)
     if mixes or isinstance(model, WrappedModel):
         what = "a model with mixers" if mixes else "a wrapped model"
         raise InputError(
@@ -211,23 +194,25 @@ class HiddenKeys:
 
 
 def _encode_ids(
-    model: TextReader,
-    ids: list[Ids],
+    model: text_reader.TextReader,
+    ids: list[text_reader.Ids],
     role: Role,
     counts: list[int],
     batch_tokens: int,
     bar: Progress,
 ) -> Float[Tensor, "k c"]:
     """The vectors of texts of all lengths, in their order, on the model's device."""
-    stack, home, late = text_stack(model), model.table.device, late_of(model)
+    stack, home, late = encode.text_stack(model), model.table.device, late_of(model)
     lengths = [len(late_ids(late, text, role)) for text in ids]
     width = late.width(stack.config.width)
     starts = np.cumsum([0, *counts])
-    vectors = torch.zeros(int(starts[-1]), width, dtype=vector_dtype(model), device=home)
+    vectors = torch.zeros(int(starts[-1]), width, dtype=encode.vector_dtype(model), device=home)
     with column_major_weights(stack, sum(lengths)), torch.inference_mode():
-        for indices in batch_by_length(lengths, batch_tokens):
+        for indices in text_reader.batch_by_length(lengths, batch_tokens):
             batch = role_batch(model, [ids[index] for index in indices], role, home)
             rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in indices])
-            vectors[to_device(torch.from_numpy(rows), home)] = _kept_vectors(model, batch)
+            vectors[text_reader.to_device(torch.from_numpy(rows), home)] = _kept_vectors(
+                model, batch
+            )
             bar.advance(batch.ids.values.shape[0])
     return vectors

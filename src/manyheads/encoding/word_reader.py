@@ -12,17 +12,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.encoding.text_reader import (
-    ReadOptions,
-    TextReader,
-    batch_by_length,
-    require_text_model,
-    resolve_max_length,
-    to_device_batch,
-)
+from manyheads.encoding import text_reader
 from manyheads.errors import InputError
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.readout import TokenHead, classifier_of
+from manyheads.models import build, readout
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import Span, first_tokens, surrogates_refused, truncating_copy
@@ -39,7 +31,7 @@ class SpannedText(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordOptions(ReadOptions):
+class WordOptions(text_reader.ReadOptions):
     """How words are read; None means as the model says, or by device.
 
     Texts of more than `max_length` tokens are truncated, or with `windows` read in windows of that
@@ -64,27 +56,27 @@ class _Window(NamedTuple):
 
 
 def read_words(
-    model: Model, texts: Sequence[SpannedText], options: WordOptions
+    model: build.Model, texts: Sequence[SpannedText], options: WordOptions
 ) -> list[Float[Tensor, "w c"]]:
     """The probability of each class for each word of each text, from the word's first token.
 
     Where windows overlap, a word is read in the one with the most text around it. The
     probabilities of a word that was not read are NaN.
     """
-    reader, head = require_text_model(model), model.config.readout
-    if not isinstance(head, TokenHead):
+    reader, head = text_reader.require_text_model(model), model.config.readout
+    if not isinstance(head, readout.TokenHead):
         raise InputError(
             "the model does not classify tokens",
             'add a head with manyheads.with_classes(model, names, of="tokens")',
         )
-    tokenizer, classifier = _tokenizer(reader, options), classifier_of(model)
+    tokenizer, classifier = _tokenizer(reader, options), readout.classifier_of(model)
     device = next(model.parameters()).device
     batch_tokens = options.tokens_per_batch(device)
     results = [torch.full((len(text.spans), head.classes), torch.nan) for text in texts]
     tokens = 0
     with (
         Progress(options.doing, unit="tokens", enabled=options.progress) as bar,
-        eval_mode(model),
+        build.eval_mode(model),
         torch.inference_mode(),
     ):
         for start in range(0, len(texts), TEXTS_AT_ONCE):
@@ -94,10 +86,10 @@ def read_words(
             tokens += sum(lengths)
             bar.expect(tokens * len(texts) / (start + len(block)))
             best = [np.full(len(text.spans), -inf) for text in block]
-            for indices in batch_by_length(lengths, batch_tokens):
+            for indices in text_reader.batch_by_length(lengths, batch_tokens):
                 chosen = [windows[index] for index in indices]
                 ids = [np.array(window.ids, dtype=np.int64) for window in chosen]
-                batch = to_device_batch(ids, device)
+                batch = text_reader.to_device_batch(ids, device)
                 logits = reader(batch).logits
                 assert isinstance(logits, Ragged)
                 shares = classifier.probabilities(logits.values).cpu()
@@ -119,13 +111,13 @@ def _keep(
             best[word], result[word] = margin, shares[token]
 
 
-def _tokenizer(model: TextReader, options: WordOptions) -> Any:
+def _tokenizer(model: text_reader.TextReader, options: WordOptions) -> Any:
     if model.tokenizer is None:
         raise InputError(
             "this model has no tokenizer",
             "load it from a folder with tokenizer.json, or set model.tokenizer",
         )
-    max_length = resolve_max_length(model, options.max_length)
+    max_length = text_reader.resolve_max_length(model, options.max_length)
     if options.windows and options.max_length is None and model.trained_length is not None:
         max_length = min(max_length or model.trained_length, model.trained_length)
     tokenizer = truncating_copy(model.tokenizer, max_length)

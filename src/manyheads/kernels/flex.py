@@ -16,11 +16,9 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
-from manyheads.kernels.fused import scale_by_sink
+from manyheads.kernels import contract, fused
 from manyheads.parts.masks import Mask
-from manyheads.parts.positions.disentangled import DisentangledBias
-from manyheads.parts.positions.relative import ShawBias
+from manyheads.parts.positions import disentangled, relative
 from manyheads.ragged import Lengths
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -35,16 +33,16 @@ MAX_VARIANTS = 256
 SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}
 
 
-def cannot(request: Request, facts: TensorFacts) -> str | None:
+def cannot(request: contract.Request, facts: contract.TensorFacts) -> str | None:
     if facts.device != "cuda":
         return f"flex runs on CUDA, not on {facts.device}"
     if request.want.pattern:
         return "a fused kernel does not form the pattern"
     if request.dropout:
         return "flex has no dropout"
-    if isinstance(request.bias, ShawBias) and request.bias.values is not None:
+    if isinstance(request.bias, relative.ShawBias) and request.bias.values is not None:
         return "Shaw's value vectors need the pattern"
-    if isinstance(request.bias, DisentangledBias):
+    if isinstance(request.bias, disentangled.DisentangledBias):
         return "flex has no scores of keys with distances"
     if facts.size < SMALLEST_HEAD or facts.value_size < SMALLEST_HEAD:
         return f"flex needs heads of at least {SMALLEST_HEAD} channels"
@@ -62,8 +60,8 @@ def attend(
     q: Float[Tensor, "n h d"],
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
-    request: Request,
-) -> AttentionResult:
+    request: contract.Request,
+) -> contract.AttentionResult:
     query, key, value = (rearrange(x, "n h d -> 1 h n d") for x in (q, k, v))
     output, aux = _flex(
         query,
@@ -78,8 +76,8 @@ def attend(
     )
     output, lse = rearrange(output, "1 h n e -> n h e"), rearrange(aux.lse, "1 h n -> n h")
     if request.sink is not None:
-        output, lse = scale_by_sink(output, lse, request.sink)
-    return AttentionResult(output, lse if request.want.lse else None)
+        output, lse = fused.scale_by_sink(output, lse, request.sink)
+    return contract.AttentionResult(output, lse if request.want.lse else None)
 
 
 def _flex(*tensors: Tensor, **settings: Any) -> Any:
@@ -104,7 +102,7 @@ def _query_positions(queries: Lengths, keys: Lengths) -> Int[Tensor, " n"]:
     return queries.positions + shift[queries.sequence_of_token]
 
 
-def _block_mask(request: Request) -> BlockMask:
+def _block_mask(request: contract.Request) -> BlockMask:
     """Computed once for all layers with the same mask and lengths."""
     if torch.compiler.is_compiling():
         return _make_block_mask(request.mask, request.queries, request.keys)
@@ -172,7 +170,7 @@ def _mask_mod(mask: Mask, queries: Lengths, keys: Lengths) -> MaskMod:
     return may_see
 
 
-def _score_mod(request: Request) -> Callable[..., Tensor] | None:
+def _score_mod(request: contract.Request) -> Callable[..., Tensor] | None:
     bias = request.bias
     if bias is None:
         return None

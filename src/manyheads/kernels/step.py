@@ -7,23 +7,21 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
-from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
+from manyheads.kernels import contract, fused
 from manyheads.parts.masks import exact_band
-from manyheads.parts.positions.disentangled import DisentangledBias
-from manyheads.parts.positions.relative import ShawBias
+from manyheads.parts.positions import disentangled, relative
 
 
-def cannot(request: Request, facts: TensorFacts) -> str | None:
+def cannot(request: contract.Request, facts: contract.TensorFacts) -> str | None:
     if request.keys.filled is None:
         return "the lengths of the keys are known on the host"
     if request.want.pattern:
         return "a step does not form the pattern"
     if facts.grad or request.dropout:
         return "a step has no gradients and no dropout"
-    if isinstance(request.bias, ShawBias) and request.bias.values is not None:
+    if isinstance(request.bias, relative.ShawBias) and request.bias.values is not None:
         return "Shaw's value vectors need the pattern"
-    if isinstance(request.bias, DisentangledBias):
+    if isinstance(request.bias, disentangled.DisentangledBias):
         return "the cache keeps no scores of keys with distances"
     return None
 
@@ -32,22 +30,22 @@ def attend(
     q: Float[Tensor, "b h d"],
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
-    request: Request,
-) -> AttentionResult:
-    flash = q.is_cuda and q.dtype in HALF and request.bias is None and request.softcap is None
-    sizes = q.shape[2] == v.shape[2] and q.shape[2] <= LARGEST_HEAD and q.shape[2] % 8 == 0
+    request: contract.Request,
+) -> contract.AttentionResult:
+    flash = q.is_cuda and q.dtype in fused.HALF and request.bias is None and request.softcap is None
+    sizes = q.shape[2] == v.shape[2] and q.shape[2] <= fused.LARGEST_HEAD and q.shape[2] % 8 == 0
     by_band = exact_band(request.mask) is not None
     output, lse = (_flash if flash and sizes and by_band else _plain)(q, k, v, request)
     if request.sink is not None:
-        output, lse = scale_by_sink(output, lse, request.sink)
-    return AttentionResult(output, lse if request.want.lse else None)
+        output, lse = fused.scale_by_sink(output, lse, request.sink)
+    return contract.AttentionResult(output, lse if request.want.lse else None)
 
 
 def _flash(
     q: Float[Tensor, "b h d"],
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g d"],
-    request: Request,
+    request: contract.Request,
 ) -> tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]:
     band, keys = exact_band(request.mask), request.keys
     assert band is not None
@@ -75,7 +73,7 @@ def _plain(
     q: Float[Tensor, "b h d"],
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g e"],
-    request: Request,
+    request: contract.Request,
 ) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h"]]:
     """By the formula: with one query per sequence the pattern is no larger than the keys."""
     batch, heads = q.shape[0], k.shape[1]
@@ -100,5 +98,5 @@ def _plain(
     return rearrange(read, "b g r e -> b (g r) e").to(q.dtype), lse
 
 
-def _visible(request: Request, last: Tensor, position: Tensor) -> Bool[Tensor, "b s"]:
+def _visible(request: contract.Request, last: Tensor, position: Tensor) -> Bool[Tensor, "b s"]:
     return (position <= last) & request.mask.allows(last, position[None], last + 1)

@@ -6,15 +6,14 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
-from manyheads.kernels.fused import HALF, LARGEST_HEAD, scale_by_sink
+from manyheads.kernels import contract, fused
 from manyheads.parts.masks import exact_band
 
 
-def cannot(request: Request, facts: TensorFacts) -> str | None:
+def cannot(request: contract.Request, facts: contract.TensorFacts) -> str | None:
     if facts.device != "cuda":
         return f"varlen runs on CUDA, not on {facts.device}"
-    if facts.dtype not in HALF:
+    if facts.dtype not in fused.HALF:
         return f"flash attention supports float16 and bfloat16, not {facts.dtype}"
     if request.want.pattern:
         return "a fused kernel does not form the pattern"
@@ -26,7 +25,7 @@ def cannot(request: Request, facts: TensorFacts) -> str | None:
         return "the flash log-sum-exp that a sink needs carries no gradient"
     if request.dropout:
         return "varlen has no dropout"
-    if facts.size != facts.value_size or facts.size > LARGEST_HEAD or facts.size % 8:
+    if facts.size != facts.value_size or facts.size > fused.LARGEST_HEAD or facts.size % 8:
         return f"head sizes {facts.size} and {facts.value_size} are not one multiple of 8 up to 256"
     if not request.keys.tight:
         return "the cache has free slots between sequences"
@@ -39,7 +38,7 @@ def cannot(request: Request, facts: TensorFacts) -> str | None:
     return None
 
 
-def _more_queries(request: Request) -> bool:
+def _more_queries(request: contract.Request) -> bool:
     # Reading each length would specialize compiled code to this batch.
     same = request.queries is request.keys
     return not same and any(queries > keys for queries, keys in request.shapes)
@@ -49,8 +48,8 @@ def attend(
     q: Float[Tensor, "n h d"],
     k: Float[Tensor, "m g d"],
     v: Float[Tensor, "m g d"],
-    request: Request,
-) -> AttentionResult:
+    request: contract.Request,
+) -> contract.AttentionResult:
     # Importing it loads the compiler, which takes seconds.
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
@@ -78,5 +77,5 @@ def attend(
     output, lse = result[0], result[1].T
     lse = lse.masked_fill(lse == math.inf, -math.inf)
     if request.sink is not None:
-        output, lse = scale_by_sink(output, lse, request.sink)
-    return AttentionResult(output, lse if request.want.lse else None)
+        output, lse = fused.scale_by_sink(output, lse, request.sink)
+    return contract.AttentionResult(output, lse if request.want.lse else None)

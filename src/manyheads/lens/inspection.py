@@ -10,8 +10,7 @@ import numpy as np
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.formatting import UNKNOWN
-from manyheads.lens.head_kinds.criteria import Label
-from manyheads.lens.head_kinds.head_tests import OFFSETS
+from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
 from manyheads.lens.inputs.texts import Inputs, read_inputs
@@ -23,8 +22,7 @@ from manyheads.lens.results.addresses import Address, HeadName, blocks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, FloatsByHead, Tabular
-from manyheads.models.build import Model
-from manyheads.models.vision import Vision
+from manyheads.models import build, vision
 from manyheads.taps import Sublayer
 
 
@@ -63,13 +61,13 @@ class ModelSummary:
         )
 
 
-def summarize_model(model: Model) -> ModelSummary:
+def summarize_model(model: build.Model) -> ModelSummary:
     """Summarize the configuration of a model."""
     stacks = model.stacks()
     heads = {name: [0] * len(stack.config.layers) for name, stack in stacks.items()}
     for block in blocks_of(model):
         heads[block.stack][block.layer] += block.heads
-    vocabulary = None if isinstance(model, Vision) else model.config.embedding.vocabulary
+    vocabulary = None if isinstance(model, vision.Vision) else model.config.embedding.vocabulary
     layers = [layer for stack in stacks.values() for layer in stack.config.layers]
     return ModelSummary(
         mixers=dict(Counter(type(layer.mixer.inner).__name__ for layer in layers if layer.mixer)),
@@ -194,7 +192,7 @@ class Inspection(Tabular):
     def clusters(self) -> tuple[tuple[Address, ...], ...]:
         return tuple(group for result in self.redundancy for group in result.clusters)
 
-    def labels(self, head: HeadName) -> tuple[Label, ...]:
+    def labels(self, head: HeadName) -> tuple[criteria.Label, ...]:
         return () if self.kinds is None else self.kinds.of(head)
 
     def best_kind(self, head: HeadName) -> str:
@@ -313,7 +311,7 @@ class Inspection(Tabular):
 
 @wrapping_models
 def inspect(
-    model: Model,
+    model: build.Model,
     texts: Inputs | None = None,
     *,
     syntax: Path | str | None = None,
@@ -342,7 +340,7 @@ def inspect(
     ['L0H0', 'L0H1']
     """
     inputs = read_inputs(model, default_texts(model, seed) if texts is None else texts)
-    offsets = () if model.reads_images else OFFSETS
+    offsets = () if model.reads_images else head_tests.OFFSETS
     shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
     on_progress("head statistics")
     measured = statistics(model, inputs, offsets=offsets, **shared)

@@ -5,57 +5,48 @@ from typing import Any
 
 from manyheads.argument_checks import checked
 from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys
-from manyheads.lens.attribution.attribute import Attribution
-from manyheads.lens.attribution.direct_logits import DirectLogits, LogitLens
-from manyheads.lens.attribution.gradients import HeadAttribution, TokenAttribution
-from manyheads.lens.causal.ablation import Ablation, CumulativeAblation, JointAblation
-from manyheads.lens.causal.gradient_importance import Importance
-from manyheads.lens.causal.patching import Patching
+from manyheads.lens.attribution import attribute, direct_logits, gradients
+from manyheads.lens.causal import ablation, gradient_importance, patching
 from manyheads.lens.diff.comparison import Comparison
 from manyheads.lens.faithful.faithfulness_report import Faithfulness
-from manyheads.lens.head_kinds.ioi import IOIHeads
-from manyheads.lens.head_kinds.kinds import Kinds
+from manyheads.lens.head_kinds import ioi, kinds
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.probing.syntax import SyntaxProbe
-from manyheads.lens.redundant.collapse import Collapse
-from manyheads.lens.redundant.dead_heads import DeadHeads
-from manyheads.lens.redundant.heads import Redundancy
-from manyheads.lens.results.files import Result, read_result
-from manyheads.lens.results.tables import ByHead, ByLayer, ByPair
-from manyheads.lens.weights.ffn_key_values import KeyValueMemories
-from manyheads.lens.weights.neurons import Neurons
+from manyheads.lens.redundant import collapse, dead_heads, heads
+from manyheads.lens.results import files, tables
+from manyheads.lens.weights import ffn_key_values, neurons
 
-RESULT_TYPES: dict[str, type[Result]] = {
+RESULT_TYPES: dict[str, type[files.Result]] = {
     kind.__name__: kind
     for kind in (
-        Ablation,
-        Attribution,
-        ByHead,
-        ByLayer,
-        ByPair,
-        Collapse,
+        ablation.Ablation,
+        attribute.Attribution,
+        tables.ByHead,
+        tables.ByLayer,
+        tables.ByPair,
+        collapse.Collapse,
         Comparison,
-        CumulativeAblation,
-        DeadHeads,
-        DirectLogits,
+        ablation.CumulativeAblation,
+        dead_heads.DeadHeads,
+        direct_logits.DirectLogits,
         Faithfulness,
-        HeadAttribution,
-        Importance,
+        gradients.HeadAttribution,
+        gradient_importance.Importance,
         Inspection,
-        IOIHeads,
-        JointAblation,
-        KeyValueMemories,
-        Kinds,
-        LogitLens,
-        Neurons,
-        Patching,
+        ioi.IOIHeads,
+        ablation.JointAblation,
+        ffn_key_values.KeyValueMemories,
+        kinds.Kinds,
+        direct_logits.LogitLens,
+        neurons.Neurons,
+        patching.Patching,
         Pattern,
         PatternSet,
-        Redundancy,
+        heads.Redundancy,
         Statistics,
         SyntaxProbe,
-        TokenAttribution,
+        gradients.TokenAttribution,
         TopKeys,
     )
 }
@@ -74,4 +65,4 @@ def load(path: Path | str) -> Any:
     ...     type(load(f"{folder}/statistics.json")).__name__
     'Statistics'
     """
-    return read_result(path, RESULT_TYPES)
+    return files.read_result(path, RESULT_TYPES)

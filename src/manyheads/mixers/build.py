@@ -2,43 +2,38 @@
 
 from typing import TYPE_CHECKING, Union
 
-from manyheads.mixers.fourier import Fourier, FourierLayer
-from manyheads.mixers.latent_queries import LatentQueries, LatentQueriesLayer
-from manyheads.mixers.linear_attention import LinearAttention, LinearAttentionLayer
-from manyheads.mixers.lsh_attention import LshAttention, LshAttentionLayer
-from manyheads.mixers.memory.knn_memory import KnnMemory, KnnMemoryLayer
-from manyheads.mixers.memory.segment_recurrence import SegmentRecurrence, SegmentRecurrenceLayer
+from manyheads.mixers import (
+    fourier,
+    latent_queries,
+    linear_attention,
+    lsh_attention,
+    mixture_of_heads,
+    mlp_mixer,
+    performer,
+)
+from manyheads.mixers.memory import knn_memory, segment_recurrence
 from manyheads.mixers.mixer import Mixer, MixerSettings
-from manyheads.mixers.mixture_of_heads import MixtureOfHeads, MixtureOfHeadsLayer
-from manyheads.mixers.mlp_mixer import MlpMixer, MlpMixerLayer
-from manyheads.mixers.performer import Performer, PerformerLayer
-from manyheads.mixers.recurrent.gated_delta import GatedDelta, GatedDeltaLayer
-from manyheads.mixers.recurrent.kimi_delta import KimiDelta, KimiDeltaLayer
-from manyheads.mixers.recurrent.mamba import Mamba, MambaLayer
-from manyheads.mixers.recurrent.mamba2 import Mamba2, Mamba2Layer
-from manyheads.mixers.recurrent.s4d import S4D, S4DLayer
-from manyheads.mixers.sparse.big_bird import BigBird, BigBirdLayer
-from manyheads.mixers.sparse.longformer import Longformer, LongformerLayer
-from manyheads.mixers.sparse.routing_attention import RoutingAttention, RoutingAttentionLayer
+from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2, s4d
+from manyheads.mixers.sparse import big_bird, longformer, routing_attention
 
 MIXERS: dict[type[MixerSettings], type[Mixer]] = {
-    BigBird: BigBirdLayer,
-    Fourier: FourierLayer,
-    GatedDelta: GatedDeltaLayer,
-    KimiDelta: KimiDeltaLayer,
-    KnnMemory: KnnMemoryLayer,
-    LatentQueries: LatentQueriesLayer,
-    LinearAttention: LinearAttentionLayer,
-    Longformer: LongformerLayer,
-    LshAttention: LshAttentionLayer,
-    Mamba: MambaLayer,
-    Mamba2: Mamba2Layer,
-    MixtureOfHeads: MixtureOfHeadsLayer,
-    MlpMixer: MlpMixerLayer,
-    Performer: PerformerLayer,
-    RoutingAttention: RoutingAttentionLayer,
-    S4D: S4DLayer,
-    SegmentRecurrence: SegmentRecurrenceLayer,
+    big_bird.BigBird: big_bird.BigBirdLayer,
+    fourier.Fourier: fourier.FourierLayer,
+    gated_delta.GatedDelta: gated_delta.GatedDeltaLayer,
+    kimi_delta.KimiDelta: kimi_delta.KimiDeltaLayer,
+    knn_memory.KnnMemory: knn_memory.KnnMemoryLayer,
+    latent_queries.LatentQueries: latent_queries.LatentQueriesLayer,
+    linear_attention.LinearAttention: linear_attention.LinearAttentionLayer,
+    longformer.Longformer: longformer.LongformerLayer,
+    lsh_attention.LshAttention: lsh_attention.LshAttentionLayer,
+    mamba.Mamba: mamba.MambaLayer,
+    mamba2.Mamba2: mamba2.Mamba2Layer,
+    mixture_of_heads.MixtureOfHeads: mixture_of_heads.MixtureOfHeadsLayer,
+    mlp_mixer.MlpMixer: mlp_mixer.MlpMixerLayer,
+    performer.Performer: performer.PerformerLayer,
+    routing_attention.RoutingAttention: routing_attention.RoutingAttentionLayer,
+    s4d.S4D: s4d.S4DLayer,
+    segment_recurrence.SegmentRecurrence: segment_recurrence.SegmentRecurrenceLayer,
 }
 
 # A type checker cannot follow a table: to it, a config is whatever has their base.

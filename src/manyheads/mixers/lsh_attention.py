@@ -16,8 +16,7 @@ from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
-from manyheads.mixers.growing_cache import continue_texts, padded_texts
-from manyheads.mixers.mixer import HeadMixer, Heads, Mixed, SizedHeadSettings
+from manyheads.mixers import growing_cache, mixer
 from manyheads.mixers.sparse.key_lists import ListedWeights
 from manyheads.ragged import Lengths, Ragged
 
@@ -32,7 +31,7 @@ REMEMBERED = 16
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LshAttention(SizedHeadSettings):
+class LshAttention(mixer.SizedHeadSettings):
     """Attention within buckets of similar tokens, whose queries are their keys.
 
     Random rotations put every token into one of `buckets`, or of the product of several numbers of
@@ -54,7 +53,7 @@ class LshAttention(SizedHeadSettings):
     round_to: PositiveInt | Literal["chunk"] = "chunk"
 
     def __post_init__(self) -> None:
-        SizedHeadSettings.__post_init__(self)
+        mixer.SizedHeadSettings.__post_init__(self)
         if self.buckets != "auto" and (
             not self.buckets or any(count < 2 or count % 2 for count in self.buckets)
         ):
@@ -83,7 +82,7 @@ class LshAttention(SizedHeadSettings):
         return 2 ** (power // 2), 2 ** (power - power // 2)
 
 
-class LshAttentionLayer(HeadMixer):
+class LshAttentionLayer(mixer.HeadMixer):
     """LSH attention with its projections.
 
     A cache keeps the queries and values of all tokens. A token that comes later can move the
@@ -96,12 +95,12 @@ class LshAttentionLayer(HeadMixer):
         self.project = nn.Linear(config.width, 2 * inner, bias=False)
         self.output = nn.Linear(inner, config.width, bias=False)
 
-    def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:
+    def mix(self, qkv: mixer.Heads, x: Ragged, cache: StateSlot | None) -> mixer.Mixed:
         query, _, value = qkv
         config, before = self.config, () if cache is None else cache.state or ()
-        (queries, values), lengths = continue_texts((query, value), x.lengths, before)
+        (queries, values), lengths = growing_cache.continue_texts((query, value), x.lengths, before)
         if cache is not None:
-            cache.keep(*padded_texts((queries, values), lengths))
+            cache.keep(*growing_cache.padded_texts((queries, values), lengths))
         if not x.lengths.total:
             return value, None
         seed = config.seed

@@ -15,18 +15,12 @@ from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
 from manyheads.mixers.growing_cache import continue_texts, padded_texts
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
-from manyheads.mixers.sparse.key_lists import (
-    OUTPUT_ALONE,
-    ListedWeights,
-    products,
-    softmax_where,
-)
-from manyheads.parts.experts import RouterLosses, router_losses
-from manyheads.parts.masks import Causal, Full
+from manyheads.mixers.sparse import key_lists
+from manyheads.parts import experts, masks
 from manyheads.ragged import Lengths, Ragged
 
 # Named, because torch.compile cannot trace a dataclass that is made inside the graph.
-CAUSAL, FULL = Causal(), Full()
+CAUSAL, FULL = masks.Causal(), masks.Full()
 
 
 @check_fields
@@ -79,10 +73,12 @@ class MixtureOfHeadsLayer(HeadMixer):
             keys=lengths,
             mask=CAUSAL if config.causal else FULL,
             scale=config.size**-0.5,
-            want=OUTPUT_ALONE,
+            want=key_lists.OUTPUT_ALONE,
         )
         rows = partial(_rows, query, key, x.lengths, causal=config.causal)
-        weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=config.causal)
+        weights = partial(
+            key_lists.ListedWeights, x.lengths, config.heads, rows, causal=config.causal
+        )
         return attend(query, keys, values, request).output, weights
 
     def finish(self, mixed: Float[Tensor, "n h d"], x: Ragged) -> Float[Tensor, "n h d"]:
@@ -100,12 +96,12 @@ class MixtureOfHeadsLayer(HeadMixer):
         both = kinds.softmax(-1)
         return torch.cat([both[:, :1] * shared.softmax(-1), both[:, 1:] * picked], dim=-1)
 
-    def added_losses(self, x: Ragged) -> RouterLosses:
+    def added_losses(self, x: Ragged) -> experts.RouterLosses:
         """So that tokens are spread over the routed heads."""
         routed = self._scores(x.values)[0]
         heads = routed.topk(self.config.top_k, dim=-1).indices
         visits = torch.zeros_like(routed, dtype=torch.int).scatter(1, heads, 1).sum(0)
-        return router_losses(routed, visits, self.config.top_k)
+        return experts.router_losses(routed, visits, self.config.top_k)
 
     def _scores(self, x: Float[Tensor, "n c"]) -> tuple[Tensor, ...]:
         config, scores = self.config, self.router(x).float()
@@ -122,6 +118,6 @@ def _rows(
     *,
     causal: bool,
 ) -> Float[Tensor, "h t s"]:
-    scores = products(query, key, lengths, sequence, rows, heads)
+    scores = key_lists.products(query, key, lengths, sequence, rows, heads)
     visible = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
-    return softmax_where(scores, visible.tril(rows.start) if causal else visible)
+    return key_lists.softmax_where(scores, visible.tril(rows.start) if causal else visible)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError
-from manyheads.models.encoder import TextConfig, TextModel, last_tokens
-from manyheads.models.padding import Output, to_ragged
+from manyheads.models import encoder, padding
 from manyheads.models.stack import StackConfig
 from manyheads.parts.halting import AddedLoss
 from manyheads.ragged import Ragged
@@ -16,7 +15,7 @@ from manyheads.taps import Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig(TextConfig):
+class DecoderConfig(encoder.TextConfig):
     """The config of a decoder such as GPT-2 or Llama."""
 
 
@@ -43,7 +42,7 @@ def check_decodes(stack: StackConfig) -> None:
             )
 
 
-class Decoder(TextModel):
+class Decoder(encoder.TextModel):
     """A model that generates text; with a cache it takes only the new tokens.
 
     >>> import torch
@@ -67,11 +66,11 @@ class Decoder(TextModel):
         types: Ragged | Tensor | None = None,
         cache: Cache | None = None,
         watch: Watcher | None = None,
-    ) -> Output:
+    ) -> padding.Output:
         if cache is None:
             return super().forward(ids, mask, types=types, watch=watch)
-        batch, layout = to_ragged(ids, mask)
-        type_ids = None if types is None else to_ragged(types, mask, "types")[0]
+        batch, layout = padding.to_ragged(ids, mask)
+        type_ids = None if types is None else padding.to_ragged(types, mask, "types")[0]
         hidden, router = self._continue(batch, type_ids, cache, watch)
         return layout.output(hidden, self._read(hidden), router)
 
@@ -81,7 +80,7 @@ class Decoder(TextModel):
         The ids are not checked, which would wait for the device at every step.
         """
         hidden, _ = self._continue(ids, None, cache, None, checked=False)
-        read = self._read(last_tokens(hidden))
+        read = self._read(encoder.last_tokens(hidden))
         assert isinstance(read, Ragged), "callers check that there is a language head"
         return read.values
 

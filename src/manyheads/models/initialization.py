@@ -11,8 +11,7 @@ from manyheads.attention import Attention
 from manyheads.models.embedding import TokenEmbedding
 from manyheads.models.readout import LanguageHead, ReadoutLayer, TransformLayer
 from manyheads.models.stack import Stack
-from manyheads.parts.experts import MixtureOfExperts
-from manyheads.parts.feedforward import FeedForward
+from manyheads.parts import experts, feedforward
 from manyheads.parts.positions.absolute import GridTable
 
 
@@ -52,7 +51,7 @@ def initialize(model: nn.Module, init: Initialization) -> None:
                 for table in (module.tokens, module.positions, module.types):
                     if table is not None:
                         _draw_table(table.weight, init)
-            case MixtureOfExperts():
+            case experts.MixtureOfExperts():
                 for weights in (module.expand, module.contract):
                     _draw_experts(weights, init)
             case GridTable():
@@ -129,9 +128,9 @@ def _scale_outputs(stack: Stack) -> None:
     for module in stack.modules():
         if isinstance(module, Attention):
             module.output.weight.mul_(shrink)
-        elif isinstance(module, FeedForward):
+        elif isinstance(module, feedforward.FeedForward):
             module.contract.weight.mul_(shrink)
-        elif isinstance(module, MixtureOfExperts):
+        elif isinstance(module, experts.MixtureOfExperts):
             module.contract.mul_(shrink)
 
 

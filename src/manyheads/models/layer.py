@@ -14,19 +14,9 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.batch_segments import mix
 from manyheads.mixers.build import MixerConfig, make_mixer
 from manyheads.mixers.mixer import Mixer
+from manyheads.parts import norms
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
-from manyheads.parts.norms import (
-    ChannelScale,
-    NoNorm,
-    OutputNorm,
-    Placement,
-    PostNorm,
-    PreNorm,
-    SandwichNorm,
-    ScaledPreNorm,
-    make_norm,
-)
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer, Tap, WatchContext, observe
 
@@ -39,7 +29,7 @@ class Branch(Generic[Inner]):
     """A sublayer with its norm and dropout on the residual stream."""
 
     inner: Inner
-    norm: Placement = PreNorm()
+    norm: norms.Placement = norms.PreNorm()
     dropout: float = 0.0
 
 
@@ -92,7 +82,7 @@ class LayerConfig:
                 f'residual="{self.residual}" is not supported with cross-attention',
                 'use residual="serial"',
             )
-        if any(isinstance(branch.norm, PostNorm) for branch in self.branches.values()):
+        if any(isinstance(branch.norm, norms.PostNorm) for branch in self.branches.values()):
             raise ConfigError(
                 f'residual="{self.residual}" is not supported with PostNorm, which norms the '
                 "sum of both branches",
@@ -121,17 +111,17 @@ class Residual(nn.Module):
         super().__init__()
         placement = branch.norm
         self.placement = placement
-        only_after = isinstance(placement, OutputNorm)
-        self.norm = make_norm(NoNorm() if only_after else placement.norm, width)
-        twice = isinstance(placement, SandwichNorm | OutputNorm)
-        self.second_norm = make_norm(placement.norm, width) if twice else None
-        if isinstance(placement, ScaledPreNorm):
-            self.second_norm = ChannelScale(width, placement.start)
+        only_after = isinstance(placement, norms.OutputNorm)
+        self.norm = norms.make_norm(norms.NoNorm() if only_after else placement.norm, width)
+        twice = isinstance(placement, norms.SandwichNorm | norms.OutputNorm)
+        self.second_norm = norms.make_norm(placement.norm, width) if twice else None
+        if isinstance(placement, norms.ScaledPreNorm):
+            self.second_norm = norms.ChannelScale(width, placement.start)
         self.dropout = nn.Dropout(branch.dropout)
 
     def read(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """The input of the sublayer."""
-        return x if isinstance(self.placement, PostNorm) else self.norm(x)
+        return x if isinstance(self.placement, norms.PostNorm) else self.norm(x)
 
     def write(
         self, x: Ragged, written: Float[Tensor, "n c"], context: WatchContext | None
@@ -141,7 +131,7 @@ class Residual(nn.Module):
             written = self.second_norm(written)
         written = observe(context, Tap.OUTPUT, written, x)
         summed = x.values + self.dropout(written)
-        summed = self.norm(summed) if isinstance(self.placement, PostNorm) else summed
+        summed = self.norm(summed) if isinstance(self.placement, norms.PostNorm) else summed
         return observe(context, Tap.AFTER, summed, x)
 
 

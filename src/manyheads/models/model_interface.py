@@ -7,10 +7,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.models.padding import Output
-from manyheads.models.provenance import Provenance
+from manyheads.models import padding, provenance, stack
 from manyheads.models.readout import LanguageHead, ReadoutLayer
-from manyheads.models.stack import Stack
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
 
@@ -73,7 +71,7 @@ def repeat_batch(x: Ragged, copies: int) -> Ragged:
     return Ragged(values, Lengths.of(x.lengths.each * copies, x.device))
 
 
-class ModelInterface(nn.Module, Provenance):
+class ModelInterface(nn.Module, provenance.Provenance):
     """What every model has, so that a caller need not know its class.
 
     `native` is whether manyheads computes the model itself. `reads_images` and `reads_pairs` say
@@ -89,7 +87,7 @@ class ModelInterface(nn.Module, Provenance):
     readout_stack: str = "main"
     readout: ReadoutLayer | None
 
-    def stacks(self) -> dict[str, Stack]:
+    def stacks(self) -> dict[str, stack.Stack]:
         """The stacks by name: "main", or "encoder" and "decoder"."""
         raise NotImplementedError
 
@@ -104,7 +102,7 @@ class ModelInterface(nn.Module, Provenance):
         head = self.readout
         return self.generates and head is not None and isinstance(head.config, LanguageHead)
 
-    def run_inputs(self, inputs: ModelInputs, watch: Watcher | None = None) -> Output:
+    def run_inputs(self, inputs: ModelInputs, watch: Watcher | None = None) -> padding.Output:
         """The output of the model for a batch of any inputs."""
         raise NotImplementedError
 

@@ -13,8 +13,7 @@ from manyheads.annotations import PositiveFloat, Probability
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.models.provenance import Provenance
-from manyheads.parts.feedforward import ACTIVATIONS, Activation
-from manyheads.parts.norms import LayerNorm, Norm, make_norm
+from manyheads.parts import feedforward, norms
 from manyheads.ragged import Lengths, Ragged
 
 Pool = Literal["first", "mean", "last", "first_and_mean"]
@@ -32,8 +31,8 @@ class ReadoutTransform:
     Its outputs have `width` channels: in ALBERT those of the token vectors.
     """
 
-    activation: Activation = "gelu"
-    norm: Norm = LayerNorm()
+    activation: feedforward.Activation = "gelu"
+    norm: norms.Norm = norms.LayerNorm()
     bias: bool = True
     width: int | Literal["same"] = "same"
 
@@ -171,10 +170,10 @@ class TransformLayer(nn.Module):
         self.config = config
         self.width = width if config.width == "same" else config.width
         self.dense = nn.Linear(width, self.width, bias=config.bias)
-        self.norm = make_norm(config.norm, self.width)
+        self.norm = norms.make_norm(config.norm, self.width)
 
     def forward(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n e"]:
-        return self.norm(ACTIVATIONS[self.config.activation](self.dense(x)))
+        return self.norm(feedforward.ACTIVATIONS[self.config.activation](self.dense(x)))
 
 
 class ReadoutLayer(nn.Module):

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.models.decoder import DecoderConfig
+from manyheads.models import decoder, initialization, seq2seq, vision
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -16,9 +15,7 @@ from manyheads.models.readout import (
     Readout,
     ReadoutTransform,
 )
-from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.models.stack import StackConfig
-from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
@@ -26,7 +23,7 @@ from manyheads.parts.masks import Causal, Full, Window
 from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
 
-ModelConfig = EncoderConfig | DecoderConfig | Seq2SeqConfig | VisionConfig
+ModelConfig = EncoderConfig | decoder.DecoderConfig | seq2seq.Seq2SeqConfig | vision.VisionConfig
 
 
 def tiny_encoder(
@@ -44,7 +41,7 @@ def tiny_encoder(
             vocabulary=vocabulary, width=width, position=Sinusoidal(), scale=width**0.5
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers),
-        init=Initialization(draw="xavier"),
+        init=initialization.Initialization(draw="xavier"),
     )
 
 
@@ -57,7 +54,7 @@ def transformer(
     vocabulary: int,
     dropout: float = 0.1,
     layout: Literal["interleaved", "halves"] = "interleaved",
-) -> Seq2SeqConfig:
+) -> seq2seq.Seq2SeqConfig:
     """The encoder-decoder of "Attention is all you need" (arXiv 1706.03762)."""
 
     def layer(*, decodes: bool) -> LayerConfig:
@@ -73,7 +70,7 @@ def transformer(
             feedforward=Branch(feedforward, PostNorm(LayerNorm()), dropout),
         )
 
-    return Seq2SeqConfig(
+    return seq2seq.Seq2SeqConfig(
         embedding=Embedding(
             vocabulary=vocabulary,
             width=width,
@@ -84,7 +81,7 @@ def transformer(
         encoder=StackConfig(width=width, layers=(layer(decodes=False),) * layers),
         decoder=StackConfig(width=width, layers=(layer(decodes=True),) * layers),
         readout=LanguageHead(tied=True),
-        init=Initialization(draw="xavier"),
+        init=initialization.Initialization(draw="xavier"),
     )
 
 
@@ -159,7 +156,7 @@ def modernbert(
             width=width, layers=tuple(layer(index) for index in range(layers)), final_norm=norm
         ),
         readout=head if readout is None else readout,
-        init=Initialization(draw="truncated", scaled_outputs=True),
+        init=initialization.Initialization(draw="truncated", scaled_outputs=True),
     )
 
 
@@ -173,7 +170,7 @@ def gpt2(
     dropout: float = 0.1,
     hidden: int | Literal["four"] = "four",
     eps: float = 1e-5,
-) -> DecoderConfig:
+) -> decoder.DecoderConfig:
     """GPT-2: norms before the sublayers, learned positions, a tied head.
 
     `hidden="four"` makes the feed-forward four times as wide as the model.
@@ -188,7 +185,7 @@ def gpt2(
         attention=Branch(attention, PreNorm(norm), dropout),
         feedforward=Branch(feedforward, PreNorm(norm), dropout),
     )
-    return DecoderConfig(
+    return decoder.DecoderConfig(
         embedding=Embedding(
             vocabulary=vocabulary,
             width=width,
@@ -197,7 +194,7 @@ def gpt2(
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=LanguageHead(tied=True),
-        init=Initialization(scaled_outputs=True),
+        init=initialization.Initialization(scaled_outputs=True),
     )
 
 
@@ -217,7 +214,7 @@ def llama(
     gate: Literal["none", "head", "channel"] = "none",
     experts: int = 0,
     top_k: int = 0,
-) -> DecoderConfig:
+) -> decoder.DecoderConfig:
     """Llama and Qwen3: rotary positions, RMS norms, SwiGLU; optionally output gates and experts."""
     norm = RMSNorm(eps=eps)
     attention = AttentionConfig(
@@ -237,7 +234,7 @@ def llama(
     layer = LayerConfig(
         attention=Branch(attention, PreNorm(norm)), feedforward=Branch(feedforward, PreNorm(norm))
     )
-    return DecoderConfig(
+    return decoder.DecoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, position=NoPosition()),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=LanguageHead(tied=tied),
@@ -254,7 +251,7 @@ def vit(
     patch: int = 16,
     channels: int = 3,
     classes: int = 1000,
-) -> VisionConfig:
+) -> vision.VisionConfig:
     """The vision transformer (arXiv 2010.11929) with its classification head."""
     norm = LayerNorm(eps=1e-12)
     attention = AttentionConfig(width=width, heads=heads, bias="all")
@@ -262,8 +259,8 @@ def vit(
         attention=Branch(attention, PreNorm(norm)),
         feedforward=Branch(MLP(width=width, hidden=hidden), PreNorm(norm)),
     )
-    return VisionConfig(
-        patches=Patches(width=width, image=image, size=patch, channels=channels),
+    return vision.VisionConfig(
+        patches=vision.Patches(width=width, image=image, size=patch, channels=channels),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=ClassHead(classes=classes) if classes else NoReadout(),
     )

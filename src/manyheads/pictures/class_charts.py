@@ -6,15 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.pictures.canvas import (
-    Theme,
-    add_color_bar,
-    ink_on,
-    outline_cells,
-    shorten,
-    themed_figure,
-    tick_positions,
-)
+from manyheads.pictures import canvas
 
 # Beyond so many classes cells have no numbers, and axes no more names.
 MOST_NUMBERS, MOST_NAMES = 24, 60
@@ -27,7 +19,7 @@ def draw_confusion(
     *,
     title: str = "",
     subtitle: str = "",
-    theme: Theme = "light",
+    theme: canvas.Theme = "light",
 ) -> None:
     """Draw a confusion matrix: expected classes down, predicted ones across.
 
@@ -43,24 +35,27 @@ def draw_confusion(
     rows = table.sum(1, keepdims=True)
     shares = np.divide(table, rows, out=np.zeros_like(table), where=rows > 0)
     cell = 0.62 if size <= MOST_NUMBERS else max(0.12, 15 / size)
-    names = [shorten(name, 20) for name in names]
+    names = [canvas.shorten(name, 20) for name in names]
     side = size * cell + 0.085 * max(map(len, names))
     extent = max(side + 1.9, 4.6), max(side + 0.9, 2.6)
-    with themed_figure(path, theme, *extent, title=title, subtitle=subtitle) as (figure, palette):
+    with canvas.themed_figure(path, theme, *extent, title=title, subtitle=subtitle) as (
+        figure,
+        palette,
+    ):
         axes = figure.subplots()
         image = axes.imshow(shares, cmap=palette.sequential, vmin=0, vmax=1)
-        ticks = tick_positions(size, MOST_NAMES)
+        ticks = canvas.tick_positions(size, MOST_NAMES)
         labels = [names[index] for index in ticks]
         axes.set_xticks(ticks, labels, size=9, rotation=45, ha="right", rotation_mode="anchor")
         axes.set_yticks(ticks, labels, size=9)
         axes.set_xlabel("predicted", size=10)
         axes.set_ylabel("expected", size=10)
-        outline_cells(axes, size, size, palette.background, 2.0 if size < 40 else 0.5)
+        canvas.outline_cells(axes, size, size, palette.background, 2.0 if size < 40 else 0.5)
         axes.tick_params(which="both", length=0, labelcolor=palette.text)
         if size <= MOST_NUMBERS:
             for row, column in np.argwhere(table > 0).tolist():
-                ink = ink_on(palette.sequential(shares[row, column]))
+                ink = canvas.ink_on(palette.sequential(shares[row, column]))
                 number = f"{int(table[row, column]):,}"
                 axes.text(column, row, number, ha="center", va="center", size=9, color=ink)
         label = "fraction of the expected class"
-        add_color_bar(figure, image, axes, label, aspect=22, pad=0.02)
+        canvas.add_color_bar(figure, image, axes, label, aspect=22, pad=0.02)

@@ -22,9 +22,7 @@ from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
 from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.lens.results.measure_names import MeasureInfo, describe_measure, sort_measures
-from manyheads.models.build import Model
-from manyheads.models.decoder import Decoder
-from manyheads.models.readout import LanguageHead
+from manyheads.models import build, decoder, readout
 from manyheads.report.inputs import ReportInput, read_image_input, read_text_input
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 
@@ -80,7 +78,7 @@ class ReportData:
     """
 
     name: str
-    model: Model
+    model: build.Model
     input: ReportInput
     inspection: Inspection
     unknown_importance: str
@@ -127,7 +125,7 @@ class ReportData:
 
 
 def collect_report(
-    model: Model,
+    model: build.Model,
     text: str | Path,
     *,
     name: str,
@@ -186,14 +184,14 @@ def collect_report(
 
 
 def _measure_importance(
-    model: Model, texts: list[Any], by: ImportanceMethod, tokens: int, progress: bool
+    model: build.Model, texts: list[Any], by: ImportanceMethod, tokens: int, progress: bool
 ) -> tuple[HeadImportance | None, str]:
     """The importance of every head, or the reason why it cannot be known."""
     if by == "none":
         return None, "it was switched off"
     if model.reads_images:
         return None, "an image alone does not say what the right class is"
-    if model.readout is not None and not isinstance(model.config.readout, LanguageHead):
+    if model.readout is not None and not isinstance(model.config.readout, readout.LanguageHead):
         return None, "a text alone does not say what the right class is"
     inputs = prepare_inputs(model, texts)
     shared: dict[str, Any] = {
@@ -251,7 +249,7 @@ def report_json(report: ReportData) -> dict[str, Any]:
 
 
 def _choose_method(
-    model: Model, by: ImportanceMethod, tokens: int, inputs: EvaluationInputs
+    model: build.Model, by: ImportanceMethod, tokens: int, inputs: EvaluationInputs
 ) -> Literal["ablation", "gradient"]:
     if isinstance(inputs.metric, Similarity):
         if by == "gradient":
@@ -331,8 +329,8 @@ def _prune(report: ReportData, attends: set[Address], model: str, text: str) -> 
 
 
 def _gate(report: ReportData, attends: set[Address], model: str, text: str) -> Suggestion | None:
-    writes = isinstance(report.model, Decoder)
-    writes = writes and isinstance(report.model.config.readout, LanguageHead)
+    writes = isinstance(report.model, decoder.Decoder)
+    writes = writes and isinstance(report.model.config.readout, readout.LanguageHead)
     gated = any(name.startswith("gate_") for name in report.statistics.names)
     if not writes or gated or not attends:
         return None

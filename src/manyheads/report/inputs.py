@@ -10,15 +10,9 @@ from torch import Tensor
 
 from manyheads.data import images
 from manyheads.data.images import image_size
-from manyheads.encoding.text_reader import (
-    TextReader,
-    open_reader,
-    require_text_model,
-    resolve_max_length,
-)
+from manyheads.encoding import text_reader
 from manyheads.errors import InputError
-from manyheads.models.build import Model
-from manyheads.models.vision import Vision
+from manyheads.models import build, vision
 from manyheads.tokenizers import token_texts
 
 # More characters per token than any text has; the rest of a file is not read.
@@ -63,7 +57,7 @@ class ReportInput:
         return len(self.tokens)
 
 
-def check_model(model: Model, name: str) -> TextReader:
+def check_model(model: build.Model, name: str) -> text_reader.TextReader:
     """Raise an InputError for a model that no report of a text can show."""
     if model.reads_images:
         raise InputError(f"{name} reads images", "pass one with --image")
@@ -74,7 +68,7 @@ def check_model(model: Model, name: str) -> TextReader:
         )
     if model.tokenizer is None:
         raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
-    return require_text_model(model)
+    return text_reader.require_text_model(model)
 
 
 def read_file(file: Path, tokens: int) -> str:
@@ -98,15 +92,15 @@ def read_file(file: Path, tokens: int) -> str:
 
 
 def read_text_input(
-    model: Model, name: str, text: str, *, measured: int, shown: int
+    model: build.Model, name: str, text: str, *, measured: int, shown: int
 ) -> ReportInput:
     """Split `measured` tokens of a text into pieces, and keep the first `shown` for the page."""
     reader = check_model(model, name)
     if not text.strip():
         raise InputError("the text is empty", "pass one with at least two words")
-    limit = resolve_max_length(reader, None)
+    limit = text_reader.resolve_max_length(reader, None)
     length = shown if limit is None else min(shown, limit)
-    [ids], _ = open_reader(reader, [text], length).read(range(1))
+    [ids], _ = text_reader.open_reader(reader, [text], length).read(range(1))
     if len(ids) < 2:
         raise InputError(
             f"the text must have at least 2 tokens, got {len(ids)}", "pass a longer one"
@@ -119,7 +113,7 @@ def read_text_input(
     return ReportInput(tuple(pieces), tuple(numbers), tuple(tokens))
 
 
-def read_image(model: Vision, file: Path) -> ReportImage:
+def read_image(model: vision.Vision, file: Path) -> ReportImage:
     """Read an image file for the model, and once more for the page."""
     pixels = images.read_image(model, file)
     from PIL import Image
@@ -139,9 +133,9 @@ def read_image(model: Vision, file: Path) -> ReportImage:
     )
 
 
-def read_image_input(model: Model, name: str, file: Path) -> ReportInput:
+def read_image_input(model: build.Model, name: str, file: Path) -> ReportInput:
     """Read one image; its patches take the place of tokens."""
-    if not isinstance(model, Vision):
+    if not isinstance(model, vision.Vision):
         raise InputError(f"{name} does not read images", "pass a text with --text or --file")
     image = read_image(model, file)
     return ReportInput((image.pixels,), (), tuple(image.patches), image)

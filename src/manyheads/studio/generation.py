@@ -7,17 +7,12 @@ from torch import Tensor
 
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.bridge.wrapped_steps import WrappedCache, step
-from manyheads.decoding.generation_config import GenerationConfig
-from manyheads.decoding.request import GenerationRequest
+from manyheads.decoding import generation_config, request, stopping
 from manyheads.decoding.sampling import Sample, draw
-from manyheads.decoding.stopping import StreamDecoder
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.models.decoder import Decoder
 from manyheads.ragged import Ragged
-from manyheads.studio.models import LoadedModel, StudioInput
-from manyheads.studio.requests import DisconnectedError
-from manyheads.studio.run_cache import IsCancelled
-from manyheads.studio.views import rounded
+from manyheads.studio import models, requests, run_cache, views
 from manyheads.taps import Head, Patterns, Site, Tap
 
 TOP_KEYS = 32
@@ -32,9 +27,9 @@ class WatchedGeneration:
 
     def __init__(
         self,
-        loaded: LoadedModel,
-        text: StudioInput,
-        config: GenerationConfig,
+        loaded: models.LoadedModel,
+        text: models.StudioInput,
+        config: generation_config.GenerationConfig,
         *,
         heads: tuple[Head, ...],
         edits: dict[Site, EditFunction],
@@ -43,7 +38,7 @@ class WatchedGeneration:
         assert text.inputs.ids is not None
         self.loaded, self.model = loaded, loaded.model
         self._prompt = text.inputs.ids
-        self._request = GenerationRequest(loaded.model, self._prompt, config)
+        self._request = request.GenerationRequest(loaded.model, self._prompt, config)
         self._random = self._request.random(0)
         self._step = 0
         self._ended = False
@@ -53,12 +48,12 @@ class WatchedGeneration:
             self._heads.setdefault(head.layer, []).append(head.head)
         self._cache = self.model.new_cache(config.cache)
         self._wrapped_cache = WrappedCache()
-        self._decoder = StreamDecoder(self._request.tokenizer, self._request.context(0))
+        self._decoder = stopping.StreamDecoder(self._request.tokenizer, self._request.context(0))
         self._logits: Tensor | None = None
         self.length = len(text)
 
     @torch.inference_mode()
-    def step(self, cancelled: IsCancelled) -> dict[str, Any] | None:
+    def step(self, cancelled: run_cache.IsCancelled) -> dict[str, Any] | None:
         if self._ended or self._step == self._request.config.max_new_tokens:
             return None
         if self._logits is None:
@@ -78,7 +73,7 @@ class WatchedGeneration:
             "token": self.loaded.output_text(token),
             # A token may end inside a character, which comes complete with a later token.
             "text": self._decoder.push(token),
-            "probability": rounded(probability),
+            "probability": views.rounded(probability),
             "position": self.length - 1,
             "heads": watch.rows(self.length),
         }
@@ -115,14 +110,17 @@ class _RowRecorder:
     """Records the pattern row of the new token in some layers, and edits heads."""
 
     def __init__(
-        self, layers: dict[int, list[int]], edits: dict[Site, EditFunction], cancelled: IsCancelled
+        self,
+        layers: dict[int, list[int]],
+        edits: dict[Site, EditFunction],
+        cancelled: run_cache.IsCancelled,
     ) -> None:
         self._layers, self._edits, self._cancelled = layers, edits, cancelled
         self._rows: dict[Head, Tensor] = {}
 
     def wants(self, site: Site) -> bool:
         if self._cancelled():
-            raise DisconnectedError
+            raise requests.DisconnectedError
         return site in self._edits or (site.tap is Tap.PATTERN and site.layer in self._layers)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
@@ -141,6 +139,6 @@ class _RowRecorder:
             first = length - len(row)
             by_head[str(head)] = {
                 "positions": [first + index for index in largest.indices.tolist()],
-                "weights": [rounded(weight) for weight in largest.values.tolist()],
+                "weights": [views.rounded(weight) for weight in largest.values.tolist()],
             }
         return by_head

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from manyheads.studio.requests import DisconnectedError, RequestError
-from manyheads.studio.run_cache import IsCancelled
+from manyheads.studio import requests, run_cache
 
 Result = TypeVar("Result")
 
@@ -28,7 +27,7 @@ class RequestQueue:
         self._thread = ThreadPoolExecutor(1, "model", _lower_priority, (niceness,))
 
     async def run(
-        self, work: Callable[[IsCancelled], Result], disconnected: threading.Event
+        self, work: Callable[[run_cache.IsCancelled], Result], disconnected: threading.Event
     ) -> Result:
         """Return the result of the work, or raise DisconnectedError if its turn comes too late.
 
@@ -38,14 +37,14 @@ class RequestQueue:
             # Created here, because a lock belongs to the running event loop.
             self._lock = asyncio.Lock()
         if self.waiting >= self.max_waiting:
-            raise RequestError(
+            raise requests.RequestError(
                 503, f"{self.waiting} other requests are waiting for the model: try again soon."
             )
         self.waiting += 1
         try:
             async with self._lock:
                 if disconnected.is_set():
-                    raise DisconnectedError
+                    raise requests.DisconnectedError
                 loop = asyncio.get_running_loop()
                 running = loop.run_in_executor(self._thread, work, disconnected.is_set)
                 # Mark the exception as retrieved even if nobody awaits the result any more.

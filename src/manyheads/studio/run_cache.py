@@ -12,8 +12,7 @@ from torch import Tensor
 
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.ragged import Ragged
 from manyheads.studio.requests import DisconnectedError
 from manyheads.taps import Head, Patterns, Site, Sublayer, Tap
@@ -38,8 +37,8 @@ class TracedRun:
     log-sum-exp of each row of scores is computed once per head and cached.
     """
 
-    model: Model
-    inputs: ModelInputs
+    model: build.Model
+    inputs: model_interface.ModelInputs
     layers: dict[int, TiledScores]
     hidden: Ragged
     means: dict[int, Float[Tensor, "_ _"]]
@@ -140,8 +139,8 @@ def _log_sum_exp(
 
 
 def trace_run(
-    model: Model,
-    inputs: ModelInputs,
+    model: build.Model,
+    inputs: model_interface.ModelInputs,
     changes: Mapping[Site, EditFunction] | None = None,
     *,
     keep: frozenset[int] = frozenset(),
@@ -152,7 +151,7 @@ def trace_run(
     `keep` are the layers whose head outputs are tensors, for patching another run.
     """
     watcher = _RunRecorder(model, changes or {}, keep, cancelled)
-    with eval_mode(model), torch.inference_mode():
+    with build.eval_mode(model), torch.inference_mode():
         model.run_hidden(inputs, watcher)
     assert watcher.hidden is not None
     return TracedRun(
@@ -170,7 +169,7 @@ class _RunRecorder:
 
     def __init__(
         self,
-        model: Model,
+        model: build.Model,
         changes: Mapping[Site, EditFunction],
         keep: frozenset[int],
         cancelled: IsCancelled,

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.studio.models import LoadedModel, StudioInput
-from manyheads.studio.requests import DisconnectedError
+from manyheads.studio import models, requests
 from manyheads.studio.run_cache import MAX_WEIGHTS, IsCancelled, TracedRun
 from manyheads.taps import Head
 
@@ -18,7 +17,7 @@ from manyheads.taps import Head
 MIN_WEIGHT = 5e-4
 
 
-def tokens(loaded: LoadedModel, text: StudioInput, run: TracedRun) -> dict[str, Any]:
+def tokens(loaded: models.LoadedModel, text: models.StudioInput, run: TracedRun) -> dict[str, Any]:
     """The tokens, with the loss at each for a generative model."""
     view: dict[str, Any] = {
         "tokens": list(text.tokens),
@@ -67,7 +66,7 @@ def attention_rows(
         views = []
         for block in run.blocks(rows):
             if cancelled():
-                raise DisconnectedError
+                raise requests.DisconnectedError
             for row in run.weights(head, block, range(run.length), cancelled):
                 views.append(_top_weights(row, top_k))
         by_head[str(head)] = views
@@ -101,7 +100,7 @@ def attention_map(
 
 
 def predictions(
-    loaded: LoadedModel, run: TracedRun, position: int, top_k: int, clean: TracedRun | None
+    loaded: models.LoadedModel, run: TracedRun, position: int, top_k: int, clean: TracedRun | None
 ) -> dict[str, Any]:
     """The most probable outputs at a position, with their probabilities before the edits."""
     after = _probabilities(loaded, run, position)
@@ -171,7 +170,7 @@ def _reduce_lines(
     run: TracedRun, head: Head, group: list[range], keys: range, width: int, cancelled: IsCancelled
 ) -> list[Float[Tensor, " w"]]:
     if cancelled():
-        raise DisconnectedError
+        raise requests.DisconnectedError
     rows = range(group[0].start, group[-1].stop)
     weights = run.weights(head, rows, keys, cancelled)
     if len(keys) > width:
@@ -180,7 +179,7 @@ def _reduce_lines(
 
 
 def _probabilities(
-    loaded: LoadedModel, run: TracedRun, position: int
+    loaded: models.LoadedModel, run: TracedRun, position: int
 ) -> Float[Tensor, " v"] | None:
     if loaded.output == "none":
         return None

@@ -10,10 +10,7 @@ from manyheads.data.masking import Masking, mask_tokens, masking_vocabulary
 from manyheads.errors import InputError
 from manyheads.lens.inputs.metrics import Metric, Similarity
 from manyheads.lens.inputs.texts import Targets, read_inputs
-from manyheads.models.build import Model
-from manyheads.models.encoder import Encoder
-from manyheads.models.model_interface import ModelInputs
-from manyheads.models.readout import LanguageHead
+from manyheads.models import build, encoder, model_interface, readout
 
 # As BERT was trained, but tokens are never replaced by random ones.
 MASKING = Masking(mask_fraction=0.15, mask_token_fraction=1.0, random_token_fraction=0.0)
@@ -23,13 +20,13 @@ MASKING = Masking(mask_fraction=0.15, mask_token_fraction=1.0, random_token_frac
 class EvaluationInputs:
     """Texts as the model reads them, the metric, and the targets where texts lack them."""
 
-    model_inputs: ModelInputs
+    model_inputs: model_interface.ModelInputs
     metric: Metric
     targets: Targets | None
 
 
 def prepare_inputs(
-    model: Model, texts: Any, *, targets: Targets | None = None, seed: int = 0
+    model: build.Model, texts: Any, *, targets: Targets | None = None, seed: int = 0
 ) -> EvaluationInputs:
     """Next tokens for a generative model, masked tokens for an encoder, or its own vectors.
 
@@ -40,17 +37,19 @@ def prepare_inputs(
         return EvaluationInputs(model_inputs, Similarity(), None)
     if targets is not None:
         return EvaluationInputs(model_inputs, "loss", targets)
-    if not isinstance(model.config.readout, LanguageHead):
+    if not isinstance(model.config.readout, readout.LanguageHead):
         kind = type(model.config.readout).__name__
         raise InputError(
             f"a {kind} needs targets to be evaluated", "give targets, the correct classes"
         )
-    if not isinstance(model, Encoder):
+    if not isinstance(model, encoder.Encoder):
         return EvaluationInputs(model_inputs, "loss", None)
     return _masked(model, model_inputs, seed)
 
 
-def _masked(model: Encoder, inputs: ModelInputs, seed: int) -> EvaluationInputs:
+def _masked(
+    model: encoder.Encoder, inputs: model_interface.ModelInputs, seed: int
+) -> EvaluationInputs:
     assert inputs.ids is not None
     words = masking_vocabulary(model.tokenizer, model.config.embedding.vocabulary)
     draw = torch.Generator().manual_seed(seed)
@@ -64,4 +63,4 @@ def _masked(model: Encoder, inputs: ModelInputs, seed: int) -> EvaluationInputs:
         targets[owner][position] = answer
     if not any(targets):
         raise InputError("no token of the texts could be masked", "give longer texts")
-    return EvaluationInputs(ModelInputs(ids=masked.texts), "loss", targets)
+    return EvaluationInputs(model_interface.ModelInputs(ids=masked.texts), "loss", targets)

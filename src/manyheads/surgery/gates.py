@@ -13,26 +13,19 @@ from torch import Tensor
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.automatic import native_models_only, require_native
 from manyheads.errors import ConfigError, InputError
-from manyheads.lens.inputs.cached_run import ActivationEditor
-from manyheads.lens.inputs.metrics import bind_metric
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import batch_ranges, read_inputs
 from manyheads.lens.measure.statistics import statistics
+from manyheads.models import decoder, encoder, readout, recipes
 from manyheads.models.build import Model, build, eval_mode
-from manyheads.models.decoder import Decoder
-from manyheads.models.encoder import Encoder
 from manyheads.models.layer import Branch, Layer
-from manyheads.models.readout import LanguageHead
-from manyheads.models.recipes import ModelConfig
 from manyheads.parts.gates import Gate
 from manyheads.progress import Progress
-from manyheads.surgery.evaluation_inputs import prepare_inputs
-from manyheads.surgery.finetune.loop import finetune, objective_for
-from manyheads.surgery.finetune.trainable import freeze_except_gates, unfreeze_all
-from manyheads.surgery.rebuild import AnyModel
+from manyheads.surgery import evaluation_inputs, rebuild
+from manyheads.surgery.finetune import loop, trainable
 from manyheads.taps import Site, Sublayer, Tap
 from manyheads.tokenizers import surrogates_refused
-from manyheads.train.optim.optimizers import AdamW
-from manyheads.train.optim.schedules import Cosine
+from manyheads.train.optim import optimizers, schedules
 
 FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
 # silu is 1 here.
@@ -45,13 +38,13 @@ BATCH_TOKENS = 8192
 
 @native_models_only
 def add_gates(
-    model: AnyModel,
+    model: rebuild.AnyModel,
     gate: Gate,
     layers: tuple[int, ...] | Literal["all"] = "all",
     *,
     sublayer: Literal[Sublayer.ATTENTION, Sublayer.CROSS] = Sublayer.ATTENTION,
     stack: Literal["all", "main", "encoder", "decoder"] = "all",
-) -> AnyModel:
+) -> rebuild.AnyModel:
     """A copy of the model with a gate in these layers, and the same output.
 
     The gate's weights start at zero, so that it has the same value for every token, and the weights
@@ -78,7 +71,7 @@ def add_gates(
                 configs[index], **{sublayer.value: replace(branch, inner=inner)}
             )
         config = replace(config, **{FIELDS[name]: replace(held, layers=tuple(configs))})
-    fresh = build(cast(ModelConfig, config), device="meta")
+    fresh = build(cast(recipes.ModelConfig, config), device="meta")
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for name, index in chosen:
         if getattr(config, FIELDS[name]).owners[index] != index:
@@ -94,7 +87,7 @@ def add_gates(
         )
     fresh.load_state_dict(state, assign=True)
     fresh.copy_provenance(model)
-    return cast(AnyModel, fresh.train(model.training))
+    return cast(rebuild.AnyModel, fresh.train(model.training))
 
 
 def _chosen(
@@ -292,8 +285,8 @@ def train_gates(
 ) -> GatedModel:
     """A copy of the model with trained gates; both are measured on the held-out texts."""
     require_native(model, "a gate")
-    if not isinstance(model, Decoder | Encoder) or not isinstance(
-        model.config.readout, LanguageHead
+    if not isinstance(model, decoder.Decoder | encoder.Encoder) or not isinstance(
+        model.config.readout, readout.LanguageHead
     ):
         raise InputError(
             f"gates cannot be trained on plain texts in a {type(model).__name__} with "
@@ -306,23 +299,23 @@ def train_gates(
     gated = add_gates(model, gate, layers)
     before = _figures(model, held_out, seed, progress)
     if train == "gates":
-        trained = freeze_except_gates(gated)
+        trained = trainable.freeze_except_gates(gated)
     else:
         trained = sum(parameter.numel() for parameter in gated.parameters())
     model_inputs = read_inputs(gated, texts)
-    finetune(
+    loop.finetune(
         gated,
         model_inputs,
-        objective_for(gated, model_inputs, None),
-        optimizer=AdamW(lr=lr, decay=0.0),
-        schedule=Cosine(),
+        loop.objective_for(gated, model_inputs, None),
+        optimizer=optimizers.AdamW(lr=lr, decay=0.0),
+        schedule=schedules.Cosine(),
         steps=steps,
         batch_tokens=batch_tokens,
         seed=seed,
         progress=progress,
         label="training gates",
     )
-    unfreeze_all(gated)
+    trainable.unfreeze_all(gated)
     return GatedModel(
         model=gated,
         gate=gate,
@@ -334,7 +327,7 @@ def train_gates(
 
 
 def _figures(
-    model: Decoder | Encoder, texts: Sequence[Any], seed: int, progress: bool
+    model: decoder.Decoder | encoder.Encoder, texts: Sequence[Any], seed: int, progress: bool
 ) -> GateFigures:
     measured = statistics(model, texts, progress=progress)
     return GateFigures(
@@ -344,9 +337,11 @@ def _figures(
     )
 
 
-def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progress: bool) -> float:
+def _perplexity(
+    model: decoder.Decoder | encoder.Encoder, texts: Sequence[Any], seed: int, progress: bool
+) -> float:
     """The perplexity of next tokens, or of tokens masked by the seed."""
-    inputs = prepare_inputs(model, texts, seed=seed)
+    inputs = evaluation_inputs.prepare_inputs(model, texts, seed=seed)
     model_inputs, sizes = inputs.model_inputs, inputs.model_inputs.sizes(model)
     last, total, count = Site(-1, Tap.FINAL), 0.0, 0.0
     with (
@@ -355,8 +350,8 @@ def _perplexity(model: Decoder | Encoder, texts: Sequence[Any], seed: int, progr
         Progress("scoring", total=sum(sizes), unit="tokens", enabled=progress) as bar,
     ):
         for batch in batch_ranges(sizes, BATCH_TOKENS):
-            judged = bind_metric(model, model_inputs, batch, "loss", inputs.targets)
-            activations = ActivationEditor({}, [last])
+            judged = metrics.bind_metric(model, model_inputs, batch, "loss", inputs.targets)
+            activations = cached_run.ActivationEditor({}, [last])
             model.run_inputs(model_inputs.select(batch), activations)
             total += float((judged(activations[last])[0].double() * judged.weights).sum())
             count += float(judged.weights.sum())

@@ -20,14 +20,11 @@ from manyheads.models.model_interface import ModelInputs
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.surgery.finetune.loop import recover
 from manyheads.surgery.pruning import ReplaceWith, prune, prune_layers, prune_neurons
+from manyheads.surgery.selection import l0_selection, layers, neurons, results
 from manyheads.surgery.selection.heads import HeadSelection, select_heads
-from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
-from manyheads.surgery.selection.layers import LayerSelection, select_layers
-from manyheads.surgery.selection.neurons import NeuronSelection, select_neurons
-from manyheads.surgery.selection.results import Order, UnitName
 from manyheads.taps import Sublayer
 
-AnySelection = HeadSelection | NeuronSelection | LayerSelection
+AnySelection = HeadSelection | neurons.NeuronSelection | layers.LayerSelection
 
 TIMED_ROUNDS = 7
 # Tokens that are timed together.
@@ -42,15 +39,15 @@ class PruningConfig:
     `sublayer` are for heads only.
     """
 
-    unit: UnitName = "heads"
+    unit: results.UnitName = "heads"
     fraction: float | None = None
     budget: float | None = None
-    by: Order | None = None
+    by: results.Order | None = None
     iterative: bool = False
     replace_with: ReplaceWith = "zero"
     stack: StackName | None = None
     sublayer: Sublayer = Sublayer.ATTENTION
-    l0: L0Config = DEFAULT_L0
+    l0: l0_selection.L0Config = l0_selection.DEFAULT_L0
     recovery_steps: int = 0
     seed: int = 0
 
@@ -205,8 +202,8 @@ def _select(
             "leave it out, or prune heads",
         )
     if config.unit == "layers":
-        return select_layers(model, inputs.model_inputs, by, **common)
-    return select_neurons(model, inputs.model_inputs, by, **common)
+        return layers.select_layers(model, inputs.model_inputs, by, **common)
+    return neurons.select_neurons(model, inputs.model_inputs, by, **common)
 
 
 def _prune(
@@ -215,9 +212,9 @@ def _prune(
     match selection:
         case HeadSelection():
             return prune(model, selection.heads, config.replace_with, inputs.model_inputs)
-        case NeuronSelection():
+        case neurons.NeuronSelection():
             return prune_neurons(model, selection.neurons, stack=config.stack)
-        case LayerSelection():
+        case layers.LayerSelection():
             return prune_layers(model, selection.layers, stack=config.stack)
 
 

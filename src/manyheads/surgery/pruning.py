@@ -10,8 +10,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import InputError
-from manyheads.lens.causal.ablation import replacement_values
-from manyheads.lens.causal.evaluate import default_batch_tokens
+from manyheads.lens.causal import ablation, evaluate
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import read_inputs
 from manyheads.lens.results.addresses import Address, Heads, blocks_of, heads_in
@@ -194,14 +193,14 @@ def _pruned(
 def _means(model: Model, heads: Sequence[Address], texts: Any) -> Means:
     """The mean output of every head of the layers that lose some, as in ablation."""
     inputs = read_inputs(model, texts)
-    batch_tokens = default_batch_tokens(model)
+    batch_tokens = evaluate.default_batch_tokens(model)
     result: dict[tuple[str, Sublayer, int], Tensor] = {}
     stacks = model.stacks()
     for name, sublayer in dict.fromkeys((head.stack, head.sublayer) for head in heads):
         assert name in stacks, "the addresses were checked"
         part = head_scope(model, name, sublayer)
         with eval_mode(model), torch.no_grad():
-            means = replacement_values(
+            means = ablation.replacement_values(
                 part, inputs, "mean", seed=0, batch_tokens=batch_tokens
             ).means
         result |= {(name, sublayer, layer): mean for layer, mean in means.items()}

@@ -15,16 +15,13 @@ from torch import Tensor, nn
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import ConfigError
 from manyheads.mixers.mixer import Mixer
+from manyheads.models import embedding, encoder, seq2seq
 from manyheads.models.build import Model, build
-from manyheads.models.embedding import TokenEmbedding
-from manyheads.models.encoder import TextModel
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.readout import LanguageHead, ReadoutLayer
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.stack import Stack, StackConfig
-from manyheads.parts.experts import MixtureOfExperts
-from manyheads.parts.feedforward import FeedForward
+from manyheads.parts import experts, feedforward
 from manyheads.parts.positions import Rotary
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -83,7 +80,9 @@ def tile(small: Model, config: ModelConfig, *, seed: int | None = None) -> Any:
 
     Parameters that the small model does not have are initialized from `seed`.
     """
-    if type(small.config) is not type(config) or not isinstance(small, TextModel | Seq2Seq):
+    if type(small.config) is not type(config) or not isinstance(
+        small, encoder.TextModel | seq2seq.Seq2Seq
+    ):
         raise ConfigError(
             f"a {type(small.config).__name__} cannot be tiled into a {type(config).__name__}",
             "use a text model of the same type",
@@ -117,13 +116,13 @@ def _grow(small: nn.Module, large: nn.Module) -> None:
     match small, large:
         case Attention(), Attention():
             _grow_attention(small, large)
-        case FeedForward(), FeedForward():
+        case feedforward.FeedForward(), feedforward.FeedForward():
             _grow_feedforward(small, large)
-        case MixtureOfExperts(), MixtureOfExperts():
+        case experts.MixtureOfExperts(), experts.MixtureOfExperts():
             _grow_experts(small, large)
         case Mixer(), Mixer():
             _copy_mixer(small, large)
-        case TokenEmbedding(), TokenEmbedding():
+        case embedding.TokenEmbedding(), embedding.TokenEmbedding():
             _check_tables(small, large)
             _grow_each(small, large)
         case ReadoutLayer(), ReadoutLayer() if _outputs(small) != _outputs(large):
@@ -210,7 +209,7 @@ def _shape(config: AttentionConfig, name: str, rows: int) -> tuple[int, ...]:
     return (groups, rows // groups) if rows % groups == 0 else (rows,)
 
 
-def _grow_feedforward(small: FeedForward, large: FeedForward) -> None:
+def _grow_feedforward(small: feedforward.FeedForward, large: feedforward.FeedForward) -> None:
     parts = 2 if large.gated else 1
     for before, after in zip(small.expand.parameters(), large.expand.parameters(), strict=True):
         for source, target in zip(before.chunk(parts), after.chunk(parts), strict=True):
@@ -218,7 +217,7 @@ def _grow_feedforward(small: FeedForward, large: FeedForward) -> None:
     _grow_each(small.contract, large.contract)
 
 
-def _grow_experts(small: MixtureOfExperts, large: MixtureOfExperts) -> None:
+def _grow_experts(small: experts.MixtureOfExperts, large: experts.MixtureOfExperts) -> None:
     for source, target in zip(small.expand.chunk(2, -1), large.expand.chunk(2, -1), strict=True):
         _put(target, source)
     _put(large.contract, small.contract)
@@ -249,7 +248,7 @@ def _check_heads(small: AttentionConfig, large: AttentionConfig) -> None:
             )
 
 
-def _check_tables(small: TokenEmbedding, large: TokenEmbedding) -> None:
+def _check_tables(small: embedding.TokenEmbedding, large: embedding.TokenEmbedding) -> None:
     """Rows of an embedding table have an identity and cannot move to the center."""
     for name in ("tokens", "positions", "types"):
         source, target = getattr(small, name), getattr(large, name)
@@ -270,7 +269,7 @@ def with_rotary_base(config: Config, theta: float) -> Config:
     """
     if theta <= 1:
         raise ConfigError(f"theta must be above 1, got {theta:g}", "use a larger base")
-    names = ("encoder", "decoder") if isinstance(config, Seq2SeqConfig) else ("stack",)
+    names = ("encoder", "decoder") if isinstance(config, seq2seq.Seq2SeqConfig) else ("stack",)
     stacks: dict[str, Any] = {name: getattr(config, name) for name in names}
     if not any(_has_global_rotary(layer) for stack in stacks.values() for layer in stack.layers):
         raise ConfigError("no layer has rotary positions and global attention", "leave theta out")

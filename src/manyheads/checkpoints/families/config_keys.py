@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from manyheads.errors import ConfigError
-from manyheads.models.recipes import ModelConfig
-from manyheads.models.seq2seq import Seq2SeqConfig
+from manyheads.models import recipes, seq2seq
 from manyheads.parts.norms import NoNorm
 
 MISSING: Any = object()
@@ -112,9 +111,9 @@ class Parts:
         return self.stack["depth"]
 
 
-def parts_of(config: ModelConfig) -> Parts | None:
+def parts_of(config: recipes.ModelConfig) -> Parts | None:
     """The parts of a model; None if it has no layers."""
-    stack = config.encoder if isinstance(config, Seq2SeqConfig) else config.stack
+    stack = config.encoder if isinstance(config, seq2seq.Seq2SeqConfig) else config.stack
     if not stack.layers:
         return None
     branches = {

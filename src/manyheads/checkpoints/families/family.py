@@ -11,12 +11,9 @@ from manyheads.checkpoints.families.config_keys import Key, Parts, parts_of, rea
 from manyheads.checkpoints.tensor_map import Either, Entry, Packed, Repeated, TensorMap
 from manyheads.errors import ConfigError
 from manyheads.mixers.build import MixerConfig
-from manyheads.models.decoder import DecoderConfig
+from manyheads.models import decoder, encoder, initialization, provenance, stack
 from manyheads.models.embedding import Embedding
-from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
-from manyheads.models.provenance import DEFAULT_LABEL
 from manyheads.models.readout import (
     ClassHead,
     LanguageHead,
@@ -27,7 +24,6 @@ from manyheads.models.readout import (
     TokenHead,
 )
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.stack import StackConfig
 from manyheads.parts.feedforward import MLP, Activation
 from manyheads.parts.norms import LayerNorm, NoNorm, Placement, PostNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition
@@ -264,16 +260,16 @@ class Family(ABC):
 class DecoderFamily(Family):
     """A family of decoders."""
 
-    config_types = (DecoderConfig,)
-    init = Initialization()
+    config_types = (decoder.DecoderConfig,)
+    init = initialization.Initialization()
 
-    def read_config(self, config_json: Mapping[str, Any]) -> DecoderConfig:
+    def read_config(self, config_json: Mapping[str, Any]) -> decoder.DecoderConfig:
         config_json = self.complete(config_json)
         parts = read_keys(self.keys, config_json)
         norm = self.read_norm(parts)
-        return DecoderConfig(
+        return decoder.DecoderConfig(
             embedding=self.read_embedding(parts),
-            stack=StackConfig(
+            stack=stack.StackConfig(
                 width=parts.width,
                 layers=tuple(self.read_layers(parts, norm, config_json)),
                 final_norm=norm,
@@ -301,17 +297,17 @@ class DecoderFamily(Family):
 class EncoderFamily(Family):
     """A family of encoders: those of BERT's kind unless a method says otherwise."""
 
-    config_types = (EncoderConfig,)
+    config_types = (encoder.EncoderConfig,)
     class_ends: Mapping[type[Readout], str] = MASKED_HEADS
-    init = Initialization()
+    init = initialization.Initialization()
     # Where the weight and the bias of a language head are.
     words: str = ""
 
-    def read_config(self, config_json: Mapping[str, Any]) -> EncoderConfig:
+    def read_config(self, config_json: Mapping[str, Any]) -> encoder.EncoderConfig:
         config_json = self.complete(config_json)
         parts = read_keys(self.keys, config_json)
         norm = self.read_norm(parts)
-        return EncoderConfig(
+        return encoder.EncoderConfig(
             embedding=self.read_embedding(parts, norm),
             stack=self.read_stack(parts, norm, config_json),
             readout=self.read_readout(parts, norm, config_json),
@@ -326,9 +322,9 @@ class EncoderFamily(Family):
 
     def read_stack(
         self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> StackConfig:
+    ) -> stack.StackConfig:
         layers = tuple(self.read_layers(parts, norm, config_json))
-        return StackConfig(width=parts.width, layers=layers)
+        return stack.StackConfig(width=parts.width, layers=layers)
 
     def read_layers(
         self,
@@ -465,4 +461,4 @@ def default_labels(readout: Readout) -> dict[str, Any]:
 
 def unnamed(count: int) -> tuple[str, ...]:
     """Names for classes that have none."""
-    return tuple(f"{DEFAULT_LABEL}{index}" for index in range(count))
+    return tuple(f"{provenance.DEFAULT_LABEL}{index}" for index in range(count))

@@ -4,27 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    FLOAT,
-    VOCABULARY,
-    WIDTH,
-    Form,
-    Key,
-    Parts,
-    one_of,
-    read_keys,
-)
-from manyheads.checkpoints.families.family import Family, Sources, embedding_of
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.tensor_map import Packed
 from manyheads.errors import ConfigError
-from manyheads.models.initialization import Initialization
+from manyheads.models import initialization, readout, seq2seq, stack
 from manyheads.models.layer import Branch, LayerConfig
-from manyheads.models.readout import LanguageHead, Readout
-from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.models.stack import StackConfig
+from manyheads.parts import masks, norms
 from manyheads.parts.feedforward import MLP, Activation
-from manyheads.parts.masks import Causal, Full
-from manyheads.parts.norms import LayerNorm, PostNorm
 from manyheads.parts.positions import Sinusoidal
 
 # The rows of the table of sinusoids in `transformers`; ours has no limit.
@@ -40,23 +26,27 @@ ACTIVATIONS: dict[str, Activation] = {
 SIDES = ("encoder", "decoder")
 
 
-class MarianFamily(Family):
+class MarianFamily(family.Family):
     """Marian."""
 
     name = "marian"
     classes: Mapping[str, str] = {"marian": "Marian"}
-    class_ends: Mapping[type[Readout], str] = {LanguageHead: "MTModel"}
-    config_types = (Seq2SeqConfig,)
-    keys: Mapping[str, Key] = {
-        "d_model": WIDTH,
-        "vocab_size": VOCABULARY,
+    class_ends: Mapping[type[readout.Readout], str] = {readout.LanguageHead: "MTModel"}
+    config_types = (seq2seq.Seq2SeqConfig,)
+    keys: Mapping[str, config_keys.Key] = {
+        "d_model": config_keys.WIDTH,
+        "vocab_size": config_keys.VOCABULARY,
         # The root of the width, or one.
-        "scale_embedding": Key("embedding.scale", False, Form(write=lambda scale: scale != 1.0)),
-        "dropout": Key("embedding.dropout", 0.1, FLOAT),
-        "attention_dropout": Key("attention.dropout", 0.0, FLOAT),
-        "activation_dropout": Key("feedforward.dropout", 0.0, FLOAT),
-        "activation_function": Key("feedforward.activation", "gelu", one_of(ACTIVATIONS)),
-        "init_std": Key("init.std", 0.02, FLOAT),
+        "scale_embedding": config_keys.Key(
+            "embedding.scale", False, config_keys.Form(write=lambda scale: scale != 1.0)
+        ),
+        "dropout": config_keys.Key("embedding.dropout", 0.1, config_keys.FLOAT),
+        "attention_dropout": config_keys.Key("attention.dropout", 0.0, config_keys.FLOAT),
+        "activation_dropout": config_keys.Key("feedforward.dropout", 0.0, config_keys.FLOAT),
+        "activation_function": config_keys.Key(
+            "feedforward.activation", "gelu", config_keys.one_of(ACTIVATIONS)
+        ),
+        "init_std": config_keys.Key("init.std", 0.02, config_keys.FLOAT),
     }
     constants: Mapping[str, Any] = {
         "is_encoder_decoder": True,
@@ -68,8 +58,8 @@ class MarianFamily(Family):
         "forced_eos_token_id": 0,
     }
 
-    embedding: Mapping[str, Sources] = {"embedding.tokens": "model.shared"}
-    layer: Mapping[str, Sources] = {
+    embedding: Mapping[str, family.Sources] = {"embedding.tokens": "model.shared"}
+    layer: Mapping[str, family.Sources] = {
         "attention.project": tuple(f"self_attn.{part}_proj" for part in "qkv"),
         "attention.output": "self_attn.out_proj",
         "attention_residual.norm": "self_attn_layer_norm",
@@ -85,24 +75,24 @@ class MarianFamily(Family):
     # Older files hold the sinusoids and copies of the token embedding.
     buffers = (".embed_positions.weight", ".embed_tokens.weight")
 
-    def read_config(self, config_json: Mapping[str, Any]) -> Seq2SeqConfig:
+    def read_config(self, config_json: Mapping[str, Any]) -> seq2seq.Seq2SeqConfig:
         for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
             if not config_json.get(key, True):
                 raise ConfigError(
                     f"{key}=false gives each side its own embedding, which is not supported",
                     "use a model with one embedding for encoder, decoder and language head",
                 )
-        parts = read_keys(self.keys, config_json)
+        parts = config_keys.read_keys(self.keys, config_json)
         scale = parts.width**0.5 if parts.embedding["scale"] else 1.0
-        return Seq2SeqConfig(
-            embedding=embedding_of(parts, position=Sinusoidal(layout="halves"), scale=scale),
+        return seq2seq.Seq2SeqConfig(
+            embedding=family.embedding_of(parts, position=Sinusoidal(layout="halves"), scale=scale),
             encoder=_stack(parts, config_json, "encoder"),
             decoder=_stack(parts, config_json, "decoder"),
-            readout=LanguageHead(tied=True, bias=True),
-            init=Initialization(**parts.init),
+            readout=readout.LanguageHead(tied=True, bias=True),
+            init=initialization.Initialization(**parts.init),
         )
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         last = parts.embedding.vocabulary - 1
         described = {
             "decoder_vocab_size": last + 1,
@@ -121,11 +111,11 @@ class MarianFamily(Family):
             }
         return described
 
-    def model_entries(self, config: Seq2SeqConfig) -> Iterator[Packed]:
+    def model_entries(self, config: seq2seq.Seq2SeqConfig) -> Iterator[Packed]:
         vocabulary = config.embedding.vocabulary
         yield Packed({"readout.bias": (vocabulary,)}, "final_logits_bias", (1, vocabulary))
 
-    def layer_places(self, config: Seq2SeqConfig) -> Iterator[tuple[str, str, LayerConfig]]:
+    def layer_places(self, config: seq2seq.Seq2SeqConfig) -> Iterator[tuple[str, str, LayerConfig]]:
         for side in SIDES:
             for index, layer in enumerate(getattr(config, side).layers):
                 yield f"{side}.layers.{index}", f"model.{side}.layers.{index}", layer
@@ -134,18 +124,20 @@ class MarianFamily(Family):
 MARIAN = MarianFamily()
 
 
-def _stack(parts: Parts, config_json: Mapping[str, Any], side: str) -> StackConfig:
+def _stack(
+    parts: config_keys.Parts, config_json: Mapping[str, Any], side: str
+) -> stack.StackConfig:
     dropout, decodes = parts.embedding["dropout"], side == "decoder"
     heads = config_json[f"{side}_attention_heads"]
 
     def attention(**own: Any) -> Branch[AttentionConfig]:
         config = AttentionConfig(heads=heads, bias="all", **parts.attention, **own)
-        return Branch(config, PostNorm(LayerNorm()), dropout)
+        return Branch(config, norms.PostNorm(norms.LayerNorm()), dropout)
 
     feedforward = MLP(hidden=config_json[f"{side}_ffn_dim"], **parts.feedforward)
     layer = LayerConfig(
-        attention=attention(mask=Causal() if decodes else Full()),
+        attention=attention(mask=masks.Causal() if decodes else masks.Full()),
         cross=attention(keys_from="memory") if decodes else None,
-        feedforward=Branch(feedforward, PostNorm(LayerNorm()), dropout),
+        feedforward=Branch(feedforward, norms.PostNorm(norms.LayerNorm()), dropout),
     )
-    return StackConfig(width=parts.width, layers=(layer,) * config_json[f"{side}_layers"])
+    return stack.StackConfig(width=parts.width, layers=(layer,) * config_json[f"{side}_layers"])

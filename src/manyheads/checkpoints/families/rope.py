@@ -5,17 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from manyheads.errors import ConfigError
-from manyheads.parts.positions.rotary import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    NoScaling,
-    NTKScaling,
-    Rotary,
-    Scaling,
-    YarnScaling,
-)
+from manyheads.parts.positions import rotary
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 # The default length if config.json leaves it out; rotary positions have no limit.
@@ -32,30 +22,30 @@ def rope_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_rope(
     rope: Mapping[str, Any], *, theta: Any, fraction: Any = 1.0, longest: int = LONGEST
-) -> Rotary:
+) -> rotary.Rotary:
     """Our positions; `theta` and `fraction` are what holds where `rope` does not say it.
 
     `longest` is max_position_embeddings, the length of the texts in training or after extension.
     """
-    return Rotary(
+    return rotary.Rotary(
         theta=float(rope.get("rope_theta") or theta),
         fraction=float(rope.get("partial_rotary_factor") or fraction),
         scaling=read_scaling(rope, longest),
     )
 
 
-def read_scaling(rope: Mapping[str, Any], longest: int) -> Scaling:
+def read_scaling(rope: Mapping[str, Any], longest: int) -> rotary.Scaling:
     kind = rope.get("rope_type", rope.get("type", "default"))
     length = int(rope.get("original_max_position_embeddings") or longest)
     match kind:
         case "default":
-            return NoScaling()
+            return rotary.NoScaling()
         case "linear":
-            return LinearScaling(factor=float(rope["factor"]))
+            return rotary.LinearScaling(factor=float(rope["factor"]))
         case "dynamic":
-            return DynamicScaling(factor=float(rope["factor"]), original_length=longest)
+            return rotary.DynamicScaling(factor=float(rope["factor"]), original_length=longest)
         case "llama3":
-            return Llama3Scaling(
+            return rotary.Llama3Scaling(
                 factor=float(rope["factor"]),
                 original_length=length,
                 fast=float(rope["high_freq_factor"]),
@@ -68,9 +58,9 @@ def read_scaling(rope: Mapping[str, Any], longest: int) -> Scaling:
     raise ConfigError(f"rope_type={kind!r} is not supported", f"use {', '.join(KINDS)}")
 
 
-def _yarn(rope: Mapping[str, Any], length: int, longest: int) -> YarnScaling:
+def _yarn(rope: Mapping[str, Any], length: int, longest: int) -> rotary.YarnScaling:
     factor = float(rope.get("factor") or longest / length)
-    return YarnScaling(
+    return rotary.YarnScaling(
         factor=factor,
         original_length=length,
         fast=float(rope.get("beta_fast") or 32.0),
@@ -93,17 +83,19 @@ def _attention_factor(rope: Mapping[str, Any], factor: float) -> float | Literal
     return float(own)
 
 
-def _longrope(rope: Mapping[str, Any], length: int, longest: int) -> LongRopeScaling:
+def _longrope(rope: Mapping[str, Any], length: int, longest: int) -> rotary.LongRopeScaling:
     factor, own = float(rope.get("factor") or longest / length), rope.get("attention_factor")
     if own is None:
         own = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
     short, long = (tuple(map(float, rope[f"{name}_factor"])) for name in ("short", "long"))
-    return LongRopeScaling(short=short, long=long, original_length=length, temperature=float(own))
+    return rotary.LongRopeScaling(
+        short=short, long=long, original_length=length, temperature=float(own)
+    )
 
 
 def describe_rope(position: object) -> dict[str, Any] | None:
     """`rope_parameters` for our positions; None if there are none for them."""
-    if not isinstance(position, Rotary) or isinstance(position.scaling, NTKScaling):
+    if not isinstance(position, rotary.Rotary) or isinstance(position.scaling, rotary.NTKScaling):
         return None
     rope: dict[str, Any] = {"rope_theta": position.theta}
     if position.fraction != 1.0:
@@ -111,17 +103,17 @@ def describe_rope(position: object) -> dict[str, Any] | None:
     return rope | _describe_scaling(position.scaling)
 
 
-def _describe_scaling(scaling: Scaling) -> dict[str, Any]:
+def _describe_scaling(scaling: rotary.Scaling) -> dict[str, Any]:
     match scaling:
-        case LinearScaling(factor=factor):
+        case rotary.LinearScaling(factor=factor):
             return {"rope_type": "linear", "factor": factor}
-        case DynamicScaling(factor=factor):
+        case rotary.DynamicScaling(factor=factor):
             return {"rope_type": "dynamic", "factor": factor}
-        case Llama3Scaling(factor=factor, original_length=length, fast=fast, slow=slow):
+        case rotary.Llama3Scaling(factor=factor, original_length=length, fast=fast, slow=slow):
             bounds = {"high_freq_factor": fast, "low_freq_factor": slow}
             own = {"factor": factor, "original_max_position_embeddings": length}
             return {"rope_type": "llama3"} | own | bounds
-        case YarnScaling(factor=factor, original_length=length, fast=fast, slow=slow):
+        case rotary.YarnScaling(factor=factor, original_length=length, fast=fast, slow=slow):
             own = {"factor": factor, "original_max_position_embeddings": length}
             own |= {"beta_fast": fast, "beta_slow": slow}
             if scaling.attention_factor != "published":
@@ -129,7 +121,7 @@ def _describe_scaling(scaling: Scaling) -> dict[str, Any]:
             if not scaling.truncate:
                 own["truncate"] = False
             return {"rope_type": "yarn"} | own
-        case LongRopeScaling(short=short, long=long, original_length=length):
+        case rotary.LongRopeScaling(short=short, long=long, original_length=length):
             return {
                 "rope_type": "longrope",
                 "attention_factor": scaling.temperature,
@@ -142,6 +134,6 @@ def _describe_scaling(scaling: Scaling) -> dict[str, Any]:
 
 def longest_of(position: object, default: int = LONGEST) -> int:
     """max_position_embeddings for our positions, which a dynamic scaling starts from."""
-    if isinstance(position, Rotary) and isinstance(position.scaling, DynamicScaling):
+    if isinstance(position, rotary.Rotary) and isinstance(position.scaling, rotary.DynamicScaling):
         return position.scaling.original_length
     return default

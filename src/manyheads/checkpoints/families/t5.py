@@ -4,31 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    EPS,
-    FLOAT,
-    HEAD_SIZE,
-    HEADS,
-    HIDDEN,
-    VOCABULARY,
-    WIDTH,
-    Key,
-    Parts,
-    read_keys,
-)
+from manyheads.checkpoints.families import config_keys
 from manyheads.checkpoints.families.family import Family, Sources
 from manyheads.errors import ConfigError
+from manyheads.models import initialization, stack
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialization import Initialization
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import LanguageHead, NoReadout, Readout
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.models.stack import StackConfig
+from manyheads.parts import masks, norms
 from manyheads.parts.feedforward import MLP, Activation, GeGLU, SwiGLU
-from manyheads.parts.masks import Causal, Full
-from manyheads.parts.norms import PreNorm, RMSNorm
 from manyheads.parts.positions.relative import T5Buckets
 
 PLAIN: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
@@ -49,19 +35,21 @@ class T5Family(Family):
         LanguageHead: "ForConditionalGeneration",
     }
     config_types = (EncoderConfig, Seq2SeqConfig)
-    keys: Mapping[str, Key] = {
-        "d_model": WIDTH,
-        "d_kv": HEAD_SIZE,
-        "num_heads": HEADS,
-        "num_layers": DEPTH,
-        "d_ff": HIDDEN,
-        "vocab_size": VOCABULARY,
-        "relative_attention_num_buckets": Key(
+    keys: Mapping[str, config_keys.Key] = {
+        "d_model": config_keys.WIDTH,
+        "d_kv": config_keys.HEAD_SIZE,
+        "num_heads": config_keys.HEADS,
+        "num_layers": config_keys.DEPTH,
+        "d_ff": config_keys.HIDDEN,
+        "vocab_size": config_keys.VOCABULARY,
+        "relative_attention_num_buckets": config_keys.Key(
             "position.buckets", 32, computed=f"{POSITION}.buckets"
         ),
-        "relative_attention_max_distance": Key("position.reach", 128, computed=f"{POSITION}.reach"),
-        "layer_norm_epsilon": Key("norm.eps", 1e-6, EPS),
-        "dropout_rate": Key("embedding.dropout", 0.1, FLOAT),
+        "relative_attention_max_distance": config_keys.Key(
+            "position.reach", 128, computed=f"{POSITION}.reach"
+        ),
+        "layer_norm_epsilon": config_keys.Key("norm.eps", 1e-6, config_keys.EPS),
+        "dropout_rate": config_keys.Key("embedding.dropout", 0.1, config_keys.FLOAT),
     }
     # Every T5 has these.
     constants: Mapping[str, Any] = {"pad_token_id": 0, "eos_token_id": 1}
@@ -95,8 +83,8 @@ class T5Family(Family):
     )
 
     def read_config(self, config_json: Mapping[str, Any]) -> EncoderConfig | Seq2SeqConfig:
-        parts = read_keys(self.keys, config_json)
-        embedding, init = Embedding(**parts.embedding), Initialization(draw="t5")
+        parts = config_keys.read_keys(self.keys, config_json)
+        embedding, init = Embedding(**parts.embedding), initialization.Initialization(draw="t5")
         encoder = _stack(parts, config_json, parts.depth, decodes=False)
         if ENCODER in (config_json.get("architectures") or ()):
             return EncoderConfig(embedding=embedding, stack=encoder, readout=NoReadout(), init=init)
@@ -113,7 +101,7 @@ class T5Family(Family):
             init=init,
         )
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         match parts.feedforward:
             case MLP(activation=activation) if activation in PLAIN:
                 kind: str = activation
@@ -163,21 +151,21 @@ T5 = T5Family()
 
 
 def _stack(
-    parts: Parts, config_json: Mapping[str, Any], depth: int, *, decodes: bool
-) -> StackConfig:
-    norm, dropout = RMSNorm(**parts.norm), parts.embedding["dropout"]
+    parts: config_keys.Parts, config_json: Mapping[str, Any], depth: int, *, decodes: bool
+) -> stack.StackConfig:
+    norm, dropout = norms.RMSNorm(**parts.norm), parts.embedding["dropout"]
 
     def attention(**own: Any) -> Branch[AttentionConfig]:
         config = AttentionConfig(scale=1.0, dropout=dropout, **parts.attention, **own)
-        return Branch(config, PreNorm(norm), dropout)
+        return Branch(config, norms.PreNorm(norm), dropout)
 
     position = T5Buckets(bidirectional=not decodes, **parts.position)
     layer = LayerConfig(
-        attention=attention(position=position, mask=Causal() if decodes else Full()),
+        attention=attention(position=position, mask=masks.Causal() if decodes else masks.Full()),
         cross=attention(keys_from="memory") if decodes else None,
-        feedforward=Branch(_feedforward(config_json, dropout), PreNorm(norm), dropout),
+        feedforward=Branch(_feedforward(config_json, dropout), norms.PreNorm(norm), dropout),
     )
-    return StackConfig(width=parts.width, layers=(layer,) * depth, final_norm=norm)
+    return stack.StackConfig(width=parts.width, layers=(layer,) * depth, final_norm=norm)
 
 
 def _readout(config_json: Mapping[str, Any]) -> LanguageHead:

@@ -5,27 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    EPS,
-    FLOAT,
-    HEADS,
-    HIDDEN,
-    STD,
-    WIDTH,
-    Form,
-    Key,
-    Parts,
-    one_of,
-    read_keys,
-)
-from manyheads.checkpoints.families.family import (
-    Family,
-    Sources,
-    class_count,
-    layer_of,
-    readout_class,
-)
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.tensor_map import Packed
 from manyheads.errors import ConfigError
 from manyheads.models.initialization import Initialization
@@ -47,10 +27,10 @@ def _read_side(key: str, value: Any) -> int:
     return int(sides.pop())
 
 
-SIDE = Form(_read_side)
+SIDE = config_keys.Form(_read_side)
 
 
-class ViTFamily(Family):
+class ViTFamily(family.Family):
     """ViT."""
 
     name = "vit"
@@ -60,30 +40,34 @@ class ViTFamily(Family):
         NoReadout: "Model",
     }
     config_types = (VisionConfig,)
-    keys: Mapping[str, Key] = {
-        "hidden_size": WIDTH,
-        "num_hidden_layers": DEPTH,
-        "num_attention_heads": HEADS,
-        "intermediate_size": HIDDEN,
-        "hidden_act": Key("feedforward.activation", "gelu", one_of(ACTIVATIONS)),
-        "layer_norm_eps": Key("norm.eps", 1e-12, EPS),
-        "image_size": Key("patches.image", 224, SIDE),
-        "patch_size": Key("patches.size", 16, SIDE),
-        "num_channels": Key("patches.channels", 3),
-        "initializer_range": STD,
-        "hidden_dropout_prob": Key("patches.dropout", 0.0, FLOAT),
-        "attention_probs_dropout_prob": Key("attention.dropout", 0.0, FLOAT),
+    keys: Mapping[str, config_keys.Key] = {
+        "hidden_size": config_keys.WIDTH,
+        "num_hidden_layers": config_keys.DEPTH,
+        "num_attention_heads": config_keys.HEADS,
+        "intermediate_size": config_keys.HIDDEN,
+        "hidden_act": config_keys.Key(
+            "feedforward.activation", "gelu", config_keys.one_of(ACTIVATIONS)
+        ),
+        "layer_norm_eps": config_keys.Key("norm.eps", 1e-12, config_keys.EPS),
+        "image_size": config_keys.Key("patches.image", 224, SIDE),
+        "patch_size": config_keys.Key("patches.size", 16, SIDE),
+        "num_channels": config_keys.Key("patches.channels", 3),
+        "initializer_range": config_keys.STD,
+        "hidden_dropout_prob": config_keys.Key("patches.dropout", 0.0, config_keys.FLOAT),
+        "attention_probs_dropout_prob": config_keys.Key(
+            "attention.dropout", 0.0, config_keys.FLOAT
+        ),
     }
     constants: Mapping[str, Any] = {"qkv_bias": True}
     init = Initialization()
 
     prefix = "vit."
-    embedding: Mapping[str, Sources] = {
+    embedding: Mapping[str, family.Sources] = {
         "embedding.convolution": "embeddings.patch_embeddings.projection",
         "stack.final_norm": "layernorm",
     }
     layers = "encoder.layer"
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         "attention.project": tuple(
             f"attention.attention.{part}" for part in ("query", "key", "value")
         ),
@@ -93,7 +77,9 @@ class ViTFamily(Family):
         "feedforward.contract": "output.dense",
         "feedforward_residual.norm": "layernorm_after",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {ClassHead: {"readout": "classifier"}}
+    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
+        ClassHead: {"readout": "classifier"}
+    }
     # Hidden states and classes need no pooler; the mask token is for training only.
     unused: tuple[str, ...] = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.mask_token")
     module_layers = "layers"
@@ -116,11 +102,11 @@ class ViTFamily(Family):
 
     def read_config(self, config_json: Mapping[str, Any]) -> VisionConfig:
         config_json = self.complete(config_json)
-        parts = read_keys(self.keys, config_json)
+        parts = config_keys.read_keys(self.keys, config_json)
         norm = LayerNorm(**parts.norm)
         layer = self.read_layer(parts, norm, config_json)
         patches = self.read_patches(parts, config_json)
-        kind = readout_class(self, config_json)
+        kind = family.readout_class(self, config_json)
         return VisionConfig(
             patches=patches,
             stack=StackConfig(width=parts.width, layers=(layer,) * parts.depth, final_norm=norm),
@@ -128,21 +114,21 @@ class ViTFamily(Family):
             init=replace(self.init, **parts.init),
         )
 
-    def read_patches(self, parts: Parts, config_json: Mapping[str, Any]) -> Patches:  # noqa: ARG002
+    def read_patches(self, parts: config_keys.Parts, config_json: Mapping[str, Any]) -> Patches:  # noqa: ARG002
         return Patches(**parts.patches)
 
     def read_layer(
         self,
-        parts: Parts,
+        parts: config_keys.Parts,
         norm: LayerNorm,
         config_json: Mapping[str, Any],  # noqa: ARG002
     ) -> LayerConfig:
         attention = AttentionConfig(bias="all", **parts.attention)
         dropout = parts.patches["dropout"]
-        return layer_of(attention, MLP(**parts.feedforward), PreNorm(norm), dropout)
+        return family.layer_of(attention, MLP(**parts.feedforward), PreNorm(norm), dropout)
 
     def read_head(self, patches: Patches, config_json: Mapping[str, Any]) -> ClassHead:  # noqa: ARG002
-        return ClassHead(classes=class_count(config_json))
+        return ClassHead(classes=family.class_count(config_json))
 
     def model_entries(self, config: VisionConfig) -> Iterator[Packed]:
         width, patches = config.stack.width, config.patches

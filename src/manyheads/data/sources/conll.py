@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.data.sources.files import Paths, find_files, open_file, suffix_of
-from manyheads.data.sources.rows import HUB, Row, RowSource, row_source
+from manyheads.data.sources import files, rows
 from manyheads.errors import InputError
 
 CONLL_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".tsv")
@@ -22,9 +21,9 @@ class ConllRows:
     are not read.
     """
 
-    paths: Paths
+    paths: files.Paths
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[rows.Row]:
         for file in self._files():
             yield from _sentences(file)
 
@@ -32,14 +31,14 @@ class ConllRows:
         self._files()
 
     def _files(self) -> list[Path]:
-        return find_files(self.paths, CONLL_SUFFIXES)
+        return files.find_files(self.paths, CONLL_SUFFIXES)
 
 
-def tagged_rows(paths: Sequence[str]) -> RowSource:
+def tagged_rows(paths: Sequence[str]) -> rows.RowSource:
     """The rows of tagged texts: of CoNLL files, .jsonl, .parquet, or a dataset of the hub."""
-    conll = [path for path in paths if suffix_of(Path(path)) in CONLL_SUFFIXES]
-    if not conll or any(path.startswith(HUB) for path in paths):
-        return row_source(paths)
+    conll = [path for path in paths if files.suffix_of(Path(path)) in CONLL_SUFFIXES]
+    if not conll or any(path.startswith(rows.HUB) for path in paths):
+        return rows.row_source(paths)
     if len(conll) < len(paths):
         raise InputError(
             f"{', '.join(paths)} mix CoNLL files with others", "give files of one format"
@@ -47,17 +46,17 @@ def tagged_rows(paths: Sequence[str]) -> RowSource:
     return ConllRows(tuple(paths))
 
 
-def _sentences(file: Path) -> Iterator[Row]:
+def _sentences(file: Path) -> Iterator[rows.Row]:
     words: list[str] = []
     tags: list[str] = []
     first = columns = 0
-    with open_file(file) as opened:
+    with files.open_file(file) as opened:
         for number, raw in enumerate(opened, 1):
             line = _decoded(raw, file, number)
             # Some files write a tab where the line should be blank.
             if not line.strip():
                 if words:
-                    yield Row({"tokens": words, "tags": tags}, str(file), first)
+                    yield rows.Row({"tokens": words, "tags": tags}, str(file), first)
                 words, tags = [], []
                 continue
             parts = line.split("\t") if "\t" in line else line.split()
@@ -73,7 +72,7 @@ def _sentences(file: Path) -> Iterator[Row]:
             words.append(parts[0].strip())
             tags.append(parts[-1].strip())
     if words:
-        yield Row({"tokens": words, "tags": tags}, str(file), first)
+        yield rows.Row({"tokens": words, "tags": tags}, str(file), first)
 
 
 def _is_comment(line: str, columns: int, usual: int) -> bool:

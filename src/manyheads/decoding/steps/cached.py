@@ -9,8 +9,7 @@ from torch import Tensor
 
 from manyheads.cache import DynamicCache, StaticCache
 from manyheads.decoding.steps.cpu_step import CpuStep, cannot
-from manyheads.models.decoder import Decoder
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models import decoder, seq2seq
 from manyheads.ragged import Lengths, Ragged
 
 
@@ -43,7 +42,7 @@ class CachedSteps:
 
     def __init__(
         self,
-        model: Decoder | Seq2Seq,
+        model: decoder.Decoder | seq2seq.Seq2Seq,
         cache: DynamicCache | StaticCache,
         start_id: int | None = None,
     ) -> None:
@@ -51,19 +50,19 @@ class CachedSteps:
         self.cache_config = cache
         self.cache = model.new_cache(cache)
         self.start_id = start_id
-        self._switch = model.stack.rotation_switch if isinstance(model, Decoder) else None
+        self._switch = model.stack.rotation_switch if isinstance(model, decoder.Decoder) else None
         # The ids of all texts, if the keys in the cache must be computed again at some length.
         self._texts: list[list[int]] = []
         self._ones = Lengths.of([])
         self._cpu_step: CpuStep | None = None
-        if isinstance(model, Decoder) and cannot(model) is None:
+        if isinstance(model, decoder.Decoder) and cannot(model) is None:
             self._cpu_step = CpuStep(model)
 
     @torch.inference_mode()
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
         if self._switch is not None:
             self._texts = [text.tolist() for text in prompts.to_list()]
-        if isinstance(self.model, Decoder):
+        if isinstance(self.model, decoder.Decoder):
             return self.model.next_logits(prompts, self.cache)
         assert self.start_id is not None
         first = torch.full((len(prompts),), self.start_id, device=prompts.device)
@@ -76,7 +75,7 @@ class CachedSteps:
         new = self._one_each(ids)
         if self._cpu_step is not None and self._cpu_step.fits(self.cache):
             return self._cpu_step.next(new, self.cache)
-        if isinstance(self.model, Decoder):
+        if isinstance(self.model, decoder.Decoder):
             return self.model.next_logits(new, self.cache)
         return self.model.next_logits(None, new, self.cache)
 
@@ -95,7 +94,7 @@ class CachedSteps:
 
     def _again(self, device: torch.device) -> Float[Tensor, "b v"]:
         """The logits after the whole texts, with a new cache."""
-        assert isinstance(self.model, Decoder)
+        assert isinstance(self.model, decoder.Decoder)
         self.cache = self.model.new_cache(self.cache_config)
         texts = [torch.tensor(text, device=device) for text in self._texts]
         return self.model.next_logits(Ragged.from_list(texts), self.cache)

@@ -19,8 +19,7 @@ from manyheads.attention import AttentionConfig
 from manyheads.cache import Cache, LayerCache, RingLayerCache
 from manyheads.decoding.steps.ordinary import DecoderWeights, LayerWeights, why_not_ordinary
 from manyheads.models.decoder import Decoder
-from manyheads.parts.feedforward import ACTIVATIONS
-from manyheads.parts.norms import LayerNorm, Normalize
+from manyheads.parts import feedforward, norms
 from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Ragged
 
@@ -285,10 +284,10 @@ class VectorAttention(OrdinaryAttention):
 
 def _norm(module: nn.Module) -> Function:
     """A norm without the overhead of module calls."""
-    if not isinstance(module, Normalize) or module.config.centered:
+    if not isinstance(module, norms.Normalize) or module.config.centered:
         return module.forward
     weight, bias, eps = module.weight, module.bias, module.config.eps
-    if isinstance(module.config, LayerNorm):
+    if isinstance(module.config, norms.LayerNorm):
         return lambda x: torch.layer_norm(x, weight.shape, weight, bias, eps)
     return module.forward
 
@@ -314,7 +313,7 @@ def _sum(linear: nn.Linear, *, vectors: bool) -> Callable[[Tensor, Tensor], Tens
 
 def _activation(layer: LayerWeights, buffer: Float[Tensor, " rows"] | None) -> Function:
     """The activation of a feed-forward; a vector is always in the `buffer`."""
-    activate = ACTIVATIONS[layer.activation]
+    activate = feedforward.ACTIVATIONS[layer.activation]
     if buffer is not None and layer.activation == "gelu_tanh":
         activate = _gelu_tanh(layer.contract.weight.shape[1])
     if not layer.gated:

@@ -15,9 +15,8 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.models.decoder import Decoder
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.readout import LanguageHead
-from manyheads.parts.experts import Experts
+from manyheads.parts import experts, masks
 from manyheads.parts.feedforward import Activation, FeedForward
-from manyheads.parts.masks import exact_band
 from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.parts.positions import NoPosition, Rotary
 
@@ -57,7 +56,7 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
         return
     if layer.residual == "reversible":
         yield "has two residual streams"
-    if isinstance(feedforward.inner, Experts):
+    if isinstance(feedforward.inner, experts.Experts):
         yield "has experts"
     if not (isinstance(attention.norm, PreNorm) and isinstance(feedforward.norm, PreNorm)):
         yield "is not pre-norm"
@@ -72,7 +71,7 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
         yield "shares keys unevenly"
     if not isinstance(config.position, NoPosition | Rotary):
         yield f"has a position bias, {type(config.position).__name__}"
-    if exact_band(config.mask) is None:
+    if masks.exact_band(config.mask) is None:
         yield f"has the mask {config.mask}, which is neither causal nor a window"
     if config.kernel != "auto":
         yield f"requires the kernel {config.kernel!r}"

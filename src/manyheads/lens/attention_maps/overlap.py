@@ -16,8 +16,7 @@ from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
 from manyheads.lens.results.tables import ByPair
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer
 
@@ -32,7 +31,7 @@ CHUNK_WEIGHTS = {"cpu": 2**23, "cuda": 2**28}
 
 @wrapping_models
 def overlap(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     measure: OverlapMeasure = "cosine",
     *,
@@ -68,7 +67,7 @@ def overlap(
     scope = head_scope(model, stack, sublayer)
     sums = _OverlapSums.of(scope, measure)
 
-    def visit(inputs: ModelInputs, _: list[int]) -> None:
+    def visit(inputs: model_interface.ModelInputs, _: list[int]) -> None:
         watcher = _OverlapWatcher(scope, sums.zeros(), partners)
         with torch.inference_mode():
             model.run_hidden(inputs, watcher)

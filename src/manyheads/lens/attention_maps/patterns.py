@@ -13,18 +13,7 @@ from manyheads.errors import InputError
 from manyheads.lens.attention_maps.typology import PatternType, typology
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, TiledScores
-from manyheads.lens.results.addresses import (
-    Address,
-    Block,
-    HeadName,
-    Heads,
-    find_heads,
-    head_names,
-    heads_at,
-    pick_head,
-)
-from manyheads.lens.results.files import Result
-from manyheads.lens.results.tables import Tabular
+from manyheads.lens.results import addresses, files, tables
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
@@ -32,7 +21,7 @@ from manyheads.taps import Patterns, Site, Sublayer
 
 # Receives an attention, the number of a text in the batch, rows of queries, their weights "h t s"
 # and the keys that each may see.
-OnPattern = Callable[[Block, int, range, Tensor, Tensor], None]
+OnPattern = Callable[[addresses.Block, int, range, Tensor, Tensor], None]
 
 
 class PatternWatcher:
@@ -58,8 +47,8 @@ class PatternWatcher:
         tiled = self._reader.see(site, value)
         if tiled is None:
             return
-        heads = heads_at(self._stacks[site.stack], site.layer, site.sublayer).config.heads
-        block = Block(site.layer, heads, site.stack, site.sublayer)
+        heads = addresses.heads_at(self._stacks[site.stack], site.layer, site.sublayer).config.heads
+        block = addresses.Block(site.layer, heads, site.stack, site.sublayer)
         for text, length in enumerate(tiled.request.queries.each):
             keys = tiled.request.keys.each[text]
             step = length if self._chunk is None else max(1, self._chunk // max(1, heads * keys))
@@ -113,10 +102,10 @@ CHUNK_WEIGHTS = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pattern(Result):
+class Pattern(files.Result):
     """One head on one text: the weights of the queries `rows`, and which keys they may see."""
 
-    address: Address
+    address: addresses.Address
     text: int
     rows: range
     weights: Float[Tensor, "t s"]
@@ -128,13 +117,13 @@ class Pattern(Result):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TopKeys(Result):
+class TopKeys(files.Result):
     """One head on one text: the `k` keys with the largest weights of each query, largest first.
 
     If a query sees fewer keys, the rest have weight 0.
     """
 
-    address: Address
+    address: addresses.Address
     text: int
     rows: range
     keys: Int[Tensor, "t k"]
@@ -147,13 +136,13 @@ class TopKeys(Result):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatternSet(Tabular):
+class PatternSet(tables.Tabular):
     """Patterns by head and text."""
 
     each: tuple[Pattern, ...]
 
-    def of(self, head: HeadName, text: int = 0) -> Pattern:
-        address = pick_head([pattern.address for pattern in self.each], head)
+    def of(self, head: addresses.HeadName, text: int = 0) -> Pattern:
+        address = addresses.pick_head([pattern.address for pattern in self.each], head)
         for pattern in self.each:
             if pattern.address == address and pattern.text == text:
                 return pattern
@@ -194,7 +183,7 @@ class PatternSet(Tabular):
 def patterns(
     model: Model,
     texts: Inputs,
-    heads: Heads | None = None,
+    heads: addresses.Heads | None = None,
     *,
     rows: range | None = None,
 ) -> PatternSet:
@@ -216,7 +205,7 @@ def patterns(
 def top_keys(
     model: Model,
     texts: Inputs,
-    heads: Heads | None = None,
+    heads: addresses.Heads | None = None,
     *,
     top_k: int = 8,
     rows: range | None = None,
@@ -234,17 +223,17 @@ class _RequestWatcher:
     def __init__(
         self,
         model: Model,
-        heads: Heads | None,
+        heads: addresses.Heads | None,
         rows: range | None,
         top_k: int | None,
     ) -> None:
         self.results: list[Pattern | TopKeys] = []
         self._stacks: Mapping[str, Stack] = model.stacks()
-        names = ("all",) if heads is None else head_names(heads)
+        names = ("all",) if heads is None else addresses.head_names(heads)
         if not names:
             raise InputError("the list of heads is empty", "name some, or pass None for all")
-        self._heads: dict[tuple[str, Sublayer, int], list[Address]] = {}
-        for address in find_heads(model, names):
+        self._heads: dict[tuple[str, Sublayer, int], list[addresses.Address]] = {}
+        for address in addresses.find_heads(model, names):
             block = (address.stack, address.sublayer, address.head.layer)
             self._heads.setdefault(block, []).append(address)
         if rows is not None and (rows.step != 1 or rows.start < 0 or not rows):
@@ -277,11 +266,11 @@ class _RequestWatcher:
             for address in self._requested(site):
                 self.results.append(self._compute(tiled, address, text, rows))
 
-    def _requested(self, site: Site) -> list[Address]:
+    def _requested(self, site: Site) -> list[addresses.Address]:
         return self._heads.get((site.stack, site.sublayer, site.layer), [])
 
     def _compute(
-        self, tiled: TiledScores, address: Address, text: int, rows: range
+        self, tiled: TiledScores, address: addresses.Address, text: int, rows: range
     ) -> Pattern | TopKeys:
         if self._top_k is None:
             weights, visible = _head_rows(tiled, text, rows, address.head.head)

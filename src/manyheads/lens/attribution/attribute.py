@@ -12,20 +12,11 @@ from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table
 from manyheads.lens.attention_maps.rollout import attention_rollout
-from manyheads.lens.attribution.direct_logits import attribute_logits, logit_lens
-from manyheads.lens.attribution.gradients import (
-    HeadAttribution,
-    TokenAttribution,
-    integrate_heads,
-    integrate_inputs,
-    is_converged,
-)
-from manyheads.lens.inputs.metrics import CustomMetric
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.attribution import direct_logits, gradients
+from manyheads.lens.inputs import metrics, texts
 from manyheads.lens.redundant.dead_heads import predicts_next_token
 from manyheads.lens.results.tables import Tabular
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer
 from manyheads.tokenizers import surrogates_refused
@@ -174,12 +165,12 @@ class Attribution(Tabular):
     @property
     def converged(self) -> bool:
         """Whether integrated gradients ended within their tolerance; other methods are exact."""
-        return not self.path_steps or is_converged(self.completeness, [self.value])
+        return not self.path_steps or gradients.is_converged(self.completeness, [self.value])
 
 
 @wrapping_models
 def attribute(
-    model: Model,
+    model: build.Model,
     text: Any,
     target: str | None = None,
     against: str | None = None,
@@ -215,7 +206,7 @@ def attribute(
             "this model has no tokenizer to name words with",
             "set model.tokenizer, wrap(model, tokenizer), or use attribute_logits with token ids",
         )
-    inputs = read_inputs(model, [text])
+    inputs = texts.read_inputs(model, [text])
     assert inputs.ids is not None
     words = tuple(_decode(tokenizer, token) for token in inputs.ids.of(0).tolist())
     written = text if isinstance(text, str) else "\t".join(text)
@@ -237,7 +228,7 @@ def attribute(
         )
     distractor = None if against is None else find_token(tokenizer, against, written)
     if target is None:
-        answer = int(logit_lens(model, inputs, top_k=1).answers[-1, 0, 0])
+        answer = int(direct_logits.logit_lens(model, inputs, top_k=1).answers[-1, 0, 0])
     else:
         answer = find_token(tokenizer, target, written)
     fields = _attribute(model, inputs, answer, distractor, words, method, steps, progress)
@@ -283,8 +274,8 @@ def _check_arguments(
 
 
 def _attribute(
-    model: Model,
-    inputs: ModelInputs,
+    model: build.Model,
+    inputs: model_interface.ModelInputs,
     answer: int,
     distractor: int | None,
     words: Sequence[str],
@@ -295,7 +286,7 @@ def _attribute(
     """The fields of an `Attribution` that depend on the method."""
     if method == "direct":
         distractors = None if distractor is None else [distractor]
-        direct = attribute_logits(model, inputs, [answer], distractors)
+        direct = direct_logits.attribute_logits(model, inputs, [answer], distractors)
         added = {str(head): mean for head, mean in direct.heads["logit"].items()}
         for (sublayer, layer), by_text in direct.layers.items():
             if sublayer is Sublayer.FEEDFORWARD:
@@ -306,13 +297,13 @@ def _attribute(
             "completeness": direct.completeness,
             "contributions": tuple(map(Contribution, added.keys(), added.values())),
         }
-    metric = CustomMetric(_Logit(answer, distractor))
-    path: TokenAttribution | HeadAttribution
+    metric = metrics.CustomMetric(_Logit(answer, distractor))
+    path: gradients.TokenAttribution | gradients.HeadAttribution
     if method == "integrated":
-        path = integrate_inputs(model, inputs, metric, steps=steps, progress=progress)
+        path = gradients.integrate_inputs(model, inputs, metric, steps=steps, progress=progress)
         parts = tuple(map(Contribution, words, path.of(0).tolist()))
     else:
-        path = integrate_heads(model, inputs, metric, steps=steps, progress=progress)
+        path = gradients.integrate_heads(model, inputs, metric, steps=steps, progress=progress)
         pairs = path.heads["attribution"].items()
         parts = tuple(Contribution(str(head), mean) for head, mean in pairs)
     return {
@@ -338,9 +329,9 @@ class _Logit:
 
 
 def _steps(
-    model: Model, inputs: ModelInputs, tokenizer: Any, answer: int
+    model: build.Model, inputs: model_interface.ModelInputs, tokenizer: Any, answer: int
 ) -> tuple[LayerPrediction, ...]:
-    lens = logit_lens(model, inputs, [answer], top_k=1)
+    lens = direct_logits.logit_lens(model, inputs, [answer], top_k=1)
     assert lens.answer_log_probabilities is not None
     assert lens.answer_ranks is not None
     return tuple(

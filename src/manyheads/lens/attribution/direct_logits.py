@@ -9,29 +9,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.bridge.automatic import wrapping_models
-from manyheads.bridge.residual_writes import FrozenNorm
-from manyheads.bridge.structure import ProbedAttention, linear_weight
-from manyheads.bridge.wrapped_parts import WrappedStack
+from manyheads.bridge import automatic, residual_writes, structure, wrapped_parts
 from manyheads.errors import InputError
-from manyheads.lens.inputs.cached_run import (
-    ActivationEditor,
-    EditFunction,
-    HeadScope,
-    head_scope,
-    layer_input_site,
-)
-from manyheads.lens.inputs.metrics import weighted_mean
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, read_inputs
-from manyheads.lens.results.addresses import Block, check_one_stream, heads_in
-from manyheads.lens.results.files import Result
-from manyheads.lens.results.tables import ByHead
+from manyheads.lens.results import addresses, files, tables
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.layer import Layer, Residual
 from manyheads.models.readout import ClassHead, ReadoutLayer
-from manyheads.parts.feedforward import ConstantLayer
-from manyheads.parts.norms import ChannelScale, LayerNorm, Normalize, PostNorm
+from manyheads.parts import feedforward, norms
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Site, Sublayer, Tap
 
@@ -41,7 +28,7 @@ At = Literal["last"] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DirectLogits(Result):
+class DirectLogits(files.Result):
     """What each part of a model adds to a logit, per text.
 
     `layers` has the contribution of each sublayer, heads and bias together; `bias` that of all
@@ -49,7 +36,7 @@ class DirectLogits(Result):
     `embedding` and `bias`.
     """
 
-    heads: ByHead
+    heads: tables.ByHead
     by_head: Float[Tensor, "b heads"]
     layers: dict[tuple[Sublayer, int], Float[Tensor, " b"]]
     embedding: Float[Tensor, " b"]
@@ -82,7 +69,7 @@ class DirectLogits(Result):
         return "\n".join(lines)
 
 
-@wrapping_models
+@automatic.wrapping_models
 def attribute_logits(
     model: Model,
     texts: Inputs,
@@ -90,7 +77,7 @@ def attribute_logits(
     distractor: Sequence[int] | None = None,
     *,
     at: At = "last",
-    edits: Mapping[Site, EditFunction] | None = None,
+    edits: Mapping[Site, cached_run.EditFunction] | None = None,
 ) -> DirectLogits:
     """Direct logit attribution (arXiv 2211.00593): each head's write, norms frozen, on the logit.
 
@@ -106,12 +93,12 @@ def attribute_logits(
     >>> logits.completeness < 1e-5
     True
     """
-    scope = head_scope(model)
+    scope = cached_run.head_scope(model)
     readout = _linear_readout(model)
     _check_stream(scope)
     inputs = read_inputs(model, texts)
     with eval_mode(model), torch.no_grad():
-        record = ActivationEditor(edits or {}, _sites(scope))
+        record = cached_run.ActivationEditor(edits or {}, _sites(scope))
         model.run_inputs(inputs, record)
         final = record[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
@@ -141,12 +128,16 @@ class _BackwardWalk:
     """Carries the logit's direction down to the embeddings, summing what each part adds."""
 
     def __init__(
-        self, scope: HeadScope, record: ActivationEditor, rows: _Rows, towards: Float[Tensor, "b c"]
+        self,
+        scope: cached_run.HeadScope,
+        record: cached_run.ActivationEditor,
+        rows: _Rows,
+        towards: Float[Tensor, "b c"],
     ) -> None:
         self.scope, self.record, self.rows = scope, record, rows
         self.towards = towards[rows.owners] * rows.weights[:, None]
         self.bias = towards.new_zeros(rows.texts)
-        self.heads: dict[Block, Tensor] = {}
+        self.heads: dict[addresses.Block, Tensor] = {}
         self.layers: dict[tuple[Sublayer, int], Tensor] = {}
 
     def walk(self) -> None:
@@ -166,9 +157,9 @@ class _BackwardWalk:
         blocks = tuple(sorted(self.heads, key=lambda block: (block.layer, block.sublayer.value)))
         by_head = torch.cat([self.heads[block] for block in blocks], dim=1).cpu()
         entered = self._value(-1, Tap.EMBEDDINGS, Sublayer.ATTENTION)
-        means, errors = weighted_mean(by_head, torch.ones(len(by_head)))
+        means, errors = metrics.weighted_mean(by_head, torch.ones(len(by_head)))
         return DirectLogits(
-            heads=ByHead(
+            heads=tables.ByHead(
                 kind="direct logit attribution",
                 blocks=blocks,
                 means={"logit": means.numpy()},
@@ -207,21 +198,21 @@ class _BackwardWalk:
         towards: Float[Tensor, "m c"],
     ) -> None:
         along = (towards @ weight).unflatten(-1, outputs.shape[1:]) * outputs
-        block = Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
+        block = addresses.Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
         self.heads[block] = self.rows.by_text(along.sum(-1))
 
     def _sublayer(
         self, layer: int, sublayer: Sublayer, inner: nn.Module, residual: Residual
     ) -> None:
         written = self._value(layer, Tap.OUTPUT, sublayer)
-        if isinstance(residual.placement, PostNorm):
+        if isinstance(residual.placement, norms.PostNorm):
             self._pull(residual.norm, self._value(layer, Tap.BEFORE, sublayer) + written)
         splits = isinstance(inner, Attention) or self.scope.heads_of(layer) > 0
         place = sublayer if splits or not isinstance(inner, Mixer) else Sublayer.MIXER
         self.layers[place, layer] = self._along(written, self.towards)
         if isinstance(inner, Attention | Mixer) and place is sublayer:
             self._heads(layer, sublayer, inner, residual)
-        elif isinstance(inner, ConstantLayer):
+        elif isinstance(inner, feedforward.ConstantLayer):
             self.bias = self.bias + self.layers[sublayer, layer]
 
     def _heads(
@@ -254,14 +245,14 @@ class _BackwardWalk:
 
     def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
         """Move the direction in front of a norm with a frozen divisor, and set its bias aside."""
-        if isinstance(norm, ChannelScale):
+        if isinstance(norm, norms.ChannelScale):
             self.towards = self.towards * norm.weight.double()
-        if not isinstance(norm, Normalize):
+        if not isinstance(norm, norms.Normalize):
             return
         self._add_bias(norm.bias, self.towards)
         weight = norm.weight.double() + (1 if norm.config.centered else 0)
         towards = self.towards * weight
-        if isinstance(norm.config, LayerNorm):
+        if isinstance(norm.config, norms.LayerNorm):
             at = at - at.mean(-1, keepdim=True)
             towards = towards - towards.mean(-1, keepdim=True)
         self.towards = towards / (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
@@ -271,7 +262,7 @@ class _WrappedWalk(_BackwardWalk):
     """The same through layers of `transformers`: what they add is what they leave behind."""
 
     def walk(self) -> None:
-        stack = cast(WrappedStack, self.scope.stack)
+        stack = cast(wrapped_parts.WrappedStack, self.scope.stack)
         self._pull(stack.final_norm, self._value(*self._end(stack.facts.depth - 1)))
         for layer in range(stack.facts.depth - 1, -1, -1):
             rest = self._value(*self._end(layer)) - self._value(
@@ -286,19 +277,19 @@ class _WrappedWalk(_BackwardWalk):
         crosses = self.scope.stack.layers[layer].cross is not None
         return layer, Tap.AFTER, Sublayer.CROSS if crosses else Sublayer.ATTENTION
 
-    def _attention_of(self, layer: int, facts: ProbedAttention) -> Float[Tensor, "m c"]:
+    def _attention_of(self, layer: int, facts: structure.ProbedAttention) -> Float[Tensor, "m c"]:
         """Split what an attention adds among its heads and its bias, and return it."""
         sublayer = Sublayer.CROSS if facts.cross else Sublayer.ATTENTION
         outputs = self._value(layer, Tap.HEAD_OUTPUT, sublayer)
         assert facts.write is not None
         assert facts.projection is not None
-        weight, bias = linear_weight(facts.projection).double(), facts.projection.bias
+        weight, bias = structure.linear_weight(facts.projection).double(), facts.projection.bias
         raw = outputs.flatten(1) @ weight.T
         raw = raw + bias.double() if isinstance(bias, Tensor) else raw
         towards = self.towards * facts.write.factor
         written = raw * facts.write.factor
         if facts.write.norm is not None:
-            frozen = FrozenNorm.of(facts.write.norm, raw)
+            frozen = residual_writes.FrozenNorm.of(facts.write.norm, raw)
             written = frozen.apply(raw) * facts.write.factor
             self._add_bias(frozen.bias, towards)
             towards = frozen.pull(towards)
@@ -310,22 +301,22 @@ class _WrappedWalk(_BackwardWalk):
     def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
         if isinstance(norm, nn.Identity):
             return
-        frozen = FrozenNorm.of(norm, at)
+        frozen = residual_writes.FrozenNorm.of(norm, at)
         self._add_bias(frozen.bias, self.towards)
         self.towards = frozen.pull(self.towards)
 
 
-def _check_stream(scope: HeadScope) -> None:
+def _check_stream(scope: cached_run.HeadScope) -> None:
     """Refuse a model whose heads do not simply add to its residual stream."""
     if scope.model.native:
-        check_one_stream(scope.stack)
+        addresses.check_one_stream(scope.stack)
         if getattr(scope.stack.config, "halting", None) is not None:
             raise InputError(
                 "tokens of this model stop on their own, so that its logits are means over layers",
                 "use a model without halting",
             )
         return
-    stack = cast(WrappedStack, scope.stack)
+    stack = cast(wrapped_parts.WrappedStack, scope.stack)
     assert stack.final_norm is not None
     for facts, _ in stack.facts.attentions:
         if facts.write is None or stack.facts.slots > 1:
@@ -344,7 +335,7 @@ def _inner(layer: Any, sublayer: Sublayer) -> Any:
     return getattr(layer, f"{sublayer.value}_rest", None) if inner is None else inner
 
 
-def _sites(scope: HeadScope) -> list[Site]:
+def _sites(scope: cached_run.HeadScope) -> list[Site]:
     name = scope.stack_name
     sites = [Site(-1, tap, stack=name) for tap in (Tap.EMBEDDINGS, Tap.FINAL)]
     for layer, config in enumerate(scope.stack.config.layers):
@@ -354,7 +345,7 @@ def _sites(scope: HeadScope) -> list[Site]:
                 continue
             taps = [Tap.BEFORE, Tap.OUTPUT, Tap.AFTER]
             if isinstance(branch.inner, AttentionConfig) or (
-                sublayer is Sublayer.ATTENTION and heads_in(config, sublayer)
+                sublayer is Sublayer.ATTENTION and addresses.heads_in(config, sublayer)
             ):
                 taps.append(Tap.HEAD_OUTPUT)
             if isinstance(branch.inner, AttentionConfig):
@@ -427,7 +418,7 @@ def _direction(
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LogitLens(Result):
+class LogitLens(files.Result):
     """The most likely tokens of each text before the first layer and after each layer.
 
     `answer_log_probabilities` and `answer_ranks` are those of the `answer` tokens, if there are
@@ -454,7 +445,7 @@ class LogitLens(Result):
         )
 
 
-@wrapping_models
+@automatic.wrapping_models
 def logit_lens(
     model: Model,
     texts: Inputs,
@@ -472,17 +463,17 @@ def logit_lens(
     >>> logit_lens(model, [[1, 2, 3], [4, 5]], top_k=3).answers.shape
     torch.Size([3, 2, 3])
     """
-    scope = head_scope(model, headless=True)
+    scope = cached_run.head_scope(model, headless=True)
     if model.readout is None or isinstance(model.readout.config, ClassHead):
         raise InputError(
             f"this {type(model).__name__} has no language head", "use a model that has one"
         )
-    check_one_stream(scope.stack)
+    addresses.check_one_stream(scope.stack)
     inputs, stack = read_inputs(model, texts), scope.stack
     with eval_mode(model), torch.no_grad():
-        sites = [layer_input_site(stack, layer) for layer in range(len(stack.layers))]
+        sites = [cached_run.layer_input_site(stack, layer) for layer in range(len(stack.layers))]
         final = Site(-1, Tap.FINAL, stack=scope.stack_name)
-        record = ActivationEditor({}, [*sites, final])
+        record = cached_run.ActivationEditor({}, [*sites, final])
         model.run_inputs(inputs, record)
         indices = token_indices(record[final].lengths, at)
         rows = [stack.final_norm(record[site].values[indices]) for site in sites]

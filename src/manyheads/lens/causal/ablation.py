@@ -14,23 +14,10 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table, standard_error
 from manyheads.lens.causal.evaluate import BatchValues, Effects, Evaluation, HeadSet, is_harmful
-from manyheads.lens.inputs.cached_run import (
-    ActivationEditor,
-    CachedRun,
-    EditFunction,
-    HeadScope,
-    StackName,
-    entry_sites,
-    head_scope,
-    join_streams,
-)
-from manyheads.lens.inputs.metrics import Metric, better_direction, metric_name
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges
-from manyheads.lens.results.addresses import Address, Heads, head_names
-from manyheads.lens.results.files import Result
-from manyheads.lens.results.tables import ByHead, Tabular, format_change
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
+from manyheads.lens.results import addresses, files, tables
+from manyheads.models import build, model_interface
 from manyheads.parts.linear_layout import column_major_weights
 from manyheads.ragged import Lengths
 from manyheads.taps import Head, Site, Sublayer, Tap
@@ -42,8 +29,8 @@ Replacement = Literal["zero", "mean", "resample"]
 class ReplacementValues:
     """What replaces the outputs of ablated heads, computed for one batch of texts at a time."""
 
-    scope: HeadScope
-    inputs: ModelInputs
+    scope: cached_run.HeadScope
+    inputs: model_interface.ModelInputs
     means: dict[int, Float[Tensor, "_ _"]] = field(default_factory=dict)
     donors: tuple[int, ...] = ()
 
@@ -59,7 +46,7 @@ class ReplacementValues:
 
     def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
         sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
-        record = ActivationEditor({}, sites.values())
+        record = cached_run.ActivationEditor({}, sites.values())
         donors = self.inputs.select([self.donors[text] for text in texts])
         self.scope.model.run_inputs(donors, record)
         lengths = written_lengths(self.scope, self.inputs.select(texts))
@@ -75,7 +62,7 @@ class ReplacementValues:
         return by_layer
 
 
-def written_lengths(scope: HeadScope, inputs: ModelInputs) -> Lengths:
+def written_lengths(scope: cached_run.HeadScope, inputs: model_interface.ModelInputs) -> Lengths:
     """The lengths of the sequences that the heads write to."""
     if scope.stack_name == "encoder" and inputs.source is not None:
         return inputs.source.lengths
@@ -83,8 +70,8 @@ def written_lengths(scope: HeadScope, inputs: ModelInputs) -> Lengths:
 
 
 def replacement_values(
-    scope: HeadScope,
-    inputs: ModelInputs,
+    scope: cached_run.HeadScope,
+    inputs: model_interface.ModelInputs,
     replace_with: Replacement,
     *,
     seed: int,
@@ -109,13 +96,13 @@ def replacement_values(
 
 
 def _means(
-    scope: HeadScope, inputs: ModelInputs, batch_tokens: int
+    scope: cached_run.HeadScope, inputs: model_interface.ModelInputs, batch_tokens: int
 ) -> dict[int, Float[Tensor, "_ _"]]:
     sites = {layer: scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers}
     sums: dict[int, Tensor] = {}
     tokens = 0
     for texts in batch_ranges(inputs.sizes(scope.model), batch_tokens):
-        record = ActivationEditor({}, sites.values())
+        record = cached_run.ActivationEditor({}, sites.values())
         scope.model.run_inputs(inputs.select(texts), record)
         for layer, site in sites.items():
             sums[layer] = sums.get(layer, 0) + record[site].values.double().sum(0)
@@ -144,9 +131,9 @@ class AblationOptions(TypedDict, total=False):
     """How heads are ablated and what is measured; see `ablate`."""
 
     replace_with: Replacement
-    metric: Metric
+    metric: metrics.Metric
     targets: Targets | None
-    stack: StackName | None
+    stack: cached_run.StackName | None
     sublayer: Sublayer | None
     mixers: bool
     seed: int
@@ -159,35 +146,35 @@ class HeadAblation:
     """Runs of a model without some of its heads, which share the layers below those heads."""
 
     evaluation: Evaluation
-    scope: HeadScope
+    scope: cached_run.HeadScope
     heads: HeadSet
     replacement: ReplacementValues
 
     @classmethod
     def of(
         cls,
-        model: Model,
+        model: build.Model,
         texts: Inputs,
-        heads: Heads = "all",
+        heads: addresses.Heads = "all",
         *,
         replace_with: Replacement = "zero",
-        metric: Metric = "loss",
+        metric: metrics.Metric = "loss",
         targets: Targets | None = None,
-        stack: StackName | None = None,
+        stack: cached_run.StackName | None = None,
         sublayer: Sublayer | None = None,
         mixers: bool = True,
         seed: int = 0,
         batch_tokens: int | None = None,
         progress: bool = True,
     ) -> "HeadAblation":
-        names = head_names(heads)
-        scope = head_scope(model, stack, sublayer, heads=names, mixers=mixers)
+        names = addresses.head_names(heads)
+        scope = cached_run.head_scope(model, stack, sublayer, heads=names, mixers=mixers)
         chosen = scope.find(names)
         evaluation = Evaluation.of(
             model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
         )
         inputs, batch_tokens = evaluation.inputs, evaluation.batch_tokens
-        with eval_mode(model), torch.no_grad():
+        with build.eval_mode(model), torch.no_grad():
             replacement = replacement_values(
                 scope, inputs, replace_with, seed=seed, batch_tokens=batch_tokens
             )
@@ -212,7 +199,7 @@ class HeadAblation:
         runs = (run for texts in self.evaluation.batches for run in self._run_order(texts, order))
         return self._collect("ablating in order", sets, runs)
 
-    def changes(self, heads: HeadSet) -> dict[Site, EditFunction]:
+    def changes(self, heads: HeadSet) -> dict[Site, cached_run.EditFunction]:
         """The edits that ablate these heads in any batch; "resample" has none, as it differs."""
         assert not self.replacement.donors, "resampled values belong to one batch"
         layers = sorted({head.layer for head in heads})
@@ -225,7 +212,7 @@ class HeadAblation:
         if model.readout is not None and not model.reads_images:
             unembedding = [model.readout.vectors(model.table)]
         parameters = [matrix for matrix in unembedding if isinstance(matrix, nn.Parameter)]
-        with eval_mode(model), column_major_weights(model, tokens, *parameters):
+        with build.eval_mode(model), column_major_weights(model, tokens, *parameters):
             return replace(evaluation.collect(label, len(sets), runs), sets=tuple(sets))
 
     def _run_sets(
@@ -237,7 +224,7 @@ class HeadAblation:
         replacements = self.replacement.of(texts, layers)
         bound_metric = evaluation.bind(texts)
         changes = self._changes([fixed], layers, replacements)
-        cached = CachedRun(
+        cached = cached_run.CachedRun(
             self.scope, evaluation.inputs.select(texts), layers=layers, edits=changes
         )
         weights = bound_metric.weights.double().cpu()
@@ -247,7 +234,7 @@ class HeadAblation:
         for start, indices in _by_first_layer(sets, copies):
             removed = [(*sets[index], *fixed) for index in indices]
             above = [layer for layer in layers if layer >= start]
-            edits = ActivationEditor(self._changes(removed, above, replacements))
+            edits = cached_run.ActivationEditor(self._changes(removed, above, replacements))
             hidden = cached.resume_after_heads(start, edits, len(indices))
             values = bound_metric(hidden, len(indices)).double().cpu()
             yield BatchValues(texts, indices, values, weights)
@@ -258,29 +245,33 @@ class HeadAblation:
         replacements = self.replacement.of(texts, layers)
         bound_metric = self.evaluation.bind(texts)
         weights = bound_metric.weights.double().cpu()
-        cached = CachedRun(scope, self.evaluation.inputs.select(texts), layers=layers)
+        cached = cached_run.CachedRun(scope, self.evaluation.inputs.select(texts), layers=layers)
         entries = {layer: cached.entering(layer) for layer in layers}
         yield BatchValues(texts, [], bound_metric(cached.hidden).double().cpu(), weights)
         for index, head in enumerate(order):
             removed = tuple(order[: index + 1])
             rerun = [layer for layer in layers if layer >= head.layer]
             above = {
-                layer: entry_sites(scope.stack, layer) for layer in rerun if layer > head.layer
+                layer: cached_run.entry_sites(scope.stack, layer)
+                for layer in rerun
+                if layer > head.layer
             }
             sites = [site for sites in above.values() for site in sites]
-            edits = ActivationEditor(self._changes([removed], rerun, replacements), sites)
+            edits = cached_run.ActivationEditor(
+                self._changes([removed], rerun, replacements), sites
+            )
             hidden = cached.continue_from(entries[head.layer], head.layer, edits)
             entries |= {
-                layer: join_streams([edits[site] for site in sites])
+                layer: cached_run.join_streams([edits[site] for site in sites])
                 for layer, sites in above.items()
             }
             yield BatchValues(texts, [index], bound_metric(hidden).double().cpu(), weights)
 
     def _changes(
         self, removed: Sequence[HeadSet], layers: Sequence[int], replacements: Mapping[int, Tensor]
-    ) -> dict[Site, EditFunction]:
+    ) -> dict[Site, cached_run.EditFunction]:
         """The edits that ablate heads of these layers, one set in each copy of the batch."""
-        changes: dict[Site, EditFunction] = {}
+        changes: dict[Site, cached_run.EditFunction] = {}
         for layer in layers:
             ablated = [[head.head for head in heads if head.layer == layer] for heads in removed]
             if any(ablated):
@@ -291,7 +282,7 @@ class HeadAblation:
 
 def replace_heads(
     ablated: Sequence[Sequence[int]], replacements: Float[Tensor, "_ h d"]
-) -> EditFunction:
+) -> cached_run.EditFunction:
     """Replace the outputs of some heads in each copy of a batch; one row holds for all tokens."""
 
     def change(values: Tensor) -> Tensor:
@@ -319,7 +310,7 @@ def _by_first_layer(sets: Sequence[HeadSet], copies: int) -> Iterator[tuple[int,
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Ablation(ByHead):
+class Ablation(tables.ByHead):
     """The metric without each head alone ("metric") and its change ("change"), with errors.
 
     Heads that were not requested, or not measured before Ctrl-C, have NaN.
@@ -335,7 +326,7 @@ class Ablation(ByHead):
         """Whether every head was measured on every text."""
         return bool(self.metadata["complete"])
 
-    def harmful(self, errors: float = 1.0) -> list[tuple[Address, float]]:
+    def harmful(self, errors: float = 1.0) -> list[tuple[addresses.Address, float]]:
         """Heads whose removal improves the metric by more than `errors` standard errors."""
         sign = 1.0 if self.metadata["better"] == "lower" else -1.0
         column = self["change"]
@@ -363,7 +354,7 @@ class Ablation(ByHead):
 
 
 @dataclass(frozen=True, slots=True)
-class JointAblation(Result):
+class JointAblation(files.Result):
     """The metric without a set of heads, its change, and the standard error of the change."""
 
     heads: tuple[Head, ...]
@@ -375,12 +366,12 @@ class JointAblation(Result):
 
     def __str__(self) -> str:
         names = ", ".join(map(str, self.heads)) or "no heads"
-        changed = format_change(self.change, self.error)
+        changed = tables.format_change(self.change, self.error)
         return f"without {names}: {self.value:.4f}, a change of {changed}"
 
 
 @dataclass(frozen=True, slots=True)
-class CumulativeAblation(Tabular):
+class CumulativeAblation(tables.Tabular):
     """Heads removed one after another: each step includes all previous removals."""
 
     steps: tuple[JointAblation, ...]
@@ -421,14 +412,14 @@ class CumulativeAblation(Tabular):
 
 @wrapping_models
 def ablate(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
-    heads: Heads = "all",
+    heads: addresses.Heads = "all",
     replace_with: Replacement = "zero",
-    metric: Metric = "loss",
+    metric: metrics.Metric = "loss",
     *,
     targets: Targets | None = None,
-    stack: StackName | None = None,
+    stack: cached_run.StackName | None = None,
     sublayer: Sublayer | None = None,
     seed: int = 0,
     batch_tokens: int | None = None,
@@ -474,8 +465,8 @@ def ablate(
         errors={"change": columns[2]},
         metadata={
             "replace_with": replace_with,
-            "metric": metric_name(metric),
-            "better": better_direction(metric),
+            "metric": metrics.metric_name(metric),
+            "better": metrics.better_direction(metric),
             "baseline": baseline,
             "baseline_error": None if np.isnan(error) else error,
             "texts": int((~effects.baseline.isnan()).sum()),
@@ -486,9 +477,9 @@ def ablate(
 
 @wrapping_models
 def ablate_together(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
-    heads: Heads,
+    heads: addresses.Heads,
     **options: Unpack[AblationOptions],
 ) -> JointAblation:
     """Ablate a set of heads together."""
@@ -498,9 +489,9 @@ def ablate_together(
 
 @wrapping_models
 def ablate_in_order(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
-    order: Heads,
+    order: addresses.Heads,
     **options: Unpack[AblationOptions],
 ) -> CumulativeAblation:
     """Ablate the first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
@@ -512,10 +503,10 @@ def ablate_in_order(
 
 @wrapping_models
 def ablate_greedily(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     steps: int,
-    heads: Heads = "all",
+    heads: addresses.Heads = "all",
     **options: Unpack[AblationOptions],
 ) -> CumulativeAblation:
     """Remove one head per step: the one whose removal hurts least, given those already removed.

@@ -23,8 +23,7 @@ from manyheads.lens.inputs.texts import (
     batch_ranges,
     read_inputs,
 )
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Tap
 
@@ -37,7 +36,7 @@ CPU_BATCH_TOKENS = 1024
 CUDA_BATCH_TOKENS = 32_768
 
 
-def default_batch_tokens(model: Model) -> int:
+def default_batch_tokens(model: build.Model) -> int:
     """How many tokens run side by side by default on the model's device."""
     return CUDA_BATCH_TOKENS if next(model.parameters()).is_cuda else CPU_BATCH_TOKENS
 
@@ -122,7 +121,7 @@ class GradientScores:
 class Variant:
     """A version of a model: another model, or the same one with other values at some sites."""
 
-    model: Model
+    model: build.Model
     changes: dict[Site, EditFunction] = field(default_factory=dict)
 
 
@@ -130,8 +129,8 @@ class Variant:
 class Evaluation:
     """A model, and the texts and metric that versions of it are compared on."""
 
-    model: Model
-    inputs: ModelInputs
+    model: build.Model
+    inputs: model_interface.ModelInputs
     metric: Metric
     targets: Targets | None
     batch_tokens: int
@@ -141,7 +140,7 @@ class Evaluation:
     @classmethod
     def of(
         cls,
-        model: Model,
+        model: build.Model,
         texts: Inputs,
         metric: Metric = "loss",
         targets: Targets | None = None,
@@ -222,7 +221,7 @@ class Evaluation:
             variant = source if isinstance(source, Variant) else source()
             for texts, bound_metric in metrics.items():
                 record = ActivationEditor(variant.changes, [_last(variant.model)])
-                with eval_mode(variant.model):
+                with build.eval_mode(variant.model):
                     variant.model.run_hidden(self.inputs.select(texts), record)
                 hidden = record[_last(variant.model)]
                 # Not bound to a name, so that the model is freed afterwards.
@@ -272,7 +271,7 @@ class Evaluation:
     ) -> Float[Tensor, " b"]:
         """Append the products of a batch at each site, and return the weights of its texts."""
         bound_metric = self.bind(texts)
-        with eval_mode(self.model), torch.enable_grad():
+        with build.eval_mode(self.model), torch.enable_grad():
             self.model.run_hidden(self.inputs.select(texts), record)
             total = bound_metric(record[_last(self.model)]).sum()
             gradients = torch.autograd.grad(total, [record[site].values for site in sites])
@@ -292,13 +291,13 @@ class Evaluation:
         with Progress(label, total=len(batches), unit="runs", enabled=self.progress) as bar:
             for texts in batches:
                 record = ActivationEditor(changes or {}, sites)
-                with eval_mode(self.model), torch.no_grad():
+                with build.eval_mode(self.model), torch.no_grad():
                     self.model.run_hidden(self.inputs.select(texts), record)
                 yield record
                 bar.advance()
 
 
-def _last(model: Model) -> Site:
+def _last(model: build.Model) -> Site:
     return Site(-1, Tap.FINAL, stack=model.readout_stack)
 
 

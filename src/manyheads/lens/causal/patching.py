@@ -12,15 +12,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import default_batch_tokens
-from manyheads.lens.inputs.cached_run import (
-    ActivationEditor,
-    CachedRun,
-    HeadScope,
-    StackName,
-    head_scope,
-    layer_input_site,
-)
-from manyheads.lens.inputs.metrics import BoundMetric, Metric, bind_metric, weighted_mean
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
@@ -91,20 +83,20 @@ class Patching(Tabular):
 class RunPair:
     """A clean and a corrupted run of the same lengths, and the metric of each text in both."""
 
-    scope: HeadScope
-    clean: CachedRun
-    corrupted: CachedRun
-    bound_metric: BoundMetric
+    scope: cached_run.HeadScope
+    clean: cached_run.CachedRun
+    corrupted: cached_run.CachedRun
+    bound_metric: metrics.BoundMetric
     ends: tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
     batch_tokens: int
 
     @classmethod
     def of(
         cls,
-        scope: HeadScope,
+        scope: cached_run.HeadScope,
         clean: Inputs,
         corrupted: Inputs,
-        metric: Metric,
+        metric: metrics.Metric,
         targets: Targets | None = None,
         *,
         keep: Sequence[Site] = (),
@@ -120,8 +112,8 @@ class RunPair:
             )
         layers = range(len(scope.stack.layers))
         sites = [*keep, *(site for layer in layers for site in _sites(scope, layer).values())]
-        bound_metric = bind_metric(model, inputs[0], range(len(inputs[0])), metric, targets)
-        runs = [CachedRun(scope, texts, layers=layers, record=sites) for texts in inputs]
+        bound_metric = metrics.bind_metric(model, inputs[0], range(len(inputs[0])), metric, targets)
+        runs = [cached_run.CachedRun(scope, texts, layers=layers, record=sites) for texts in inputs]
         ends = [bound_metric(run.hidden)[0].double().cpu() for run in runs]
         return cls(
             scope=scope,
@@ -139,13 +131,15 @@ class RunPair:
         clean, corrupted = self.ends
         start, end = (corrupted, clean) if base == "corrupted" else (clean, corrupted)
         weights = self.bound_metric.weights.double().cpu()
-        full = weighted_mean(end - start, weights)[0]
-        moved, error = weighted_mean(values - start, weights)
+        full = metrics.weighted_mean(end - start, weights)[0]
+        moved, error = metrics.weighted_mean(values - start, weights)
         return float(moved / full), float((error / full).abs())
 
     @property
     def lengths(self) -> Lengths:
-        return self.corrupted[layer_input_site(self.scope.stack, self.scope.layers[0])].lengths
+        return self.corrupted[
+            cached_run.layer_input_site(self.scope.stack, self.scope.layers[0])
+        ].lengths
 
     @property
     def copies(self) -> int:
@@ -157,12 +151,12 @@ def patch(
     model: Model,
     clean: Inputs,
     corrupted: Inputs,
-    metric: Metric = "loss",
+    metric: metrics.Metric = "loss",
     *,
     components: Sequence[Component] = ("head",),
     positions: Positions = "all",
     targets: Targets | None = None,
-    stack: StackName | None = None,
+    stack: cached_run.StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -179,7 +173,7 @@ def patch(
     >>> round(result[Patch("residual", layer=0, position=0)], 5)
     1.0
     """
-    scope = head_scope(model, stack, sublayer)
+    scope = cached_run.head_scope(model, stack, sublayer)
     with eval_mode(model), torch.no_grad():
         runs = RunPair.of(scope, clean, corrupted, metric, targets, batch_tokens=batch_tokens)
         patches = list(_patches(runs, components, positions))
@@ -206,8 +200,8 @@ def _measure(runs: RunPair, patches: list[Patch], progress: bool) -> Patching:
                 raise
             complete = False
     return Patching(
-        clean=float(weighted_mean(clean, weights)[0]),
-        corrupted=float(weighted_mean(corrupted, weights)[0]),
+        clean=float(metrics.weighted_mean(clean, weights)[0]),
+        corrupted=float(metrics.weighted_mean(corrupted, weights)[0]),
         recovered=recovered,
         errors=errors,
         complete=complete,
@@ -230,14 +224,14 @@ def _run(runs: RunPair, group: list[Patch]) -> Float[Tensor, "copies b"]:
                 copy[rows, patch.head] = clean[rows, patch.head]
         return copies.flatten(0, 1)
 
-    hidden = runs.corrupted.resume(layer, ActivationEditor({site: change}), len(group))
+    hidden = runs.corrupted.resume(layer, cached_run.ActivationEditor({site: change}), len(group))
     return runs.bound_metric(hidden, len(group))
 
 
-def _sites(scope: HeadScope, layer: int) -> dict[Component, Site]:
+def _sites(scope: cached_run.HeadScope, layer: int) -> dict[Component, Site]:
     """The site of each component that the layer has."""
     config, name = scope.stack.config.layers[layer], scope.stack_name
-    sites: dict[Component, Site] = {"residual": layer_input_site(scope.stack, layer)}
+    sites: dict[Component, Site] = {"residual": cached_run.layer_input_site(scope.stack, layer)}
     if scope.heads_of(layer):
         sites["head"] = scope.site(layer, Tap.HEAD_OUTPUT)
     if config.attention is not None or config.mixer is not None:

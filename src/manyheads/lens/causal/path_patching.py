@@ -12,17 +12,8 @@ from manyheads.attention import AttentionConfig
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.causal.patching import RunPair
-from manyheads.lens.inputs.cached_run import (
-    ActivationEditor,
-    EditFunction,
-    HeadScope,
-    StackName,
-    head_scope,
-)
-from manyheads.lens.inputs.metrics import Metric
-from manyheads.lens.inputs.texts import Inputs, Targets
-from manyheads.lens.results.addresses import Heads, head_names, heads_in
-from manyheads.lens.results.tables import ByHead
+from manyheads.lens.inputs import cached_run, metrics, texts
+from manyheads.lens.results import addresses, tables
 from manyheads.models.build import Model, eval_mode
 from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Sublayer, Tap
@@ -36,20 +27,20 @@ TAPS: dict[Through, Tap] = {"query": Tap.QUERY, "key": Tap.KEY, "value": Tap.VAL
 @wrapping_models
 def patch_paths(
     model: Model,
-    clean: Inputs,
-    corrupted: Inputs,
-    metric: Metric = "loss",
+    clean: texts.Inputs,
+    corrupted: texts.Inputs,
+    metric: metrics.Metric = "loss",
     *,
-    receivers: Heads,
+    receivers: addresses.Heads,
     through: Through = "query",
-    senders: Heads = "all",
+    senders: addresses.Heads = "all",
     base: Base = "clean",
     feedforward: Literal["free", "frozen"] = "free",
-    targets: Targets | None = None,
-    stack: StackName | None = None,
+    targets: texts.Targets | None = None,
+    stack: cached_run.StackName | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
-) -> ByHead:
+) -> tables.ByHead:
     """Path patching of arXiv 2211.00593, from each sender to the receivers taken together.
 
     In the base run the sender's output is that of the other run, all other heads are frozen, and
@@ -58,9 +49,9 @@ def patch_paths(
     Feed-forwards pass changes on unless frozen. Heads that share keys or values are patched
     together. `receivers` are heads or "logits"; they and the senders are of one stack and sublayer.
     """
-    senders = head_names(senders)
-    ends = () if receivers == "logits" else head_names(receivers)
-    scope = head_scope(model, stack, heads=(*ends, *senders))
+    senders = addresses.head_names(senders)
+    ends = () if receivers == "logits" else addresses.head_names(receivers)
+    scope = cached_run.head_scope(model, stack, heads=(*ends, *senders))
     sending = scope.find(senders)
     receiving = None if receivers == "logits" else scope.find(ends)
     if through not in TAPS:
@@ -88,7 +79,7 @@ class _Paths:
         ends = (runs.clean, runs.corrupted)
         self.base_run, self.other_run = ends if base == "clean" else ends[::-1]
 
-    def measure(self, senders: Sequence[Head], progress: bool) -> ByHead:
+    def measure(self, senders: Sequence[Head], progress: bool) -> tables.ByHead:
         indices = {head: index for index, head in enumerate(self.scope.heads)}
         columns = np.full((2, len(indices)), np.nan)
         complete = True
@@ -102,7 +93,7 @@ class _Paths:
                 if np.isnan(columns).all():
                     raise
                 complete = False
-        return ByHead(
+        return tables.ByHead(
             kind="path patching",
             blocks=self.scope.blocks,
             means={"effect": columns[0]},
@@ -132,18 +123,18 @@ class _Paths:
             return self.runs.bound_metric(self.base_run.hidden).expand(copies, -1).double().cpu()
         tap = TAPS[self.through]
         sites = [self.scope.site(above, tap) for above in {head.layer for head in receivers}]
-        sent = ActivationEditor(self._send(senders), sites)
+        sent = cached_run.ActivationEditor(self._send(senders), sites)
         hidden = self.base_run.resume(layer, sent, copies)
         if self.receivers is not None:
             received = {site: self._receive(site, receivers, sent[site].values) for site in sites}
             lowest = min(head.layer for head in receivers)
-            hidden = self.base_run.resume(lowest, ActivationEditor(received), copies)
+            hidden = self.base_run.resume(lowest, cached_run.ActivationEditor(received), copies)
         return self.runs.bound_metric(hidden, copies).double().cpu()
 
-    def _send(self, senders: list[Head]) -> dict[Site, EditFunction]:
+    def _send(self, senders: list[Head]) -> dict[Site, cached_run.EditFunction]:
         """Freeze all heads from the senders' layer up, and take each sender from the other run."""
         layer = senders[0].layer
-        changes: dict[Site, EditFunction] = {}
+        changes: dict[Site, cached_run.EditFunction] = {}
         for site in _frozen_sites(self.scope):
             is_head = site.tap is Tap.HEAD_OUTPUT
             if site.layer < layer or not (is_head or self.frozen):
@@ -157,7 +148,9 @@ class _Paths:
             changes[site] = _always(copies.flatten(0, 1))
         return changes
 
-    def _receive(self, site: Site, receivers: list[Head], received: Tensor) -> EditFunction:
+    def _receive(
+        self, site: Site, receivers: list[Head], received: Tensor
+    ) -> cached_run.EditFunction:
         config = self.scope.module(site.layer).config
         # The heads of a mixer have keys and values of their own at these sites.
         whole = self.through == "query" or not isinstance(config, AttentionConfig)
@@ -172,18 +165,18 @@ class _Paths:
         return change
 
 
-def _always(values: Tensor) -> EditFunction:
+def _always(values: Tensor) -> cached_run.EditFunction:
     return lambda _: values
 
 
-def _frozen_sites(scope: HeadScope) -> list[Site]:
+def _frozen_sites(scope: cached_run.HeadScope) -> list[Site]:
     """The outputs of all heads and feed-forwards of the stack."""
     sites = []
     for layer, config in enumerate(scope.stack.config.layers):
         for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS):
-            if heads_in(config, sublayer):
+            if addresses.heads_in(config, sublayer):
                 sites.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, scope.stack_name))
-        if config.mixer is not None and not heads_in(config, Sublayer.ATTENTION):
+        if config.mixer is not None and not addresses.heads_in(config, Sublayer.ATTENTION):
             sites.append(Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, scope.stack_name))
         if config.feedforward is not None:
             sites.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, scope.stack_name))

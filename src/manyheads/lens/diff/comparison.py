@@ -15,19 +15,12 @@ from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.diff.head_matching import HeadMatch, match_heads, weight_changes
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
-from manyheads.lens.inputs.metrics import weighted_mean
+from manyheads.lens.inputs import metrics, token_classes
 from manyheads.lens.inputs.texts import Inputs, PassSummary, Targets, for_each_batch, read_inputs
-from manyheads.lens.inputs.token_classes import TokenClasses
 from manyheads.lens.measure.measures import MeasureSums, SequenceGroups, sum_by_sequence
 from manyheads.lens.measure.statistics import ids_by_stack, make_plan
 from manyheads.lens.measure.watcher import StatisticsWatcher
-from manyheads.lens.redundant.dead_heads import (
-    ENTROPY_ABOVE,
-    LOSS_BELOW,
-    NORM_BELOW,
-    dead_by_statistics,
-    predicts_next_token,
-)
+from manyheads.lens.redundant import dead_heads
 from manyheads.lens.results.addresses import Address, Block, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.measure_names import describe_measure, format_value, sort_measures
@@ -328,7 +321,7 @@ def measure_by_text(
     model: Model,
     inputs: ModelInputs,
     *,
-    classes: TokenClasses = None,
+    classes: token_classes.TokenClasses = None,
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> StatisticsByText:
@@ -358,12 +351,12 @@ def compare(
     *,
     origins: Mapping[Address, Address] | None = None,
     targets: Targets | None = None,
-    classes: TokenClasses = None,
+    classes: token_classes.TokenClasses = None,
     compare_kinds: bool = True,
     replace_with: Replacement | None = None,
-    loss_below: float = LOSS_BELOW,
-    entropy_above: float = ENTROPY_ABOVE,
-    norm_below: float = NORM_BELOW,
+    loss_below: float = dead_heads.LOSS_BELOW,
+    entropy_above: float = dead_heads.ENTROPY_ABOVE,
+    norm_below: float = dead_heads.NORM_BELOW,
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Comparison:
@@ -406,7 +399,7 @@ def compare(
         "norm_below": norm_below,
     }
     dead_then, dead_now = (
-        dead_by_statistics(model_statistics, **thresholds).reasons
+        dead_heads.dead_by_statistics(model_statistics, **thresholds).reasons
         for model_statistics in (one, two)
     )
     complete = all(side.text.passed.complete for side in sides)
@@ -442,7 +435,7 @@ class _Side:
         inputs: ModelInputs,
         targets: Targets | None,
         *,
-        classes: TokenClasses,
+        classes: token_classes.TokenClasses,
         replace_with: Replacement | None,
         batch_tokens: int | None,
         progress: bool,
@@ -533,13 +526,13 @@ def _error(
 def _losses(
     before: Model, after: Model, inputs: ModelInputs, targets: Targets | None, progress: bool
 ) -> Losses | None:
-    if targets is None and not predicts_next_token(before):
+    if targets is None and not dead_heads.predicts_next_token(before):
         return None
     one, two = (
         Evaluation.of(model, inputs, targets=targets, progress=progress).measure(())
         for model in (before, after)
     )
-    change, error = weighted_mean(two.baseline - one.baseline, one.weights)
+    change, error = metrics.weighted_mean(two.baseline - one.baseline, one.weights)
     known_error = None if bool(error.isnan()) else float(error)
     return Losses(one.baseline_mean[0], two.baseline_mean[0], float(change), known_error)
 

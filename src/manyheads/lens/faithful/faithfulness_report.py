@@ -12,21 +12,12 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import percent, pluralise
 from manyheads.lens.attribution.direct_logits import At
+from manyheads.lens.faithful import erasure
 from manyheads.lens.faithful.adversarial import MAX_DIVERGENCE, Adversary, find_adversary
-from manyheads.lens.faithful.erasure import (
-    ORDERS,
-    Decision,
-    Erasure,
-    decisions_of,
-    erase,
-    rank_keys,
-)
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import Inputs, read_inputs
-from manyheads.lens.results.measure_names import format_value
-from manyheads.lens.results.tables import Tabular
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.readout import ClassHead
+from manyheads.lens.results import measure_names, tables
+from manyheads.models import build, readout
 from manyheads.progress import Progress
 from manyheads.taps import Sublayer
 
@@ -141,7 +132,7 @@ class TaskVerdict:
             return "no erasure could be measured"
         if not any((values > 0).any() for values in self.flipped.values()):
             return "the answer never changes, whatever is erased"
-        rival = min(ORDERS[1:3], key=means.__getitem__)
+        rival = min(erasure.ORDERS[1:3], key=means.__getitem__)
         return (
             f"the answer changes when {percent(means['attention'])} of the keys are erased by "
             f"attention, {percent(means['random'])} at random, "
@@ -185,7 +176,7 @@ class TaskVerdict:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Faithfulness(Tabular):
+class Faithfulness(tables.Tabular):
     """The results of each task, and the thresholds of the verdicts."""
 
     tasks: tuple[TaskVerdict, ...]
@@ -215,7 +206,7 @@ class Faithfulness(Tabular):
             table.add_column(task.name, justify="right")
         for name in self.tasks[0].measures():
             measured = [task.measures()[name] for task in self.tasks]
-            values = [format_value(mean, error=error) for mean, error in measured]
+            values = [measure_names.format_value(mean, error=error) for mean, error in measured]
             table.add_row(name.replace("_", " "), *values)
         return table
 
@@ -241,7 +232,7 @@ def enough(values: Values) -> bool:
 
 @wrapping_models
 def faithfulness(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     *,
     at: At | Mapping[str, At] = "last",
@@ -333,10 +324,10 @@ class _Tests:
     ) -> TaskVerdict:
         tested: list[_TextTests] = []
         complete = True
-        decisions = decisions_of(scope, layers, read_inputs(scope.model, texts), at)
+        decisions = erasure.decisions_of(scope, layers, read_inputs(scope.model, texts), at)
         with (
             Progress("erasing", total=len(decisions), unit="texts", enabled=progress) as bar,
-            eval_mode(scope.model),
+            build.eval_mode(scope.model),
         ):
             try:
                 for decision in decisions:
@@ -346,8 +337,8 @@ class _Tests:
                 if not tested:
                     raise
                 complete = False
-        by_class = isinstance(scope.model.config.readout, ClassHead)
-        by_order = {order: [text.erasures[order] for text in tested] for order in ORDERS}
+        by_class = isinstance(scope.model.config.readout, readout.ClassHead)
+        by_order = {order: [text.erasures[order] for text in tested] for order in erasure.ORDERS}
         return TaskVerdict(
             name=name,
             decides="classes" if by_class else "tokens",
@@ -373,17 +364,17 @@ class _Tests:
             complete=complete,
         )
 
-    def _test(self, decision: Decision) -> "_TextTests":
-        ranks = rank_keys(decision)
+    def _test(self, decision: erasure.Decision) -> "_TextTests":
+        ranks = erasure.rank_keys(decision)
         erasures = {}
         for name, scores in ranks.items():
             order = decision.keys[scores.argsort(descending=True, stable=True)]
-            erasures[name] = [erase(decision, order, self.steps)]
+            erasures[name] = [erasure.erase(decision, order, self.steps)]
         erasures["random"] = []
         for _ in range(self.draws):
             order = torch.randperm(len(decision.keys), generator=self.generator)
             mixed = decision.keys[order.to(decision.keys.device)]
-            erasures["random"].append(erase(decision, mixed, self.steps))
+            erasures["random"].append(erasure.erase(decision, mixed, self.steps))
         adversary = find_adversary(
             decision,
             within=self.within,
@@ -404,10 +395,10 @@ class _Tests:
 class _TextTests:
     """The tests of one text: its erasures in each order, the adversary, and Kendall's tau."""
 
-    erasures: dict[str, list[Erasure]]
+    erasures: dict[str, list[erasure.Erasure]]
     adversary: Adversary
     agreement: dict[str, float]
 
 
-def _mean_curve(draws: Sequence[Erasure]) -> Float[np.ndarray, " steps"]:
+def _mean_curve(draws: Sequence[erasure.Erasure]) -> Float[np.ndarray, " steps"]:
     return torch.stack([draw.curve for draw in draws]).double().mean(0).cpu().numpy()

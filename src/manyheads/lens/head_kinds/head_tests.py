@@ -11,34 +11,11 @@ from jaxtyping import Float
 from manyheads.encoding.text_reader import TextReader, require_text_model, resolve_max_length
 from manyheads.formatting import pluralise
 from manyheads.kernels.contract import Request
-from manyheads.lens.head_kinds.criteria import (
-    MIN_WORDS,
-    KindScores,
-    Label,
-    SampleSize,
-    Threshold,
-    WeightKinds,
-    confirmed_word_scores,
-    copying_scores,
-    coreference_scores,
-    drawn_word_scores,
-    with_draws,
-)
-from manyheads.lens.head_kinds.image_attention import measure_image_attention
-from manyheads.lens.head_kinds.partners import InductionPartner, find_partners
-from manyheads.lens.head_kinds.word_targets import WordTargetScores, measure_word_targets
+from manyheads.lens.head_kinds import criteria, image_attention, partners, word_targets
+from manyheads.lens.inputs import cached_run, synthetic
 from manyheads.lens.inputs.annotated import AnnotatedText, align_texts
-from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.synthetic import (
-    SpecialTokens,
-    bracketed_texts,
-    inputs_from_ids,
-    numbered_lists,
-    punctuated_texts,
-    random_images,
-    repeated_tokens,
-)
 from manyheads.lens.inputs.texts import Inputs, read_inputs
+from manyheads.lens.measure import row_sums, score_tiles
 from manyheads.lens.measure.measures import (
     NEIGHBORS,
     MeasureScope,
@@ -47,18 +24,11 @@ from manyheads.lens.measure.measures import (
     has_earlier_copy,
     offset_name,
 )
-from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
-from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.measure.statistics import Statistics, statistics
+from manyheads.lens.results import files, tables
 from manyheads.lens.results.addresses import Address, Block, blocks_of, mask_in
-from manyheads.lens.results.files import Metadata
-from manyheads.lens.results.tables import ByHead
 from manyheads.lens.weights.circuits import score_copying
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
-from manyheads.models.readout import LanguageHead
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
+from manyheads.models import build, model_interface, readout, seq2seq, vision
 from manyheads.parts.masks import Mask
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer
@@ -66,7 +36,10 @@ from manyheads.tokenizers import plain_copy
 
 
 def uniform_scores(
-    model: Model, inputs: ModelInputs, blocks: Sequence[Block], offsets: Sequence[int] = ()
+    model: build.Model,
+    inputs: model_interface.ModelInputs,
+    blocks: Sequence[Block],
+    offsets: Sequence[int] = (),
 ) -> dict[str, Float[np.ndarray, " h"]]:
     """The measures of uniform attention in the place of each head, by name.
 
@@ -102,9 +75,11 @@ def _uniform_measures(
     device = queries.device
     query = torch.zeros(queries.lengths.total, 1, 1, device=device)
     request = Request(queries=queries.lengths, keys=keys.lengths, mask=mask, scale=1.0)
-    tiled = TiledScores(query, torch.zeros(keys.lengths.total, 1, 1, device=device), request)
+    tiled = score_tiles.TiledScores(
+        query, torch.zeros(keys.lengths.total, 1, 1, device=device), request
+    )
     every = tuple(dict.fromkeys((*NEIGHBORS, *offsets)))
-    spec = RowSumSpec(
+    spec = row_sums.RowSumSpec(
         offsets=every if same else (),
         marks=torch.zeros(keys.lengths.total, 0, device=device),
         ids=queries.values if same else None,
@@ -112,7 +87,7 @@ def _uniform_measures(
     repeats = has_earlier_copy(queries.values, queries.lengths) if same else None
     scope = MeasureScope(classes=(), repeats=repeats, same=same)
     sums, block = MeasureSums(), Block(0, 1)
-    add_measures(sums, block, tiled, spec, sum_rows(tiled, spec), scope)
+    add_measures(sums, block, tiled, spec, row_sums.sum_rows(tiled, spec), scope)
     return {name: float(sums.means((block,), name)[0]) for name in sums.names}
 
 
@@ -139,11 +114,11 @@ PARTNER_SEQUENCES = 6
 class HeadTests:
     """The scores of all tests so far; an interrupted test leaves `complete` false."""
 
-    model: Model
-    thresholds: dict[str, Threshold]
+    model: build.Model
+    thresholds: dict[str, criteria.Threshold]
     progress: bool
-    scores: list[KindScores] = field(default_factory=list)
-    metadata: Metadata = field(default_factory=dict)
+    scores: list[criteria.KindScores] = field(default_factory=list)
+    metadata: files.Metadata = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     output_share: Float[np.ndarray, " h"] | None = None
     bias: tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]] | None = None
@@ -161,10 +136,10 @@ class HeadTests:
 
     def measure_draws(
         self,
-        inputs: ModelInputs,
+        inputs: model_interface.ModelInputs,
         sizes: Sequence[int],
         offsets: Sequence[int],
-        score: Callable[[Statistics], Iterable[KindScores]],
+        score: Callable[[Statistics], Iterable[criteria.KindScores]],
     ) -> Statistics:
         """Score kinds on synthetic inputs; each draw has some of them, and a pass of its own."""
         draws: list[Statistics] = []
@@ -181,24 +156,27 @@ class HeadTests:
         whole = merge_statistics(draws)
         by_draw = [{kind.name: kind for kind in score(draw)} for draw in draws]
         self.scores += [
-            with_draws(kind, [kinds.get(kind.name) for kinds in by_draw]) for kind in score(whole)
+            criteria.with_draws(kind, [kinds.get(kind.name) for kinds in by_draw])
+            for kind in score(whole)
         ]
         return whole
 
     def measure_words(
         self, kind: str, texts: Sequence[AnnotatedText], label: str
-    ) -> dict[str, WordTargetScores]:
+    ) -> dict[str, word_targets.WordTargetScores]:
         """The scores of every task in annotated texts, in all and for each group of them."""
         reader = require_text_model(self.model)
         context = resolve_max_length(reader, None)
         # The first token of a Seq2Seq target takes a position too.
         limit = MAX_SENTENCE_TOKENS if context is None else min(context - 1, MAX_SENTENCE_TOKENS)
-        aligned = align_texts(reader.tokenizer, texts, limit, SpecialTokens.of(reader).bos)
+        aligned = align_texts(
+            reader.tokenizer, texts, limit, synthetic.SpecialTokens.of(reader).bos
+        )
         if not aligned:
             self.missing[kind] = "no word pair has tokens of its own"
             return {}
         self.metadata[f"{kind}_texts"] = len(aligned)
-        by_task, complete = measure_word_targets(
+        by_task, complete = word_targets.measure_word_targets(
             self.model, aligned, label=label, progress=self.progress
         )
         self.complete &= complete
@@ -251,17 +229,17 @@ def measure_repeats(
     tests: HeadTests, model: TextReader, sequences: int, seed: int, *, positional: bool
 ) -> None:
     """Repeated random tokens; without texts they also decide the positional kinds."""
-    repeated = repeated_tokens(model, sequences, seed)
-    inputs = inputs_from_ids(model, SpecialTokens.of(model), repeated)
+    repeated = synthetic.repeated_tokens(model, sequences, seed)
+    inputs = synthetic.inputs_from_ids(model, synthetic.SpecialTokens.of(model), repeated)
     # An offset beyond the shortest block could be a repetition.
     furthest = min(MAX_OFFSET, min(map(len, repeated)) // 2 - 3)
     offsets = [offset for offset in OFFSETS if positional and abs(offset) <= furthest]
     uniform = uniform_scores(model, inputs, blocks_of(model), offsets)
-    sample = SampleSize(sequences, "sequences", f"{sequences:,} random sequences")
+    sample = criteria.SampleSize(sequences, "sequences", f"{sequences:,} random sequences")
     tests.metadata |= {"sequences": sequences, "seed": seed}
 
-    def score(measured: Statistics) -> Iterable[KindScores]:
-        kinds = WeightKinds(measured, uniform, tests.thresholds, sample)
+    def score(measured: Statistics) -> Iterable[criteria.KindScores]:
+        kinds = criteria.WeightKinds(measured, uniform, tests.thresholds, sample)
         if positional:
             yield from kinds.positions()
         over = f"{sample.over} repeated once"
@@ -270,7 +248,9 @@ def measure_repeats(
     tests.measure_draws(inputs, deal(sequences), offsets, score)
 
 
-def measure_texts(tests: HeadTests, inputs: ModelInputs, measured: Statistics | None) -> None:
+def measure_texts(
+    tests: HeadTests, inputs: model_interface.ModelInputs, measured: Statistics | None
+) -> None:
     """The texts decide the positional kinds and punctuation."""
     measured = tests.measure(inputs, OFFSETS) if measured is None else measured
     tests.note(measured)
@@ -280,8 +260,8 @@ def measure_texts(tests: HeadTests, inputs: ModelInputs, measured: Statistics | 
     uniform = uniform_scores(tests.model, first, measured.blocks, offsets)
     texts = measured.metadata["texts"]
     tests.metadata["texts"] = texts
-    sample = SampleSize(texts, "texts", pluralise(texts, "given text"))
-    kinds = WeightKinds(measured, uniform, tests.thresholds, sample)
+    sample = criteria.SampleSize(texts, "texts", pluralise(texts, "given text"))
+    kinds = criteria.WeightKinds(measured, uniform, tests.thresholds, sample)
     tests.scores += [*kinds.positions(), *kinds.punctuation()]
     if not measured.class_fractions.get("punctuation"):
         tests.missing.setdefault("punctuation", "the texts have no punctuation")
@@ -291,18 +271,18 @@ def measure_punctuation(
     tests: HeadTests, model: TextReader, words: Sequence[str], seed: int
 ) -> None:
     """Random words with punctuation between them."""
-    special = SpecialTokens.of(model)
+    special = synthetic.SpecialTokens.of(model)
     context = resolve_max_length(model, None)
     limit = None if context is None else context - 1
     tokenizer = plain_copy(model.tokenizer)
-    texts = punctuated_texts(words, seed=seed)
+    texts = synthetic.punctuated_texts(words, seed=seed)
     ids = [[*special.bos, *tokenizer.encode(text).ids][:limit] for text in texts]
-    sample = SampleSize(len(ids), "texts", f"{len(ids):,} synthetic texts")
+    sample = criteria.SampleSize(len(ids), "texts", f"{len(ids):,} synthetic texts")
 
-    def score(measured: Statistics) -> Iterable[KindScores]:
-        return WeightKinds(measured, {}, tests.thresholds, sample).punctuation()
+    def score(measured: Statistics) -> Iterable[criteria.KindScores]:
+        return criteria.WeightKinds(measured, {}, tests.thresholds, sample).punctuation()
 
-    inputs = inputs_from_ids(model, special, ids)
+    inputs = synthetic.inputs_from_ids(model, special, ids)
     measured = tests.measure_draws(inputs, deal(len(ids)), (), score)
     if not measured.class_fractions.get("punctuation"):
         tests.missing.setdefault("punctuation", "the tokenizer has none")
@@ -310,15 +290,15 @@ def measure_punctuation(
 
 def measure_copying(tests: HeadTests, model: TextReader) -> None:
     """From the weights alone: does a head raise the logit of the token that it attends to?"""
-    if not isinstance(model.config.readout, LanguageHead):
+    if not isinstance(model.config.readout, readout.LanguageHead):
         tests.missing["copying"] = "the model has no language head"
         return
     if not model.native:
         tests.missing["copying"] = "the weights of a wrapped model are not read"
         return
-    stack: StackName = "main"
+    stack: cached_run.StackName = "main"
     sublayers = [Sublayer.ATTENTION]
-    if isinstance(model, Seq2Seq):
+    if isinstance(model, seq2seq.Seq2Seq):
         stack, sublayers = "decoder", [Sublayer.CROSS]
         # Circuits start at the source embedding, which the decoder reads only if it is shared.
         if model.config.shared:
@@ -337,7 +317,7 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
         tests.missing["copying"] = "the heads of mixers read more than one token at a time"
         return
     scored: dict[Address, dict[str, float]] = {}
-    metadata: Metadata = {"vocabulary": model.config.embedding.vocabulary}
+    metadata: files.Metadata = {"vocabulary": model.config.embedding.vocabulary}
     for sublayer in sublayers:
         if sublayer in present:
             circuits = score_copying(
@@ -354,13 +334,16 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
         name: np.array([scored.get(address, {}).get(name, np.nan) for address in addresses])
         for name in ("copying", "copying_eigenvalues")
     }
-    every_head = ByHead(kind="circuits", blocks=blocks, means=means, metadata=metadata)
-    tests.scores.append(copying_scores(every_head, tests.thresholds))
+    every_head = tables.ByHead(kind="circuits", blocks=blocks, means=means, metadata=metadata)
+    tests.scores.append(criteria.copying_scores(every_head, tests.thresholds))
 
 
 def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
     """Brackets and quotes, and numbered lists."""
-    makers = {"bracket": (bracketed_texts, 10), "numbering": (numbered_lists, 7)}
+    makers = {
+        "bracket": (synthetic.bracketed_texts, 10),
+        "numbering": (synthetic.numbered_lists, 7),
+    }
     for kind, (make, count) in makers.items():
         if not tests.complete:
             return
@@ -371,7 +354,7 @@ def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
         ]
         measured = tests.measure_words(kind, texts, f"testing {kind} heads")
         tests.scores += [
-            drawn_word_scores(kind, scores, tests.thresholds, task)
+            criteria.drawn_word_scores(kind, scores, tests.thresholds, task)
             for task, scores in measured.items()
         ]
 
@@ -385,10 +368,12 @@ def measure_syntax(tests: HeadTests, sentences: Sequence[AnnotatedText]) -> None
     ]
     measured = tests.measure_words("syntactic", halves, "reading a treebank")
     for task, scores in measured.items():
-        if min(np.nanmax(half.counts) for half in scores.groups) < MIN_WORDS:
+        if min(np.nanmax(half.counts) for half in scores.groups) < criteria.MIN_WORDS:
             rare.append(task)
         else:
-            tests.scores.append(confirmed_word_scores("syntactic", scores, tests.thresholds, task))
+            tests.scores.append(
+                criteria.confirmed_word_scores("syntactic", scores, tests.thresholds, task)
+            )
     tests.metadata["rare_relations"] = rare
 
 
@@ -402,7 +387,7 @@ def measure_coreference(tests: HeadTests, parts: Sequence[Sequence[AnnotatedText
     scores = list(tests.measure_words("coreference", texts, "testing coreference").values())
     if not scores:
         return
-    tests.scores.append(coreference_scores(scores, tests.thresholds))
+    tests.scores.append(criteria.coreference_scores(scores, tests.thresholds))
     if len(parts) == 1:
         tests.missing["coreference"] = (
             "only one half of counterbalanced text is given, which cannot tell coreference from "
@@ -410,43 +395,47 @@ def measure_coreference(tests: HeadTests, parts: Sequence[Sequence[AnnotatedText
         )
     elif len(scores) == 2:
         first, second = scores
-        enough = np.fmin(first.counts, second.counts) >= MIN_WORDS
+        enough = np.fmin(first.counts, second.counts) >= criteria.MIN_WORDS
         tests.bias = (
             np.where(enough, first.accuracy - second.accuracy, np.nan),
             np.where(enough, np.hypot(first.errors, second.errors), np.nan),
         )
 
 
-def measure_images(tests: HeadTests, model: Vision, images: Any, seed: int) -> None:
+def measure_images(tests: HeadTests, model: vision.Vision, images: Any, seed: int) -> None:
     """Given images, or random ones."""
-    inputs = read_inputs(model, random_images(model, seed=seed) if images is None else images)
+    inputs = read_inputs(
+        model, synthetic.random_images(model, seed=seed) if images is None else images
+    )
     count, draws = len(inputs), DRAWS if images is None else 0
     tests.metadata |= {"images": count, "given": images is not None}
-    sample = SampleSize(count, "images", pluralise(count, "image"))
+    sample = criteria.SampleSize(count, "images", pluralise(count, "image"))
 
-    def score(measured: Statistics) -> Iterable[KindScores]:
-        yield WeightKinds(measured, {}, tests.thresholds, sample).broad()
+    def score(measured: Statistics) -> Iterable[criteria.KindScores]:
+        yield criteria.WeightKinds(measured, {}, tests.thresholds, sample).broad()
 
     if draws:
         tests.measure_draws(inputs, deal(count), (), score)
     else:
         tests.scores += score(tests.measure(inputs))
     if tests.complete:
-        patches = measure_image_attention(model, inputs, draws, progress=tests.progress)
+        patches = image_attention.measure_image_attention(
+            model, inputs, draws, progress=tests.progress
+        )
         tests.complete &= patches.complete
         whole, *by_draw = (
-            list(WeightKinds(group, group.uniform, tests.thresholds, sample).patches())
+            list(criteria.WeightKinds(group, group.uniform, tests.thresholds, sample).patches())
             for group in (patches, *patches.draws)
         )
         if by_draw:
             draws_of_kinds = zip(*by_draw, strict=True)
-            whole = list(map(with_draws, whole, draws_of_kinds))
+            whole = list(map(criteria.with_draws, whole, draws_of_kinds))
         tests.scores += whole
 
 
 def partners_of_induction(
-    tests: HeadTests, labels: Mapping[Address, Sequence[Label]], seed: int
-) -> dict[Address, InductionPartner]:
+    tests: HeadTests, labels: Mapping[Address, Sequence[criteria.Label]], seed: int
+) -> dict[Address, partners.InductionPartner]:
     """The heads that induction heads build on, by ablation unless the tests were interrupted."""
     induction = [
         address
@@ -458,7 +447,9 @@ def partners_of_induction(
         return {}
     inputs = None
     if tests.complete:
-        repeated = repeated_tokens(tests.model, PARTNER_SEQUENCES, seed)
-        inputs = inputs_from_ids(tests.model, SpecialTokens.of(tests.model), repeated)
+        repeated = synthetic.repeated_tokens(tests.model, PARTNER_SEQUENCES, seed)
+        inputs = synthetic.inputs_from_ids(
+            tests.model, synthetic.SpecialTokens.of(tests.model), repeated
+        )
     by_head = dict(zip(labels, previous.tolist(), strict=True))
-    return find_partners(tests.model, induction, by_head, inputs, progress=tests.progress)
+    return partners.find_partners(tests.model, induction, by_head, inputs, progress=tests.progress)

@@ -18,17 +18,9 @@ from manyheads.errors import InputError
 from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
 from manyheads.lens.causal.ablation import replace_heads
 from manyheads.lens.causal.path_patching import patch_paths
-from manyheads.lens.inputs.cached_run import (
-    ActivationEditor,
-    EditFunction,
-    HeadScope,
-    head_scope,
-)
-from manyheads.lens.inputs.metrics import LogitDifference, weighted_mean
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs import cached_run, metrics, texts
 from manyheads.lens.results.tables import ByHead
-from manyheads.models.build import eval_mode
-from manyheads.models.decoder import Decoder
+from manyheads.models import build, decoder
 from manyheads.taps import Head, Patterns, Site, Tap
 
 NAMES = (
@@ -69,9 +61,9 @@ class IOIPrompts:
     subjects: tuple[int, ...]
 
     @property
-    def metric(self) -> LogitDifference:
+    def metric(self) -> metrics.LogitDifference:
         """logit(indirect object) - logit(subject) after the last word."""
-        return LogitDifference(answer=self.objects, distractor=self.subjects)
+        return metrics.LogitDifference(answer=self.objects, distractor=self.subjects)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -106,9 +98,9 @@ class IOIHeads(ByHead):
 
 
 @wrapping_models
-def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
+def ioi_prompts(model: decoder.Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
     """Prompts with names that are single tokens of the model's tokenizer."""
-    if not isinstance(model, Decoder):
+    if not isinstance(model, decoder.Decoder):
         raise InputError(
             f"a {type(model).__name__} does not predict the next token", "use a Decoder"
         )
@@ -132,11 +124,11 @@ def ioi_prompts(model: Decoder, prompts: int = 64, seed: int = 0) -> IOIPrompts:
 
 @wrapping_models
 def find_ioi_heads(
-    model: Decoder, task: IOIPrompts | None = None, *, progress: bool = True
+    model: decoder.Decoder, task: IOIPrompts | None = None, *, progress: bool = True
 ) -> IOIHeads:
     """Name movers of either sign, their backups, and inhibition heads, each by its scores."""
     task = ioi_prompts(model) if task is None else task
-    scope = head_scope(model)
+    scope = cached_run.head_scope(model)
     scope.check_patterns(scope.layers)
     direct = attribute_logits(model, task.clean, task.objects, task.subjects)
     attention = _last_token_attention(scope, task)
@@ -206,12 +198,14 @@ def is_confirmed(direct: float, change: float, error: float, takeover: float) ->
 class _Knockout:
     """Runs in which some heads write what they write on the prompts with other names."""
 
-    def __init__(self, scope: HeadScope, task: IOIPrompts, direct: DirectLogits) -> None:
+    def __init__(self, scope: cached_run.HeadScope, task: IOIPrompts, direct: DirectLogits) -> None:
         self.scope, self.task, self.direct = scope, task, direct
         sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
-        self._corrupted = ActivationEditor({}, sites)
-        with eval_mode(scope.model), torch.no_grad():
-            scope.model.run_inputs(read_inputs(scope.model, list(task.corrupted)), self._corrupted)
+        self._corrupted = cached_run.ActivationEditor({}, sites)
+        with build.eval_mode(scope.model), torch.no_grad():
+            scope.model.run_inputs(
+                texts.read_inputs(scope.model, list(task.corrupted)), self._corrupted
+            )
         self._index = {head: index for index, head in enumerate(scope.heads)}
         self._effects: dict[Head, tuple[float, float, float]] = {}
 
@@ -253,8 +247,8 @@ class _Knockout:
             self.scope.model, task.clean, task.objects, task.subjects, edits=self._edits(heads)
         )
 
-    def _edits(self, heads: Sequence[Head]) -> dict[Site, EditFunction]:
-        edits: dict[Site, EditFunction] = {}
+    def _edits(self, heads: Sequence[Head]) -> dict[Site, cached_run.EditFunction]:
+        edits: dict[Site, cached_run.EditFunction] = {}
         for layer in {head.layer for head in heads}:
             site = self.scope.site(layer, Tap.HEAD_OUTPUT)
             own = [head.head for head in heads if head.layer == layer]
@@ -266,7 +260,7 @@ def _mean_and_errors(
     values: Float[Tensor, "b *rest"],
 ) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
     """The mean over prompts and its standard error."""
-    mean, error = weighted_mean(values, torch.ones(len(values)))
+    mean, error = metrics.weighted_mean(values, torch.ones(len(values)))
     return mean.numpy(), error.numpy()
 
 
@@ -319,14 +313,16 @@ def _single_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def _last_token_attention(
-    scope: HeadScope, task: IOIPrompts, edits: Mapping[Site, EditFunction] | None = None
+    scope: cached_run.HeadScope,
+    task: IOIPrompts,
+    edits: Mapping[Site, cached_run.EditFunction] | None = None,
 ) -> Float[np.ndarray, "2 h"]:
     """The attention of the last token to the object, and to the last mention of the subject."""
-    inputs = read_inputs(scope.model, list(task.clean))
+    inputs = texts.read_inputs(scope.model, list(task.clean))
     assert inputs.ids is not None
     sites = [scope.site(layer, Tap.PATTERN) for layer in scope.layers]
-    editor = ActivationEditor(edits or {}, sites)
-    with eval_mode(scope.model), torch.no_grad():
+    editor = cached_run.ActivationEditor(edits or {}, sites)
+    with build.eval_mode(scope.model), torch.no_grad():
         scope.model.run_inputs(inputs, editor)
     sums = np.zeros((2, len(scope.heads)))
     for text, pair in enumerate(zip(task.objects, task.subjects, strict=True)):

@@ -13,39 +13,16 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import TextReader, require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
-from manyheads.lens.head_kinds.criteria import (
-    Label,
-    correct_for_chance,
-    label_heads,
-    threshold_table,
-)
-from manyheads.lens.head_kinds.head_tests import (
-    HeadTests,
-    measure_copying,
-    measure_coreference,
-    measure_images,
-    measure_marks,
-    measure_punctuation,
-    measure_repeats,
-    measure_syntax,
-    measure_texts,
-    partners_of_induction,
-)
+from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.partners import InductionPartner, add_partners
-from manyheads.lens.inputs.annotated import (
-    check_counterbalanced,
-    coreference_texts,
-    read_references,
-)
-from manyheads.lens.inputs.conllu import read_conllu, syntax_texts
+from manyheads.lens.inputs import annotated, conllu
 from manyheads.lens.inputs.synthetic import plain_words
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.addresses import Address, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, Tabular
-from manyheads.models.build import Model
-from manyheads.models.vision import Vision
+from manyheads.models import build, vision
 
 KIND = "kinds"
 # The name of a head without a kind.
@@ -65,9 +42,9 @@ class Kinds(Tabular):
     of induction heads, and the kinds that could not be measured and why.
     """
 
-    labels: Mapping[Address, tuple[Label, ...]]
+    labels: Mapping[Address, tuple[criteria.Label, ...]]
     scores: ByHead
-    nearest: Mapping[Address, Label] = field(default_factory=dict)
+    nearest: Mapping[Address, criteria.Label] = field(default_factory=dict)
     metadata: Metadata = field(default_factory=dict)
 
     @property
@@ -80,7 +57,7 @@ class Kinds(Tabular):
         """Kinds that were not measured, and why."""
         return dict(self.metadata.get("missing", {}))
 
-    def of(self, head: HeadName) -> tuple[Label, ...]:
+    def of(self, head: HeadName) -> tuple[criteria.Label, ...]:
         """All labels of one head, the most specific first; none for a mixed one."""
         return self.labels[pick_head(self.labels, head)]
 
@@ -177,13 +154,13 @@ class Kinds(Tabular):
 
     def _mixed_record(self, address: Address) -> dict[str, Any]:
         near = self.nearest.get(address)
-        blank = Label(kind="", score=0.0, threshold=0.0, evidence="")
+        blank = criteria.Label(kind="", score=0.0, threshold=0.0, evidence="")
         unknown = dict.fromkeys(_label_record(blank))
         record = unknown | {"kind": MIXED, "detail": "", "evidence": self.why_mixed(address)}
         return record if near is None else record | {"nearest": near.name, "score": near.score}
 
 
-def _label_record(label: Label) -> dict[str, Any]:
+def _label_record(label: criteria.Label) -> dict[str, Any]:
     held, draws = label.draws or (None, None)
     record = {
         "kind": label.kind,
@@ -208,7 +185,7 @@ HeadTest = Callable[[], None]
 
 @wrapping_models
 def kinds(
-    model: Model,
+    model: build.Model,
     texts: Inputs | None = None,
     *,
     syntax: Path | str | None = None,
@@ -254,11 +231,11 @@ def kinds(
     """
     if sequences < 1:
         raise InputError(f"sequences must be at least 1, got {sequences}", "use 1 or more")
-    tests = HeadTests(model, threshold_table(thresholds), progress=progress)
-    if isinstance(model, Vision):
+    tests = head_tests.HeadTests(model, criteria.threshold_table(thresholds), progress=progress)
+    if isinstance(model, vision.Vision):
         if syntax is not None or coreference is not None:
             raise InputError("images have no syntax", "omit syntax and coreference")
-        steps: list[HeadTest] = [partial(measure_images, tests, model, texts, seed)]
+        steps: list[HeadTest] = [partial(head_tests.measure_images, tests, model, texts, seed)]
     else:
         reader = require_text_model(model)
         texts = None if texts is None else read_inputs(model, texts)
@@ -282,7 +259,7 @@ def kinds(
 
 
 def _tests_without_files(
-    tests: HeadTests,
+    tests: head_tests.HeadTests,
     model: TextReader,
     texts: Inputs | None,
     measured: Statistics | None,
@@ -292,23 +269,25 @@ def _tests_without_files(
     """Tests on random tokens, given or synthetic texts, and weights."""
     synthetic = texts is None
     steps: list[HeadTest] = [
-        partial(measure_repeats, tests, model, sequences, seed, positional=synthetic),
-        partial(measure_copying, tests, model),
+        partial(head_tests.measure_repeats, tests, model, sequences, seed, positional=synthetic),
+        partial(head_tests.measure_copying, tests, model),
     ]
     if texts is not None:
-        steps.insert(1, partial(measure_texts, tests, read_inputs(model, texts), measured))
+        steps.insert(
+            1, partial(head_tests.measure_texts, tests, read_inputs(model, texts), measured)
+        )
     if model.tokenizer is None:
         for kind in ("punctuation", "bracket", "numbering"):
             tests.missing[kind] = "the model has no tokenizer"
         return steps
     words = plain_words(model.tokenizer, seed=seed)
     if synthetic:
-        steps.append(partial(measure_punctuation, tests, model, words, seed))
-    return [*steps, partial(measure_marks, tests, words, seed)]
+        steps.append(partial(head_tests.measure_punctuation, tests, model, words, seed))
+    return [*steps, partial(head_tests.measure_marks, tests, words, seed)]
 
 
 def _tests_with_files(
-    tests: HeadTests,
+    tests: head_tests.HeadTests,
     model: TextReader,
     syntax: Path | str | None,
     coreference: Path | str | Sequence[Path | str] | None,
@@ -323,26 +302,26 @@ def _tests_with_files(
             )
     steps: list[HeadTest] = []
     if syntax is not None:
-        sentences = list(syntax_texts(list(read_conllu(syntax))))
-        steps.append(partial(measure_syntax, tests, sentences))
+        sentences = list(conllu.syntax_texts(list(conllu.read_conllu(syntax))))
+        steps.append(partial(head_tests.measure_syntax, tests, sentences))
     if coreference is not None:
         paths = [coreference] if isinstance(coreference, Path | str) else list(coreference)
-        parts = [read_references(path) for path in paths]
-        check_counterbalanced(paths, parts)
-        texts = [list(coreference_texts(part)) for part in parts]
-        steps.append(partial(measure_coreference, tests, texts))
+        parts = [annotated.read_references(path) for path in paths]
+        annotated.check_counterbalanced(paths, parts)
+        texts = [list(annotated.coreference_texts(part)) for part in parts]
+        steps.append(partial(head_tests.measure_coreference, tests, texts))
     return steps
 
 
-def _result(tests: HeadTests, seed: int) -> Kinds:
+def _result(tests: head_tests.HeadTests, seed: int) -> Kinds:
     blocks = blocks_of(tests.model)
     addresses = tuple(address for block in blocks for address in block.addresses)
     silent = np.zeros(len(addresses), dtype=bool)
     if tests.output_share is not None:
         silent = tests.output_share < tests.thresholds["silent"].above
-    corrected, count = correct_for_chance(tests.scores)
-    labels, nearest = label_heads(corrected, addresses, silent)
-    partners = partners_of_induction(tests, labels, seed)
+    corrected, count = criteria.correct_for_chance(tests.scores)
+    labels, nearest = criteria.label_heads(corrected, addresses, silent)
+    partners = head_tests.partners_of_induction(tests, labels, seed)
     metadata = tests.metadata | {
         "thresholds": {
             kind: asdict(threshold)

@@ -13,12 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.lens.attention_maps.patterns import PatternWatcher
-from manyheads.lens.inputs.annotated import AlignedText
-from manyheads.lens.inputs.synthetic import SpecialTokens, inputs_from_ids
+from manyheads.lens.inputs import annotated, synthetic
 from manyheads.lens.inputs.texts import default_batch_tokens, for_each_batch
 from manyheads.lens.results.addresses import Block, blocks_of
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 
 MAX_OFFSET = 10
 OFFSETS = tuple(offset for offset in range(-MAX_OFFSET, MAX_OFFSET + 1) if offset)
@@ -58,8 +56,8 @@ class WordTargetScores:
 
 
 def measure_word_targets(
-    model: Model,
-    texts: Sequence[AlignedText],
+    model: build.Model,
+    texts: Sequence[annotated.AlignedText],
     *,
     label: str = "scoring words",
     progress: bool = True,
@@ -70,9 +68,9 @@ def measure_word_targets(
     """
     blocks = blocks_of(model)
     counts = _TargetCounts(texts)
-    special = SpecialTokens.of(model)
+    special = synthetic.SpecialTokens.of(model)
 
-    def visit(inputs: ModelInputs, numbers: list[int]) -> None:
+    def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
         batch = _WordTargetSums(
             counts, [texts[number] for number in numbers], special.shifts(model)
         )
@@ -82,7 +80,7 @@ def measure_word_targets(
 
     summary = for_each_batch(
         model,
-        inputs_from_ids(model, special, [text.ids for text in texts]),
+        synthetic.inputs_from_ids(model, special, [text.ids for text in texts]),
         visit,
         label=label,
         batch_tokens=min(BATCH_TOKENS, default_batch_tokens(model)),
@@ -140,7 +138,7 @@ class _Sums:
 class _TargetCounts:
     """The sums of all finished batches, by attention."""
 
-    def __init__(self, texts: Sequence[AlignedText]) -> None:
+    def __init__(self, texts: Sequence[annotated.AlignedText]) -> None:
         names = dict.fromkeys(pair.task for text in texts for pair in text.pairs)
         self.tasks = {task: row for row, task in enumerate(names)}
         self.groups = 1 + max(text.group for text in texts)
@@ -218,7 +216,7 @@ class _PairArrays:
     has_candidates: Bool[Tensor, " p"]
 
     @classmethod
-    def of(cls, text: AlignedText, tasks: dict[str, int]) -> "_PairArrays":
+    def of(cls, text: annotated.AlignedText, tasks: dict[str, int]) -> "_PairArrays":
         words, pairs = len(text.words), text.pairs
         right = torch.zeros(len(pairs), words, dtype=torch.bool)
         aligned = torch.tensor([bool(tokens) for tokens in text.words])
@@ -265,7 +263,7 @@ class _WordTargetSums:
     """The sums of one batch, from its patterns."""
 
     def __init__(
-        self, counts: _TargetCounts, texts: Sequence[AlignedText], shifts: dict[str, int]
+        self, counts: _TargetCounts, texts: Sequence[annotated.AlignedText], shifts: dict[str, int]
     ) -> None:
         self.sums: dict[Block, _Sums] = {}
         self._counts, self._texts, self._shifts = counts, texts, shifts

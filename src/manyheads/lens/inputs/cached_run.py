@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.bridge.watched_run import ResidualEntry
-from manyheads.bridge.wrapped_model import WrappedModel
+from manyheads.bridge import watched_run, wrapped_model
 from manyheads.errors import InputError
 from manyheads.lens.results.addresses import (
     Address,
@@ -24,11 +23,9 @@ from manyheads.lens.results.addresses import (
     pick_heads,
 )
 from manyheads.mixers.mixer import Mixer
-from manyheads.models.build import Model
+from manyheads.models import build, non_finite_weights, seq2seq
 from manyheads.models.layer import Layer
 from manyheads.models.model_interface import ModelInputs, repeat_batch
-from manyheads.models.non_finite_weights import check_finite
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
@@ -45,7 +42,7 @@ class HeadScope:
     A mixer stands in the place of self-attention; without `mixers` its heads do not count.
     """
 
-    model: Model
+    model: build.Model
     stack_name: StackName = "main"
     sublayer: Sublayer = Sublayer.ATTENTION
     mixers: bool = True
@@ -122,7 +119,7 @@ class HeadScope:
 
 
 def head_scope(
-    model: Model,
+    model: build.Model,
     stack: StackName | None = None,
     sublayer: Sublayer | None = None,
     *,
@@ -136,7 +133,7 @@ def head_scope(
     decoder. Without `mixers` only the heads of attention, for what needs its queries, keys and
     softmax. With `headless` a stack without any heads will do.
     """
-    check_finite(model)
+    non_finite_weights.check_finite(model)
     if chosen := [head for head in heads if head != "all"]:
         attentions = {
             (address.stack, address.sublayer): address
@@ -307,8 +304,8 @@ class CachedRun:
         self, x: Ragged, layer: int, watch: ActivationEditor | None = None, copies: int = 1
     ) -> Ragged:
         """The input of the readout from the residual stream `x` that enters `layer`."""
-        if isinstance(self.scope.model, WrappedModel):
-            entry = ResidualEntry(self.scope.stack_name, layer, x)
+        if isinstance(self.scope.model, wrapped_model.WrappedModel):
+            entry = watched_run.ResidualEntry(self.scope.stack_name, layer, x)
             repeated = self.inputs.repeat(copies)
             hidden = self.scope.model.run_inputs(repeated, watch, logits=False, entry=entry).hidden
             assert isinstance(hidden, Ragged), "ragged in, ragged out"
@@ -316,7 +313,7 @@ class CachedRun:
         final, _ = self.scope.stack.resume(x, layer, memory=self._memory(copies), watch=watch)
         if self.scope.stack_name != "encoder":
             return final
-        model = cast(Seq2Seq, self.scope.model)
+        model = cast(seq2seq.Seq2Seq, self.scope.model)
         embeddings = repeat_batch(self[Site(-1, Tap.EMBEDDINGS, stack="decoder")], copies)
         return model.decoder.resume(embeddings, 0, memory=final, watch=watch)[0]
 

@@ -14,10 +14,7 @@ from manyheads.encoding.text_reader import TextReader, require_text_model, resol
 from manyheads.errors import InputError
 from manyheads.lens.inputs.annotated import AnnotatedText, WordPair
 from manyheads.lens.inputs.token_classes import token_classes
-from manyheads.models.build import Model
-from manyheads.models.decoder import Decoder
-from manyheads.models.model_interface import ModelInputs
-from manyheads.models.vision import Vision
+from manyheads.models import build, decoder, model_interface, vision
 from manyheads.ragged import Ragged
 from manyheads.tokenizers import plain_copy
 
@@ -51,7 +48,7 @@ class SpecialTokens:
     decoder_start: int = 0
 
     @classmethod
-    def of(cls, model: Model) -> "SpecialTokens":
+    def of(cls, model: build.Model) -> "SpecialTokens":
         """From the tokenizer of a model, or else from its configuration."""
         reader = require_text_model(model)
         prefix: tuple[int, ...] = ()
@@ -64,31 +61,31 @@ class SpecialTokens:
         settings = dict(reader.source_config or {}) | dict(reader.generation)
         bos_id = settings.get("bos_token_id")
         bos: tuple[int, ...] = ()
-        if not prefix and isinstance(bos_id, int) and isinstance(reader, Decoder):
+        if not prefix and isinstance(bos_id, int) and isinstance(reader, decoder.Decoder):
             prefix = bos = (bos_id,)
         start = settings.get("decoder_start_token_id")
         return cls(prefix, suffix, bos, start if isinstance(start, int) else 0)
 
-    def shifts(self, model: Model) -> dict[str, int]:
+    def shifts(self, model: build.Model) -> dict[str, int]:
         """By stack, how many tokens are inserted before those of the tokenizer."""
         return {"encoder": 0, "decoder": 1} if model.reads_pairs else {model.readout_stack: 0}
 
 
 def inputs_from_ids(
-    model: Model, special: SpecialTokens, texts: Sequence[Sequence[int]]
-) -> ModelInputs:
+    model: build.Model, special: SpecialTokens, texts: Sequence[Sequence[int]]
+) -> model_interface.ModelInputs:
     """Inputs from token ids; for a `Seq2Seq`, as source and target."""
     device = next(model.parameters()).device
     ids = Ragged.from_list([torch.tensor(list(text)) for text in texts]).to(device)
     if not model.reads_pairs:
-        return ModelInputs(ids=ids)
+        return model_interface.ModelInputs(ids=ids)
     target = Ragged.from_list([torch.tensor([special.decoder_start, *text]) for text in texts]).to(
         device
     )
-    return ModelInputs(ids=target, source=ids)
+    return model_interface.ModelInputs(ids=target, source=ids)
 
 
-def repeated_tokens(model: Model, sequences: int, seed: int = 0) -> list[list[int]]:
+def repeated_tokens(model: build.Model, sequences: int, seed: int = 0) -> list[list[int]]:
     """Sequences of a first token and a block of distinct random tokens, repeated once.
 
     Blocks have 24 to 48 tokens, fewer where the model's context is short. The first token is the
@@ -243,7 +240,7 @@ def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iter
         yield AnnotatedText.from_words(text, pairs)
 
 
-def random_images(model: Vision, count: int = 16, seed: int = 0) -> list[Tensor]:
+def random_images(model: vision.Vision, count: int = 16, seed: int = 0) -> list[Tensor]:
     """Smooth random colors with a little noise, of the size that the model reads."""
     patches = model.config.patches
     generator = torch.Generator().manual_seed(seed)
@@ -272,12 +269,12 @@ def passages() -> list[str]:
     return list(tomllib.loads(text)["passages"])
 
 
-def default_texts(model: Model, seed: int = 0) -> Any:
+def default_texts(model: build.Model, seed: int = 0) -> Any:
     """The articles (both as source and target for a `Seq2Seq`), or random images for a `Vision`.
 
     Without a tokenizer, random tokens, each text repeated once.
     """
-    if isinstance(model, Vision):
+    if isinstance(model, vision.Vision):
         return random_images(model, seed=seed)
     texts: list[Any] = passages()
     if model.tokenizer is None:

@@ -11,20 +11,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyheads.bridge.wrapped_model import WrappedModel
-from manyheads.encoding.text_reader import (
-    TextReader,
-    Texts,
-    batch_by_length,
-    check_texts,
-    open_reader,
-    require_text_model,
-    resolve_max_length,
-)
+from manyheads.encoding import text_reader
 from manyheads.errors import InputError, TruncationWarning
 from manyheads.lens.results.files import Metadata
-from manyheads.models.build import Model, eval_mode
+from manyheads.models import build, non_finite_weights
 from manyheads.models.model_interface import ModelInputs
-from manyheads.models.non_finite_weights import check_finite
 from manyheads.models.readout import ClassHead
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
@@ -52,12 +43,12 @@ class PackedTargets:
     texts: Int[Tensor, " m"]
 
 
-def read_inputs(model: Model, texts: Inputs) -> ModelInputs:
+def read_inputs(model: build.Model, texts: Inputs) -> ModelInputs:
     """Tokenize strings, or take ids; (source, target) pairs for a `Seq2Seq`, images for a `Vision`.
 
     A single string is one text, and an iterator is read to its end.
     """
-    check_finite(model)
+    non_finite_weights.check_finite(model)
     device = next(model.parameters()).device
     if isinstance(texts, ModelInputs):
         return texts
@@ -67,7 +58,7 @@ def read_inputs(model: Model, texts: Inputs) -> ModelInputs:
     if isinstance(model, WrappedModel) and (examples := model.read_examples(batch)):
         return ModelInputs(examples=examples, ids=model.ids_of_examples(examples))
     if not isinstance(batch, Ragged):
-        check_texts(batch)
+        text_reader.check_texts(batch)
     if model.reads_images:
         if not all(isinstance(image, Tensor) for image in batch):
             raise InputError(
@@ -77,7 +68,7 @@ def read_inputs(model: Model, texts: Inputs) -> ModelInputs:
         if not images:
             raise InputError("there are no images", "pass at least one")
         return ModelInputs(images=images)
-    reader = require_text_model(model)
+    reader = text_reader.require_text_model(model)
     if not reader.reads_pairs:
         return ModelInputs(ids=_ids(reader, batch).to(device))
     sources, targets = _pairs(batch)
@@ -86,7 +77,7 @@ def read_inputs(model: Model, texts: Inputs) -> ModelInputs:
     )
 
 
-def pack_targets(model: Model, inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
+def pack_targets(model: build.Model, inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
     """The targets in the packed batch; by default each next token, if the model predicts it."""
     readout = model.config.readout
     if isinstance(readout, ClassHead):
@@ -124,8 +115,10 @@ def batch_ranges(sizes: Sequence[int], batch_tokens: int) -> Iterator[range]:
         yield range(start, len(sizes))
 
 
-def _ids(model: TextReader, texts: Texts, *, starts: bool = False) -> Ragged:
-    reader = open_reader(model, texts, resolve_max_length(model, None))
+def _ids(
+    model: text_reader.TextReader, texts: text_reader.Texts, *, starts: bool = False
+) -> Ragged:
+    reader = text_reader.open_reader(model, texts, text_reader.resolve_max_length(model, None))
     if not len(reader):
         raise InputError("there are no texts", "pass at least one")
     ids, cut = reader.read(range(len(reader)))
@@ -146,7 +139,7 @@ def _ids(model: TextReader, texts: Texts, *, starts: bool = False) -> Ragged:
     return Ragged.from_list(rows)
 
 
-def _decoder_start(model: TextReader) -> int:
+def _decoder_start(model: text_reader.TextReader) -> int:
     """The first token of every target of a `Seq2Seq`."""
     for settings in (model.generation, model.source_config or {}):
         start = settings.get("decoder_start_token_id")
@@ -170,7 +163,7 @@ def _pairs(texts: Any) -> tuple[Any, Any]:
     return sources, targets
 
 
-def _next_token_targets(model: Model, inputs: ModelInputs) -> PackedTargets:
+def _next_token_targets(model: build.Model, inputs: ModelInputs) -> PackedTargets:
     if not model.predicts_next_token:
         raise InputError(
             f"this {type(model).__name__} does not predict the next token",
@@ -248,7 +241,7 @@ class PassSummary:
         return {"texts": self.texts, "tokens": self.tokens, "complete": self.complete}
 
 
-def default_batch_tokens(model: Model) -> int:
+def default_batch_tokens(model: build.Model) -> int:
     """The batch size, in tokens, for the device of the model."""
     device = next(model.parameters()).device
     if device.type != "cpu":
@@ -258,7 +251,7 @@ def default_batch_tokens(model: Model) -> int:
 
 
 def for_each_batch(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     visit: Callable[[ModelInputs, list[int]], None],
     *,
@@ -275,16 +268,16 @@ def for_each_batch(
     if limit < 1:
         raise InputError(f"batch_tokens must be at least 1, got {limit}", "use 1 or more")
     if not isinstance(texts, ModelInputs | Ragged | Mapping):
-        check_texts(texts)
+        text_reader.check_texts(texts)
     total = len(texts) if isinstance(texts, Sized) and not isinstance(texts, str) else None
     done = tokens = first = 0
-    with Progress(label, total=total, unit=unit, enabled=progress) as bar, eval_mode(model):
+    with Progress(label, total=total, unit=unit, enabled=progress) as bar, build.eval_mode(model):
         try:
             for chunk in _chunks(texts):
                 inputs = read_inputs(model, chunk)
                 sizes = inputs.sizes(model)
                 announce_long_text(bar, sizes, first)
-                for batch in batch_by_length(sizes, 1 if inputs.examples else limit):
+                for batch in text_reader.batch_by_length(sizes, 1 if inputs.examples else limit):
                     visit(inputs.select(batch), [first + text for text in batch])
                     done += len(batch)
                     tokens += sum(sizes[text] for text in batch)

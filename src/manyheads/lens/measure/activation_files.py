@@ -12,15 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.atomic_write import atomic_write, check_writable
-from manyheads.bridge.automatic import wrapping_models
-from manyheads.bridge.wrapped_parts import WrappedStack
+from manyheads.bridge import automatic, wrapped_parts
 from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs.cached_run import layer_input_site
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.results.addresses import Address, find_heads, heads_in
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import HEAD_NAME, Head, Record, Site, Sublayer, Tap
@@ -58,9 +56,9 @@ class ActivationFiles:
         )
 
 
-@wrapping_models
+@automatic.wrapping_models
 def activations(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     sites: Sequence[str | Head | Address | Site] | str | Head | Address | Site,
     folder: str | Path,
@@ -100,7 +98,7 @@ def activations(
     writer = _ShardWriter(target, format, getattr(torch, dtype), shard_tokens)
     recorded_sites = [site for column in columns for site in column.sites]
 
-    def visit(inputs: ModelInputs, numbers: list[int]) -> None:
+    def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
         seen = Record(recorded_sites)
         with torch.inference_mode():
             model.run_hidden(inputs, seen)
@@ -160,10 +158,10 @@ class _Column:
     sites: tuple[Site, ...]
     head: int | None = None
     # The layer of a wrapped model whose writes are not seen directly.
-    writes: tuple[WrappedStack, int, Sublayer] | None = None
+    writes: tuple[wrapped_parts.WrappedStack, int, Sublayer] | None = None
 
     @classmethod
-    def named(cls, model: Model, name: str) -> "_Column":
+    def named(cls, model: build.Model, name: str) -> "_Column":
         stack_name, cross, rest = _split(model, name)
         stack = model.stacks()[stack_name]
         if rest in ("embeddings", "final"):
@@ -214,7 +212,7 @@ class _Column:
         return after - before - sum(written.values(), torch.zeros_like(before))
 
 
-def _split(model: Model, name: str) -> tuple[str, bool, str]:
+def _split(model: build.Model, name: str) -> tuple[str, bool, str]:
     """The stack of a site, whether it is of cross-attention, and the rest of its name."""
     stacks = model.stacks()
     parts = name.split(".")
@@ -228,7 +226,7 @@ def _split(model: Model, name: str) -> tuple[str, bool, str]:
     return stack, cross, rest
 
 
-def _columns(model: Model, name: str | Head | Address | Site) -> list[_Column]:
+def _columns(model: build.Model, name: str | Head | Address | Site) -> list[_Column]:
     """The columns of a site, or of the heads that a name stands for."""
     if isinstance(name, Site):
         return [_Column(str(name), name.stack, (name,))]
@@ -265,7 +263,7 @@ def _of_stream(name: str, stack: Stack, layer: int, part: str) -> _Column:
     if part in ("before", "after"):
         return _Column(name, stack.name, (before if part == "before" else after,))
     sublayer = Sublayer(part)
-    if isinstance(stack, WrappedStack):
+    if isinstance(stack, wrapped_parts.WrappedStack):
         facts = [attention for attention, index in stack.facts.attentions if index == layer]
         if (
             stack.facts.slots > 1

@@ -15,8 +15,7 @@ from manyheads.lens.results.tables import ByHead
 from manyheads.mixers.lsh_attention import LshAttentionLayer, missed_mass
 from manyheads.mixers.mixer import Mixer
 from manyheads.mixers.performer import PerformerLayer, softmax_error
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.taps import Record, Site, Tap
 
 # Of one text: its value for every head and query.
@@ -25,7 +24,7 @@ Measure = Callable[[Mixer, Float[Tensor, "n h d"], Float[Tensor, "n h d"]], Floa
 
 @wrapping_models
 def performer_error(
-    model: Model, texts: Inputs, *, batch_tokens: int | None = None, progress: bool = True
+    model: build.Model, texts: Inputs, *, batch_tokens: int | None = None, progress: bool = True
 ) -> ByHead:
     """The share of the softmax weights that each Performer head moves, mean over queries.
 
@@ -47,7 +46,7 @@ def performer_error(
 
 @wrapping_models
 def lsh_missed_mass(
-    model: Model, texts: Inputs, *, batch_tokens: int | None = None, progress: bool = True
+    model: build.Model, texts: Inputs, *, batch_tokens: int | None = None, progress: bool = True
 ) -> ByHead:
     """The share of the softmax weights on keys that an LSH head never sees, mean over queries.
 
@@ -69,7 +68,7 @@ def lsh_missed_mass(
 
 
 def _measured(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     kind: type[Mixer],
     name: str,
@@ -89,7 +88,7 @@ def _measured(
     shared = kind is LshAttentionLayer
     sums = {block: torch.zeros(block.heads, dtype=torch.float64) for block in mixers}
 
-    def visit(batch: ModelInputs, _: list[int]) -> None:
+    def visit(batch: model_interface.ModelInputs, _: list[int]) -> None:
         sites = {
             block: [
                 Site(block.layer, tap, stack=block.stack)

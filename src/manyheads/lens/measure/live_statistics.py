@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.bridge.automatic import is_of_transformers
-from manyheads.bridge.mask_rules import runs
-from manyheads.bridge.wrapped_model import wrap
+from manyheads.bridge import automatic, mask_rules, wrapped_model
 from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.lens.inputs.texts import PassSummary
 from manyheads.lens.measure.statistics import Statistics, StatisticsTotals, make_plan
@@ -29,7 +27,7 @@ class LiveStatistics:
 
     def __init__(self, model: nn.Module, every: int) -> None:
         self._inner = _find_model(model)
-        self._wrapped = wrap(self._inner)
+        self._wrapped = wrapped_model.wrap(self._inner)
         self._plan = make_plan(self._wrapped)
         self._every, self._calls = every, 0
         self._entered = self._running = False
@@ -110,7 +108,7 @@ class LiveStatistics:
             flat = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else None
             name = "encoder" if "encoder" in self._wrapped.stacks() else self._wrapped.readout_stack
             tokens[name] = Ragged.from_padded(ids, flat)
-            starts = None if flat is None else runs(flat != 0)
+            starts = None if flat is None else mask_rules.runs(flat != 0)
             if starts is None or not any(start for start, _ in starts):
                 lengths[name] = tokens[name].lengths
         texts = len(ids) if isinstance(ids, Tensor) else 1
@@ -147,7 +145,7 @@ def _find_model(model: nn.Module) -> Any:
     """The model of `transformers` itself, or the one inside, as in sentence-transformers."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     for module in modules:
-        if is_of_transformers(module):
+        if automatic.is_of_transformers(module):
             return module
     raise InputError(
         f"a {type(model).__name__} holds no model of transformers", "pass one that does"

@@ -9,27 +9,17 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.texts import Inputs, PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
-from manyheads.lens.measure.measures import (
-    NEIGHBORS,
-    OF_PATTERNS,
-    SINK_ABOVE,
-    MeasureSums,
-    offset_name,
-)
+from manyheads.lens.measure import measures
 from manyheads.lens.measure.watcher import Activation, MeasurementPlan, StatisticsWatcher
-from manyheads.lens.results.addresses import blocks_of
-from manyheads.lens.results.measure_names import sort_measures
-from manyheads.lens.results.tables import ByHead
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
-from manyheads.models.vision import Vision
+from manyheads.lens.results import addresses, measure_names, tables
+from manyheads.models import build, model_interface, vision
 from manyheads.ragged import Ragged
 
 KIND = "statistics"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Statistics(ByHead):
+class Statistics(tables.ByHead):
     """Measures of every head by name, with standard errors; `metadata` says on what.
 
     A mean is over all queries of all texts, except for "sink" and "induction_score", which have one
@@ -55,7 +45,7 @@ class Statistics(ByHead):
     def __str__(self) -> str:
         metadata = self.metadata
         over = f"over {metadata['texts']:,} texts, {metadata['tokens']:,} tokens"
-        lines = [ByHead.__str__(self), f"  {over}, errors over {metadata['errors_over']}"]
+        lines = [tables.ByHead.__str__(self), f"  {over}, errors over {metadata['errors_over']}"]
         massive = [activation for activation in self.activations if activation.massive]
         for activation in massive:
             lines.append(
@@ -72,12 +62,12 @@ class Statistics(ByHead):
 
 @wrapping_models
 def statistics(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     *,
     classes: TokenClasses = None,
     offsets: Sequence[int] = (),
-    sink_above: float = SINK_ABOVE,
+    sink_above: float = measures.SINK_ABOVE,
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Statistics:
@@ -119,7 +109,7 @@ def statistics(
     plan = make_plan(model, classes, offsets, sink_above)
     totals = StatisticsTotals()
 
-    def visit(inputs: ModelInputs, numbers: list[int]) -> None:
+    def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
         watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
         with torch.inference_mode():
             model.run_hidden(inputs, watcher)
@@ -131,18 +121,18 @@ def statistics(
     return totals.result(model, plan, summary)
 
 
-def check_heads(model: Model) -> None:
+def check_heads(model: build.Model) -> None:
     """Refuse a model whose mixers have no heads."""
     layers = [layer for stack in model.stacks().values() for layer in stack.config.layers]
     names = sorted({type(layer.mixer.inner).__name__ for layer in layers if layer.mixer})
-    if names and not blocks_of(model):
+    if names and not addresses.blocks_of(model):
         raise InputError(
             f"the model has no heads: its layers mix tokens by {', '.join(names)}",
             "use lens.influence, or a model with attention",
         )
 
 
-def ids_by_stack(model: Model, inputs: ModelInputs) -> dict[str, Ragged]:
+def ids_by_stack(model: build.Model, inputs: model_interface.ModelInputs) -> dict[str, Ragged]:
     """The token ids of each stack."""
     if inputs.ids is None:
         return {}
@@ -154,19 +144,19 @@ def ids_by_stack(model: Model, inputs: ModelInputs) -> dict[str, Ragged]:
 
 
 def make_plan(
-    model: Model,
+    model: build.Model,
     classes: TokenClasses = None,
     offsets: Sequence[int] = (),
-    sink_above: float = SINK_ABOVE,
+    sink_above: float = measures.SINK_ABOVE,
 ) -> MeasurementPlan:
     """The plan that all batches of a model share."""
     columns = {}
-    if not isinstance(model, Vision):
+    if not isinstance(model, vision.Vision):
         vocabulary = model.config.embedding.vocabulary
         columns = token_classes(model.tokenizer, vocabulary, classes)
     elif classes:
         raise InputError("images have no token classes", "omit classes")
-    every = tuple(dict.fromkeys((*NEIGHBORS, *offsets)))
+    every = tuple(dict.fromkeys((*measures.NEIGHBORS, *offsets)))
     return MeasurementPlan(model.stacks(), columns, every, sink_above)
 
 
@@ -174,7 +164,7 @@ class StatisticsTotals:
     """The sums over all finished batches."""
 
     def __init__(self) -> None:
-        self.sums = MeasureSums()
+        self.sums = measures.MeasureSums()
         self.activations: dict[tuple[str, int], Activation] = {}
         self.tokens = 0
         self.class_counts: dict[str, float] = {}
@@ -189,13 +179,18 @@ class StatisticsTotals:
         for name, count in watcher.class_counts.items():
             self.class_counts[name] = self.class_counts.get(name, 0.0) + count
 
-    def result(self, model: Model, plan: MeasurementPlan, summary: PassSummary) -> Statistics:
-        blocks, measured = blocks_of(model), self.sums.names
+    def result(self, model: build.Model, plan: MeasurementPlan, summary: PassSummary) -> Statistics:
+        blocks, measured = addresses.blocks_of(model), self.sums.names
         if "entropy" not in measured and self.tokens:
             # None of the heads has a pattern.
             classes = [f"on_{name}" for name in plan.classes]
-            measured = (*measured, *OF_PATTERNS, *map(offset_name, plan.offsets), *classes)
-        names = sort_measures(measured)
+            measured = (
+                *measured,
+                *measures.OF_PATTERNS,
+                *map(measures.offset_name, plan.offsets),
+                *classes,
+            )
+        names = measure_names.sort_measures(measured)
         over_sequences = summary.texts > 1
         metadata = {
             "texts": summary.texts,

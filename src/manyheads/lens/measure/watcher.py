@@ -11,16 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.attention import Attention
-from manyheads.lens.measure.measures import (
-    GATE_CLOSED_BELOW,
-    MeasureScope,
-    MeasureSums,
-    SequenceGroups,
-    add_measures,
-    has_earlier_copy,
-)
+from manyheads.lens.measure import measures, score_tiles
 from manyheads.lens.measure.row_sums import RowSumSpec, row_sums
-from manyheads.lens.measure.score_tiles import ScoreReader, TiledScores, TiledWeights
 from manyheads.lens.results.addresses import Block, heads_at, output_weight
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.stack import Stack
@@ -143,13 +135,13 @@ class StatisticsWatcher:
         plan: MeasurementPlan,
         ids: dict[str, Ragged],
         texts: list[int],
-        sums: MeasureSums | None = None,
+        sums: measures.MeasureSums | None = None,
     ) -> None:
-        self.sums = MeasureSums() if sums is None else sums
+        self.sums = measures.MeasureSums() if sums is None else sums
         # The largest score of each head before the softmax.
         self.scores: dict[Block, Float[Tensor, " h"]] = {}
         self._plan, self._ids, self._texts = plan, ids, texts
-        self._reader = ScoreReader(plan.stacks)
+        self._reader = score_tiles.ScoreReader(plan.stacks)
         self._patches = 0
         self._residual: Float[Tensor, " n"] | None = None
         self._peaks: dict[tuple[str, int], Float[Tensor, "6"]] = {}
@@ -229,7 +221,7 @@ class StatisticsWatcher:
         heads = self._heads_at(site).config.heads
         return Block(site.layer, heads, site.stack, site.sublayer)
 
-    def _see_scores(self, site: Site, tiled: TiledScores) -> None:
+    def _see_scores(self, site: Site, tiled: score_tiles.TiledScores) -> None:
         self._patches = tiled.request.queries.total
         same = site.sublayer is Sublayer.ATTENTION
         read = site.stack if same else "encoder"
@@ -239,8 +231,8 @@ class StatisticsWatcher:
             spec = replace(spec, offsets=(), ids=None)
             scope = replace(scope, same=False, repeats=None)
         sums, block = row_sums(tiled, spec), self._block(site)
-        add_measures(self.sums, block, tiled, spec, sums, scope)
-        if len(sums.score) and not isinstance(tiled, TiledWeights):
+        measures.add_measures(self.sums, block, tiled, spec, sums, scope)
+        if len(sums.score) and not isinstance(tiled, score_tiles.TiledWeights):
             self.scores[block] = sums.score.masked_fill(sums.largest == 0, -math.inf).amax(0)
 
     def _spec(self, stack: str, keys: Lengths) -> RowSumSpec:
@@ -260,11 +252,11 @@ class StatisticsWatcher:
         ids = self._ids.get(stack)
         return ids if ids is not None and ids.lengths.each == keys.each else None
 
-    def _scope(self, stack: str, keys: Lengths) -> MeasureScope:
+    def _scope(self, stack: str, keys: Lengths) -> measures.MeasureScope:
         ids = self._ids_of(stack, keys)
         if ids is not None and f"repeats {stack}" not in self._shared:
-            self._shared[f"repeats {stack}"] = has_earlier_copy(ids.values, ids.lengths)
-        return MeasureScope(
+            self._shared[f"repeats {stack}"] = measures.has_earlier_copy(ids.values, ids.lengths)
+        return measures.MeasureScope(
             classes=() if ids is None else tuple(self._plan.classes),
             repeats=None if ids is None else self._shared.get(f"repeats {stack}"),
             same=True,
@@ -275,10 +267,13 @@ class StatisticsWatcher:
         """One number per token and head; heads that share a gate share its number."""
         block, name = self._block(site), GATES[site.tap]
         gate = value.values.float()
-        by_gate = {"": gate.mean(-1), "_closed": (gate < GATE_CLOSED_BELOW).float().mean(-1)}
+        by_gate = {
+            "": gate.mean(-1),
+            "_closed": (gate < measures.GATE_CLOSED_BELOW).float().mean(-1),
+        }
         for ending, values in by_gate.items():
             values = values[:, self._gate_of_head(site, values.shape[1])]
-            groups = SequenceGroups(value.lengths.sequence_of_token, len(value))
+            groups = measures.SequenceGroups(value.lengths.sequence_of_token, len(value))
             self.sums.add(block, f"gate_{name}{ending}", values, groups)
 
     def _gate_of_head(self, site: Site, gates: int) -> list[int]:
@@ -301,11 +296,11 @@ class StatisticsWatcher:
             norms.append((read @ grams.mT).mul_(read).sum(-1).clamp_(min=0).sqrt().T)
         norm = torch.cat(norms) if norms else value.values.new_zeros(value.values.shape[:2]).float()
         owner, block = value.lengths.sequence_of_token, self._block(site)
-        self.sums.add(block, "output_norm", norm, SequenceGroups(owner, len(value)))
+        self.sums.add(block, "output_norm", norm, measures.SequenceGroups(owner, len(value)))
         if self._residual is None or len(self._residual) != len(norm):
             return
         residual = self._residual[:, None]
-        groups = SequenceGroups(owner, len(value), self._residual > 0)
+        groups = measures.SequenceGroups(owner, len(value), self._residual > 0)
         self.sums.add(block, "output_share", norm / residual, groups)
         self._residual = None
 

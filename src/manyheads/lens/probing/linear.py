@@ -17,15 +17,11 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import batch_by_length, require_text_model, resolve_max_length
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.lens.causal.ablation import written_lengths
-from manyheads.lens.inputs.annotated import AnnotatedText, align_words
-from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
-from manyheads.lens.inputs.metrics import weighted_mean
+from manyheads.lens.inputs import annotated, cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, default_batch_tokens, read_inputs
-from manyheads.lens.measure.row_sums import RowSumSpec, sum_rows
-from manyheads.lens.measure.score_tiles import tiled_scores
+from manyheads.lens.measure import row_sums, score_tiles
 from manyheads.lens.results.tables import ByHead, ByLayer
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
@@ -51,12 +47,12 @@ class Item:
 class Items:
     """All labeled items, and their texts."""
 
-    inputs: ModelInputs
+    inputs: model_interface.ModelInputs
     level: Level
     each: tuple[Item, ...]
 
 
-def find_items(scope: HeadScope, texts: Any, labels: Sequence[Any]) -> Items:
+def find_items(scope: cached_run.HeadScope, texts: Any, labels: Sequence[Any]) -> Items:
     """Labels per text, per token, or per word if texts are lists of words; None skips an item."""
     labels = [own.tolist() if hasattr(own, "tolist") else own for own in labels]
     level: Level = "token"
@@ -94,8 +90,8 @@ def find_items(scope: HeadScope, texts: Any, labels: Sequence[Any]) -> Items:
 
 
 def split_words(
-    model: Model, sentences: Sequence[Sequence[str]]
-) -> tuple[ModelInputs, list[tuple[tuple[int, ...], ...]]]:
+    model: build.Model, sentences: Sequence[Sequence[str]]
+) -> tuple[model_interface.ModelInputs, list[tuple[tuple[int, ...], ...]]]:
     """Sentences as token ids, and for each the token positions of its words.
 
     Words are joined with spaces. A word without a token of its own has no positions.
@@ -109,7 +105,7 @@ def split_words(
     tokenizer = plain_copy(reader.tokenizer)
     rows, positions = [], []
     for number, words in enumerate(sentences):
-        written = AnnotatedText.from_words(words, ())
+        written = annotated.AnnotatedText.from_words(words, ())
         with surrogates_refused([written.text], first=number):
             encoded = tokenizer.encode(written.text)
         if max_length is not None and len(encoded.ids) > max_length:
@@ -118,13 +114,13 @@ def split_words(
                 "leave it out or split it",
             )
         rows.append(encoded.ids)
-        positions.append(align_words(encoded, written.text, written.words))
+        positions.append(annotated.align_words(encoded, written.text, written.words))
     return read_inputs(model, rows), positions
 
 
 def _are_words(texts: Any) -> bool:
     if (
-        isinstance(texts, str | Ragged | ModelInputs)
+        isinstance(texts, str | Ragged | model_interface.ModelInputs)
         or not isinstance(texts, Sequence)
         or not texts
     ):
@@ -183,7 +179,7 @@ class _FeatureWatcher:
     """A watcher that records the pooled features of the items only."""
 
     def __init__(
-        self, scope: HeadScope, source: Source, pool: Callable[[Lengths], _Pooling]
+        self, scope: cached_run.HeadScope, source: Source, pool: Callable[[Lengths], _Pooling]
     ) -> None:
         self.features: Features = {}
         self._scope, self._pool = scope, pool
@@ -212,14 +208,16 @@ class _FeatureWatcher:
     def _pattern_features(self, site: Site, query: Ragged, key: Ragged) -> Float[Tensor, "n h d"]:
         """Weights around the query and on the first key, and the entropy of the row."""
         nothing = torch.zeros(key.lengths.total, 0, device=key.device)
-        spec = RowSumSpec(offsets=OFFSETS, marks=nothing, ids=None)
-        sums = sum_rows(tiled_scores(self._scope.stack, site, query, key), spec)
+        spec = row_sums.RowSumSpec(offsets=OFFSETS, marks=nothing, ids=None)
+        sums = row_sums.sum_rows(
+            score_tiles.tiled_scores(self._scope.stack, site, query, key), spec
+        )
         more = torch.stack((sums.first, sums.entropy), dim=-1)
         return torch.cat((sums.offsets, more), dim=-1)
 
 
 def gather_features(
-    scope: HeadScope, items: Items, source: Source, pool: Pool, progress: bool
+    scope: cached_run.HeadScope, items: Items, source: Source, pool: Pool, progress: bool
 ) -> Features:
     """One row per item in each layer; the embeddings are layer -1.
 
@@ -234,7 +232,7 @@ def gather_features(
     sizes = items.inputs.sizes(scope.model)
     with (
         Progress("reading", total=len(labeled), unit="texts", enabled=progress) as bar,
-        eval_mode(scope.model),
+        build.eval_mode(scope.model),
     ):
         sizes = [sizes[text] for text in labeled]
         for batch in batch_by_length(sizes, default_batch_tokens(scope.model)):
@@ -253,7 +251,7 @@ def gather_features(
     return {layer: torch.cat(values)[back] for layer, values in parts.items()}
 
 
-def residual_sites(scope: HeadScope) -> dict[Site, int]:
+def residual_sites(scope: cached_run.HeadScope) -> dict[Site, int]:
     """The sites of the residual stream before the first layer and after each."""
     sites = {Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name): -1}
     for index, layer in enumerate(scope.stack.config.layers):
@@ -273,7 +271,7 @@ FOLDS = 3
 
 @wrapping_models
 def probe(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     labels: Sequence[Any],
     at: Source = "heads",
@@ -281,7 +279,7 @@ def probe(
     pool: Pool = "mean",
     strength: Strength = 1.0,
     test: float = 0.25,
-    stack: StackName | None = None,
+    stack: cached_run.StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
     seed: int = 0,
     progress: bool = True,
@@ -311,7 +309,7 @@ def probe(
         raise InputError(f"strength must be positive, got {strength}", "use more than 0")
     if at not in ("heads", "residuals", "patterns"):
         raise InputError(f"at must be heads, residuals or patterns, got {at!r}", "use one of them")
-    scope = head_scope(model, stack, sublayer)
+    scope = cached_run.head_scope(model, stack, sublayer)
     items = find_items(scope, texts, labels)
     split = _Split.of(items, test, seed)
     task = _Task.of(items, split, seed)
@@ -405,7 +403,7 @@ class _Task:
         owners = torch.from_numpy(self.split.owners[self.split.tested])
         counts = torch.bincount(owners).double()
         sums = torch.zeros_like(counts).index_add(0, owners, hits)
-        mean, error = weighted_mean(sums / counts.clamp(min=1), counts)
+        mean, error = metrics.weighted_mean(sums / counts.clamp(min=1), counts)
         return float(mean), float(error)
 
 

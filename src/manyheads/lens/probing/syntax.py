@@ -15,12 +15,9 @@ from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.metrics import weighted_mean
 from manyheads.lens.probing.linear import split_words
+from manyheads.lens.results import files, tables
 from manyheads.lens.results.addresses import Address, Block
-from manyheads.lens.results.files import Metadata
-from manyheads.lens.results.tables import Tabular
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.decoder import Decoder
-from manyheads.models.encoder import Encoder
+from manyheads.models import build, decoder, encoder
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Tap
@@ -32,7 +29,7 @@ STEPS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class SyntaxProbe(Tabular):
+class SyntaxProbe(tables.Tabular):
     """Unlabeled attachment scores, with standard errors over sentences.
 
     "probe" combines all heads; "offset" is the best fixed distance, "head" the best single head,
@@ -44,7 +41,7 @@ class SyntaxProbe(Tabular):
     blocks: tuple[Block, ...]
     to_head: Float[np.ndarray, " h"]
     from_head: Float[np.ndarray, " h"]
-    metadata: Metadata
+    metadata: files.Metadata
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -89,7 +86,7 @@ class SyntaxProbe(Tabular):
 
 @wrapping_models
 def probe_syntax(
-    model: Model,
+    model: build.Model,
     sentences: Sequence[tuple[Sequence[str], Sequence[int]]],
     *,
     with_words: bool = False,
@@ -108,7 +105,7 @@ def probe_syntax(
     Roots and words without a token are left out. Patterns are formed for one sentence at a time;
     memory grows with the square of its words.
     """
-    if not isinstance(model, Encoder | Decoder):
+    if not isinstance(model, encoder.Encoder | decoder.Decoder):
         raise InputError(
             f"a {type(model).__name__} does not read single sentences",
             "use an Encoder or a Decoder",
@@ -189,7 +186,7 @@ def _trees(scope: HeadScope, sentences: Sequence[Any], progress: bool) -> list[_
     trees = []
     with (
         Progress("reading", total=len(sentences), unit="sentences", enabled=progress) as bar,
-        eval_mode(scope.model),
+        build.eval_mode(scope.model),
     ):
         for number, (_, heads) in enumerate(sentences):
             ids = inputs.select([number]).ids
@@ -218,7 +215,9 @@ def _tree(
     mean = belongs / belongs.sum(1, keepdim=True).clamp(min=1)
     watcher = _WordAttention(scope, mean, belongs)
     with torch.no_grad():
-        assert isinstance(scope.model, Encoder | Decoder), "checked in probe_syntax()"
+        assert isinstance(scope.model, encoder.Encoder | decoder.Decoder), (
+            "checked in probe_syntax()"
+        )
         scope.model.hidden(ids, watch=watcher)
         vectors = mean @ scope.model.table[ids.values].float().cpu()
     words, above = torch.tensor(pairs).unbind(1)

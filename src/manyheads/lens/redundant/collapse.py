@@ -14,8 +14,7 @@ from manyheads.lens.attention_maps.overlap import overlap
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import Inputs, for_each_batch, read_inputs
 from manyheads.lens.results.tables import ByPair, Tabular
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
@@ -107,7 +106,7 @@ class Collapse(Tabular):
 
 @wrapping_models
 def collapse(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     *,
     heads_above: float = 0.9,
@@ -143,7 +142,7 @@ def collapse(
     )
     directions = _Directions(model.stacks()[scope.stack_name])
 
-    def visit(batch: ModelInputs, _: list[int]) -> None:
+    def visit(batch: model_interface.ModelInputs, _: list[int]) -> None:
         watcher = _Directions(directions.stack)
         with torch.inference_mode():
             model.run_hidden(batch, watcher)

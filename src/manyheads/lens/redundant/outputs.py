@@ -13,10 +13,8 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
-from manyheads.lens.results.addresses import output_weight
-from manyheads.lens.results.tables import ByPair
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.lens.results import addresses, tables
+from manyheads.models import build, model_interface
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
@@ -27,7 +25,7 @@ LARGEST_CHUNK = {"cpu": 2**23, "cuda": 2**27}
 
 @wrapping_models
 def output_similarity(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     measure: Literal["cosine", "cka"] = "cosine",
     *,
@@ -35,7 +33,7 @@ def output_similarity(
     sublayer: Sublayer = Sublayer.ATTENTION,
     batch_tokens: int | None = None,
     progress: bool = True,
-) -> ByPair:
+) -> tables.ByPair:
     """Similarity of what each two heads write to the residual stream.
 
     - "cosine": of the two vectors written at a token, mean over tokens; -1 if one head cancels the
@@ -58,7 +56,7 @@ def output_similarity(
         _Cosines(scope) if measure == "cosine" else _KernelAlignment(scope)
     )
 
-    def visit(inputs: ModelInputs, _: list[int]) -> None:
+    def visit(inputs: model_interface.ModelInputs, _: list[int]) -> None:
         watcher = _Outputs(scope)
         with torch.inference_mode():
             model.run_hidden(inputs, watcher)
@@ -69,7 +67,7 @@ def output_similarity(
         model, texts, visit, label="reading outputs", batch_tokens=batch_tokens, progress=progress
     )
     metadata = passed.metadata | {"measure": measure}
-    return ByPair(kind=KIND, blocks=scope.blocks, values=tally.values(), metadata=metadata)
+    return tables.ByPair(kind=KIND, blocks=scope.blocks, values=tally.values(), metadata=metadata)
 
 
 class _Outputs:
@@ -173,6 +171,6 @@ def _writers(scope: HeadScope) -> list[Float[Tensor, "h d c"]]:
     """The output projection of each layer, split by head."""
     weights = []
     for layer in scope.layers:
-        weight = output_weight(scope.stack, layer, scope.sublayer).detach().float()
+        weight = addresses.output_weight(scope.stack, layer, scope.sublayer).detach().float()
         weights.append(rearrange(weight, "c (h d) -> h d c", h=scope.heads_of(layer)).contiguous())
     return weights

@@ -13,8 +13,7 @@ from manyheads.mixers.mixer import Mixer
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.model_interface import ModelInterface
 from manyheads.models.stack import Stack
-from manyheads.parts.masks import Causal, Full, Mask
-from manyheads.parts.norms import ChannelScale
+from manyheads.parts import masks, norms
 from manyheads.taps import HEAD_NAME, Head, Sublayer
 
 HEAD_FORM = "write L5H1, L5 for all heads of a layer, or decoder L2H0 cross"
@@ -266,7 +265,7 @@ def output_weight(stack: Stack, layer: int, sublayer: Sublayer) -> Float[Tensor,
     weight = heads_at(stack, layer, sublayer).output.weight
     residual = getattr(stack.layers[layer], f"{sublayer.value}_residual", None)
     scale = getattr(residual, "second_norm", None)
-    return weight * scale.weight[:, None] if isinstance(scale, ChannelScale) else weight
+    return weight * scale.weight[:, None] if isinstance(scale, norms.ChannelScale) else weight
 
 
 def heads_in(layer: LayerConfig, sublayer: Sublayer) -> int:
@@ -284,10 +283,10 @@ def heads_in(layer: LayerConfig, sublayer: Sublayer) -> int:
     return 0 if branch is None else getattr(branch.inner, "heads", 0)
 
 
-def mask_in(layer: LayerConfig, sublayer: Sublayer) -> Mask:
+def mask_in(layer: LayerConfig, sublayer: Sublayer) -> masks.Mask:
     """Which tokens the heads of a sublayer may see."""
     branch = layer.cross if sublayer is Sublayer.CROSS else layer.attention
     if branch is not None:
         return branch.inner.mask
     assert layer.mixer is not None, "there are heads"
-    return Causal() if layer.mixer.inner.causal else Full()
+    return masks.Causal() if layer.mixer.inner.causal else masks.Full()

@@ -16,13 +16,10 @@ from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.measure.statistics import ids_by_stack
-from manyheads.lens.results.files import Metadata
-from manyheads.lens.results.tables import Tabular
+from manyheads.lens.results import files, tables
 from manyheads.lens.weights.circuits import VocabularyProjection, vocabulary_projection
 from manyheads.lens.weights.ffn_key_values import Expert, FeedForwards, Neuron, feed_forwards_of
-from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
-from manyheads.models.vision import Vision
+from manyheads.models import build, model_interface, vision
 from manyheads.parts.feedforward import FeedForward
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
@@ -187,11 +184,11 @@ class NeuronSummary:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Neurons(Tabular):
+class Neurons(tables.Tabular):
     """Several neurons; `metadata["through"]` names the projection of their values."""
 
     each: tuple[NeuronSummary, ...]
-    metadata: Metadata = field(default_factory=dict)
+    metadata: files.Metadata = field(default_factory=dict)
 
     def of(self, neuron: Neuron | str) -> NeuronSummary:
         address = Neuron.parse(neuron) if isinstance(neuron, str) else neuron
@@ -238,7 +235,7 @@ class Neurons(Tabular):
 
 @wrapping_models
 def neurons(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     which: Sequence[Neuron | str | tuple[int, int]],
     *,
@@ -276,7 +273,7 @@ def neurons(
     chosen = feed_forwards.find(which)
     trackers = {neuron: ActivationTracker(top_k, by, context) for neuron in chosen}
 
-    def visit(inputs: ModelInputs, numbers: list[int]) -> None:
+    def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
         ids = ids_by_stack(model, inputs).get(feed_forwards.stack.name)
         watcher = _Coefficients(feed_forwards, chosen)
         with torch.inference_mode():
@@ -287,10 +284,10 @@ def neurons(
     passed = for_each_batch(
         model, texts, visit, label="reading", batch_tokens=batch_tokens, progress=progress
     )
-    vocabulary = None if isinstance(model, Vision) else vocabulary_projection(model, stack)
+    vocabulary = None if isinstance(model, vision.Vision) else vocabulary_projection(model, stack)
     through = None if vocabulary is None else vocabulary.through
     reader = _TokenReader(
-        vocabulary, None if isinstance(model, Vision) else model.tokenizer, top_tokens
+        vocabulary, None if isinstance(model, vision.Vision) else model.tokenizer, top_tokens
     )
     return Neurons(
         tuple(

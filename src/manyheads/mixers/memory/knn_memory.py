@@ -13,15 +13,7 @@ from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.mixers.memory.recent_keys import RecentKeys
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
-from manyheads.mixers.sparse.key_lists import (
-    ListedWeights,
-    QueryBlocks,
-    attend_listed,
-    blocks_at_once,
-    hidden_where,
-    products,
-    softmax_where,
-)
+from manyheads.mixers.sparse import key_lists
 from manyheads.ragged import Lengths, Ragged
 
 # Queries that share a list of keys, unless the window is wider.
@@ -58,7 +50,9 @@ class KnnMemoryLayer(HeadMixer):
         query, key, value = qkv
         config, longest = self.config, max(x.lengths.longest, 1)
         recent = RecentKeys.join(key, value, x.lengths, cache, config.window + config.memory - 1)
-        blocks = QueryBlocks.of(x.lengths, min(max(config.window, SMALLEST_BLOCK), longest))
+        blocks = key_lists.QueryBlocks.of(
+            x.lengths, min(max(config.window, SMALLEST_BLOCK), longest)
+        )
         local = self._local(query, recent, blocks)
         remembered, has_memory = self._remember(query, recent, blocks)
         gate = torch.sigmoid(self.memory_gate.float()).to(local.dtype).unsqueeze(1)
@@ -66,11 +60,11 @@ class KnnMemoryLayer(HeadMixer):
         gate = gate * has_memory[:, None, None]
         recent.keep(cache)
         rows = partial(self._rows, query, key, x.lengths)
-        weights = partial(ListedWeights, x.lengths, config.heads, rows, causal=True)
+        weights = partial(key_lists.ListedWeights, x.lengths, config.heads, rows, causal=True)
         return gate * remembered + (1 - gate) * local, weights
 
     def _local(
-        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks
+        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: key_lists.QueryBlocks
     ) -> Float[Tensor, "n h d"]:
         window = self.config.window
         if not recent.limit:
@@ -83,9 +77,9 @@ class KnnMemoryLayer(HeadMixer):
         def added(part: slice) -> Float[Tensor, "c 1 t s"]:
             apart = blocks.position[part].unsqueeze(2) - near[part].unsqueeze(1)
             visible = (apart >= 0) & (apart < window) & exists[part].unsqueeze(1)
-            return hidden_where(visible.unsqueeze(1), within[part])
+            return key_lists.hidden_where(visible.unsqueeze(1), within[part])
 
-        return attend_listed(
+        return key_lists.attend_listed(
             query,
             recent.k,
             recent.v,
@@ -106,20 +100,20 @@ class KnnMemoryLayer(HeadMixer):
     ) -> Float[Tensor, "h t s"]:
         """The weights of some queries of a text, of the window and the memory together."""
         config = self.config
-        scores = products(query, key, lengths, sequence, rows, heads)
+        scores = key_lists.products(query, key, lengths, sequence, rows, heads)
         at = torch.arange(lengths.each[sequence], device=query.device)
         apart = at[rows.start : rows.stop].unsqueeze(1) - at
-        local = softmax_where(scores, (apart >= 0) & (apart < config.window))
+        local = key_lists.softmax_where(scores, (apart >= 0) & (apart < config.window))
         old = (apart >= config.window) & (apart < config.window + config.memory)
         hidden = scores.masked_fill(~old, -torch.inf)
         best = hidden.topk(min(config.top_k, len(at))).indices
         chosen = torch.zeros_like(hidden, dtype=torch.bool).scatter(2, best, True) & old
         gate = torch.sigmoid(self.memory_gate[heads].float())[:, None, None]
         gate = gate * old.any(-1, keepdim=True)
-        return gate * softmax_where(hidden, chosen) + (1 - gate) * local
+        return gate * key_lists.softmax_where(hidden, chosen) + (1 - gate) * local
 
     def _remember(
-        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: QueryBlocks
+        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: key_lists.QueryBlocks
     ) -> tuple[Float[Tensor, "n h d"], Float[Tensor, " n"]]:
         """What every token reads from its memory, and whether it has one."""
         config, key, value = self.config, recent.k.detach(), recent.v.detach()
@@ -150,7 +144,7 @@ class KnnMemoryLayer(HeadMixer):
 
         count = cut.shape[0]
         sizes = around.shape[0] + top_k * config.size
-        step = blocks_at_once(config.heads * blocks.size * sizes, query.device)
+        step = key_lists.blocks_at_once(config.heads * blocks.size * sizes, query.device)
         grad = torch.is_grad_enabled() and query.requires_grad
         pieces = [slice(start, start + step) for start in range(0, count, step)]
         # Recomputed in the backward pass, so that the scores of the memory are not stored.

@@ -11,17 +11,9 @@ from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
-from manyheads.mixers.head_weights import watch_pattern
+from manyheads.mixers import head_weights, mixer
 from manyheads.mixers.memory.recent_keys import RecentKeys
-from manyheads.mixers.mixer import HeadSettings, Mixer, by_head, observe_heads, split_heads
-from manyheads.mixers.sparse.key_lists import (
-    ListedWeights,
-    QueryBlocks,
-    attend_listed,
-    hidden_where,
-    products,
-    softmax_where,
-)
+from manyheads.mixers.sparse import key_lists
 from manyheads.parts.positions import Sinusoidal
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import WatchContext
@@ -32,7 +24,7 @@ SINUSOID = Sinusoidal()
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRecurrence(HeadSettings):
+class SegmentRecurrence(mixer.HeadSettings):
     """Texts in segments of `segment` tokens, each with a memory of the `memory` tokens before it.
 
     A token sees those before it in its segment, and the memory, into which no gradient flows.
@@ -47,14 +39,14 @@ class SegmentRecurrence(HeadSettings):
     dropout: DropoutRate = 0.0
 
     def __post_init__(self) -> None:
-        HeadSettings.__post_init__(self)
+        mixer.HeadSettings.__post_init__(self)
         if self.width % 2:
             raise ConfigError(
                 f"width must be even for the sinusoids of distances, got {self.width}"
             )
 
 
-class SegmentRecurrenceLayer(Mixer):
+class SegmentRecurrenceLayer(mixer.Mixer):
     """Attention with relative positions to a segment and its memory."""
 
     has_pattern = True
@@ -73,14 +65,14 @@ class SegmentRecurrenceLayer(Mixer):
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
         heads = self.config.heads
-        query = by_head(self.project_query(x.values), heads)
-        key, value = split_heads(self.project(x.values), heads, 2)
-        query, key, value = observe_heads(context, x, query, key, value)
+        query = mixer.by_head(self.project_query(x.values), heads)
+        key, value = mixer.split_heads(self.project(x.values), heads, 2)
+        query, key, value = mixer.observe_heads(context, x, query, key, value)
         fresh = cache is None or cache.state is None
         mixed = self._mix(query, key, value, x, cache, watched=context is not None)
         rows = partial(self._rows, query, key, x.lengths)
-        weights = partial(ListedWeights, x.lengths, heads, rows, causal=True)
-        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
+        weights = partial(key_lists.ListedWeights, x.lengths, heads, rows, causal=True)
+        mixed = head_weights.watch_pattern(context if fresh else None, weights, value, mixed)
         return self.write(mixed, x, context)
 
     def _mix(
@@ -98,7 +90,7 @@ class SegmentRecurrenceLayer(Mixer):
         reach = config.memory + config.segment - 1
         recent = RecentKeys.join(key, value, x.lengths, cache, reach)
         # Whole segments, or less where no text is as long.
-        blocks = QueryBlocks.of(x.lengths, min(config.segment, max(x.lengths.longest, 1)))
+        blocks = key_lists.QueryBlocks.of(x.lengths, min(config.segment, max(x.lengths.longest, 1)))
         behind = min(config.memory, x.lengths.longest) if cache is None else reach
         around = torch.arange(-behind, blocks.size, device=query.device)
         near = blocks.start.unsqueeze(1) + around
@@ -110,7 +102,7 @@ class SegmentRecurrenceLayer(Mixer):
             still_key, still_value = key.detach(), value.detach()
             if not watched:
                 still = self.project(x.values.detach())
-                still_key, still_value = split_heads(still, config.heads, 2)
+                still_key, still_value = mixer.split_heads(still, config.heads, 2)
             keys, values = torch.cat([keys, still_key]), torch.cat([values, still_value])
             rows = torch.where(near < blocks.start.unsqueeze(1), rows + len(key), rows)
         before = recent.before[blocks.text].unsqueeze(1)
@@ -130,9 +122,9 @@ class SegmentRecurrenceLayer(Mixer):
             towards = cut[part] + self.distance_bias.unsqueeze(1)
             scores = (towards @ distances.mT) * scale
             index = apart.expand(*scores.shape[:2], -1, -1)
-            return scores.gather(3, index) + hidden_where(visible, within[part])
+            return scores.gather(3, index) + key_lists.hidden_where(visible, within[part])
 
-        mixed = attend_listed(
+        mixed = key_lists.attend_listed(
             query + self.content_bias,
             keys,
             values,
@@ -156,7 +148,7 @@ class SegmentRecurrenceLayer(Mixer):
     ) -> Float[Tensor, "h t s"]:
         """The weights of some queries of a text."""
         config, start = self.config, lengths.starts[sequence]
-        scores = products(query + self.content_bias, key, lengths, sequence, rows, heads)
+        scores = key_lists.products(query + self.content_bias, key, lengths, sequence, rows, heads)
         queries = query[start + rows.start : start + rows.stop, heads] + self.distance_bias[heads]
         distances = self._distances(query)[heads].float()
         by_distance = (queries.float().transpose(0, 1) @ distances.mT) * config.size**-0.5
@@ -165,11 +157,13 @@ class SegmentRecurrenceLayer(Mixer):
         apart = own - at
         index = apart.clamp(0, distances.shape[1] - 1).expand(len(scores), -1, -1)
         first = own // config.segment * config.segment - config.memory
-        return softmax_where(scores + by_distance.gather(2, index), (apart >= 0) & (at >= first))
+        return key_lists.softmax_where(
+            scores + by_distance.gather(2, index), (apart >= 0) & (at >= first)
+        )
 
     def _distances(self, like: Float[Tensor, "n h d"]) -> Float[Tensor, "h distances d"]:
         """A vector for every distance from 0 up to the largest that is seen."""
         count = self.config.memory + self.config.segment
         sinusoid = SINUSOID.vectors(torch.arange(count, device=like.device), self.config.width)
         projected = self.project_distance(sinusoid.to(like.dtype))
-        return by_head(projected, self.config.heads).transpose(0, 1)
+        return mixer.by_head(projected, self.config.heads).transpose(0, 1)

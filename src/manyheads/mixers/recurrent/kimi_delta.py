@@ -10,10 +10,7 @@ from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.mixers.mixer import MixerSettings, by_head, split_heads, state_of
-from manyheads.mixers.recurrent.gated_delta import DeltaMixer
-from manyheads.mixers.recurrent.head_norms import unit
-from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_dt_bias
+from manyheads.mixers.recurrent import gated_delta, head_norms, short_convolution, time_step
 from manyheads.ragged import Ragged
 from manyheads.taps import WatchContext
 
@@ -38,7 +35,7 @@ class KimiDelta(MixerSettings):
         return self.heads * self.head_size
 
 
-class KimiDeltaLayer(DeltaMixer):
+class KimiDeltaLayer(gated_delta.DeltaMixer):
     """Kimi delta attention with its projections, convolution and output gate."""
 
     gate_activation = "sigmoid"
@@ -47,12 +44,14 @@ class KimiDeltaLayer(DeltaMixer):
         super().__init__(config)
         width, inner, rank = config.width, config.inner, config.head_size
         self.project = nn.Linear(width, 3 * inner, bias=False)
-        self.convolution = ShortConvolution(3 * inner, config.convolution, bias=False)
+        self.convolution = short_convolution.ShortConvolution(
+            3 * inner, config.convolution, bias=False
+        )
         # Of dt and of the output gate, which have their rank; then beta, the rate of writing.
         self.narrow = nn.Linear(width, 2 * rank + config.heads, bias=False)
         self.widen_dt = nn.Linear(rank, inner, bias=False)
         self.widen_gate = nn.Linear(rank, inner, bias=False)
-        self.dt_bias = nn.Parameter(draw_dt_bias(inner))
+        self.dt_bias = nn.Parameter(time_step.draw_dt_bias(inner))
         self.A_log = nn.Parameter(torch.empty(config.heads).uniform_(1, 16).log())
         self.norm_weight = nn.Parameter(torch.ones(config.head_size))
         self.output = nn.Linear(inner, width, bias=False)
@@ -67,6 +66,6 @@ class KimiDeltaLayer(DeltaMixer):
         dt, gate, beta = self.narrow(x.values).split([rank, rank, config.heads], dim=-1)
         dt = F.softplus(self.widen_dt(dt).float() + self.dt_bias.float())
         decay = -self.A_log.float().exp().unsqueeze(-1) * by_head(dt, config.heads)
-        heads = (unit(query, rank**-0.5), unit(key), value)
+        heads = (head_norms.unit(query, rank**-0.5), head_norms.unit(key), value)
         gate = self.widen_gate(gate)
         return self.run(heads, beta.sigmoid(), decay, gate, x, cache, recent, context)

@@ -20,8 +20,7 @@ from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
 from manyheads.mixers.mixer import Mixer, MixerSettings, refuse_cache, state_of
-from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.time_step import draw_dt_bias
+from manyheads.mixers.recurrent import chunk_layout, time_step
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import WatchContext
 
@@ -68,7 +67,7 @@ class S4DLayer(Mixer):
         # S4D-Lin: A_n = -1/2 + i pi n.
         self.A_log = nn.Parameter(torch.full((width, states), 0.5).log())
         self.A_imag = nn.Parameter(torch.pi * torch.arange(states).float().repeat(width, 1))
-        self.dt_bias = nn.Parameter(draw_dt_bias(width))
+        self.dt_bias = nn.Parameter(time_step.draw_dt_bias(width))
         self.C = nn.Parameter(torch.randn(ways, width, states, 2) * 0.5**0.5)
         self.D = nn.Parameter(torch.randn(width))
         self.gate = nn.Linear(width, width)
@@ -163,7 +162,7 @@ def convolve_texts(
             group_lengths = Lengths.of([lengths.each[index] for index in chosen], u.device)
             first = torch.tensor([lengths.starts[index] for index in chosen], device=u.device)
             rows = first[group_lengths.sequence_of_token] + group_lengths.positions
-        chunks = ChunkLayout.of(group_lengths, size)
+        chunks = chunk_layout.ChunkLayout.of(group_lengths, size)
         texts = chunks.cut(u if rows is None else u[rows]).transpose(1, 2)
         kernel = powers.weighted(C, size)
         whole = F.pad(kernel[0], (0, size))

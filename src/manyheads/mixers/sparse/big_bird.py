@@ -17,15 +17,7 @@ from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.sparse.key_lists import (
-    FULL,
-    OUTPUT_ALONE,
-    ListedWeights,
-    QueryBlocks,
-    attend_listed,
-    products,
-    softmax_where,
-)
+from manyheads.mixers.sparse import key_lists
 from manyheads.ragged import Lengths, Ragged
 
 # Texts of these lengths, filled up to whole blocks, draw as in the paper's code: of the first 1,024
@@ -73,7 +65,7 @@ class BigBirdLayer(HeadMixer):
 
     def mix(self, qkv: Heads, x: Ragged, cache: StateSlot | None) -> Mixed:  # noqa: ARG002
         rows = partial(self._rows, *qkv[:2], x.lengths)
-        weights = partial(ListedWeights, x.lengths, self.config.heads, rows, causal=False)
+        weights = partial(key_lists.ListedWeights, x.lengths, self.config.heads, rows, causal=False)
         return self._mix(*qkv, x.lengths), weights
 
     def _mix(
@@ -93,10 +85,10 @@ class BigBirdLayer(HeadMixer):
             request = Request(
                 queries=queries,
                 keys=lengths,
-                mask=FULL,
+                mask=key_lists.FULL,
                 scale=scale,
                 dropout=dropout,
-                want=OUTPUT_ALONE,
+                want=key_lists.OUTPUT_ALONE,
             )
             return attend(part, key, value, request).output
 
@@ -110,9 +102,9 @@ class BigBirdLayer(HeadMixer):
         others = lengths.offsets[:-1].long()[text] + ends.positions
         others = others + behind * middle.offsets.diff()[text]
         full = attend_all(query[others], ends)
-        blocks = QueryBlocks(ChunkLayout.of(middle, config.block), lengths, config.block)
+        blocks = key_lists.QueryBlocks(ChunkLayout.of(middle, config.block), lengths, config.block)
         listed, added = self._lists(blocks)
-        sparse = attend_listed(
+        sparse = key_lists.attend_listed(
             query[rows],
             key,
             value,
@@ -126,7 +118,7 @@ class BigBirdLayer(HeadMixer):
         return joined.index_copy(0, rows, sparse)
 
     def _lists(
-        self, blocks: QueryBlocks
+        self, blocks: key_lists.QueryBlocks
     ) -> tuple[Int[Tensor, "c #h s"], Float[Tensor, "c #h 1 s"]]:
         """The keys of every block of queries, and what is added to their scores."""
         config = self.config
@@ -171,12 +163,12 @@ class BigBirdLayer(HeadMixer):
     ) -> Float[Tensor, "h t s"]:
         """The weights of some queries of a text, from how often they see each block."""
         config, length = self.config, lengths.each[sequence]
-        scores = products(query, key, lengths, sequence, rows, heads)
+        scores = key_lists.products(query, key, lengths, sequence, rows, heads)
         middle = middle_tokens(config, length)
         if not middle:
             return scores.softmax(-1)
         alone = Lengths.of([middle], query.device)
-        blocks = QueryBlocks(
+        blocks = key_lists.QueryBlocks(
             ChunkLayout.of(alone, config.block), Lengths.of([length], query.device), config.block
         )
         listed, added = self._lists(blocks)
@@ -189,9 +181,9 @@ class BigBirdLayer(HeadMixer):
         often = torch.cat([ends, often, ends])[:, heads].transpose(0, 1)
         block = torch.arange(rows.start, rows.stop, device=query.device) // config.block
         counts = often[:, block]
-        return softmax_where(scores + counts.log(), counts > 0)
+        return key_lists.softmax_where(scores + counts.log(), counts > 0)
 
-    def _drawn(self, blocks: QueryBlocks) -> Int[Tensor, "c h r"]:
+    def _drawn(self, blocks: key_lists.QueryBlocks) -> Int[Tensor, "c h r"]:
         config = self.config
         drawn = [
             draw_blocks(config, count + 2).transpose(0, 1)

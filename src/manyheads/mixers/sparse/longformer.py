@@ -16,25 +16,9 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ArgumentError, InputError, short_repr
 from manyheads.kernels.choose import attend
 from manyheads.kernels.contract import Request
+from manyheads.mixers import mixer
 from manyheads.mixers.head_weights import watch_pattern
-from manyheads.mixers.mixer import (
-    HeadSettings,
-    Mixer,
-    by_head,
-    observe_heads,
-    refuse_cache,
-    split_heads,
-)
-from manyheads.mixers.sparse.key_lists import (
-    FULL,
-    OUTPUT_ALONE,
-    ListedWeights,
-    QueryBlocks,
-    attend_listed,
-    hidden_where,
-    products,
-    softmax_where,
-)
+from manyheads.mixers.sparse import key_lists
 from manyheads.parts.masks import Window
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Tap, WatchContext
@@ -47,7 +31,7 @@ Parts = tuple[Float[Tensor, "_ h d"], Float[Tensor, "n h d"], Float[Tensor, "n h
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Longformer(HeadSettings):
+class Longformer(mixer.HeadSettings):
     """Every token sees `window` tokens on each side and the global tokens of its text.
 
     The tokens at `global_positions` see the whole text, with queries, keys and values of their own.
@@ -63,7 +47,7 @@ class Longformer(HeadSettings):
     dropout: DropoutRate = 0.0
 
 
-class LongformerLayer(Mixer):
+class LongformerLayer(mixer.Mixer):
     """Attention to a window and to global tokens."""
 
     has_pattern = True
@@ -82,9 +66,9 @@ class LongformerLayer(Mixer):
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
-        refuse_cache(cache)
-        heads = split_heads(self.project(x.values), self.config.heads, 3)
-        query, key, value = observe_heads(context, x, *heads)
+        mixer.refuse_cache(cache)
+        heads = mixer.split_heads(self.project(x.values), self.config.heads, 3)
+        query, key, value = mixer.observe_heads(context, x, *heads)
         tokens = GlobalRows.of(self._positions(x.lengths), x.lengths)
         mixed = self._local(query, key, value, tokens, x.lengths)
         if tokens.counts.total:
@@ -131,10 +115,12 @@ class LongformerLayer(Mixer):
                 mask=self.window,
                 scale=scale,
                 dropout=dropout,
-                want=OUTPUT_ALONE,
+                want=key_lists.OUTPUT_ALONE,
             )
             return attend(query, key, value, request).output
-        blocks = QueryBlocks.of(lengths, min(max(window, SMALLEST_BLOCK), lengths.longest))
+        blocks = key_lists.QueryBlocks.of(
+            lengths, min(max(window, SMALLEST_BLOCK), lengths.longest)
+        )
         around = torch.arange(-window, blocks.size + window, device=query.device)
         near = blocks.start.unsqueeze(1) + around
         far, present = tokens.listed(blocks)
@@ -146,17 +132,19 @@ class LongformerLayer(Mixer):
             distance = near[part].unsqueeze(1) - blocks.position[part].unsqueeze(2)
             local = (distance.abs() <= window) & inside[part].unsqueeze(1)
             everywhere = present[part].unsqueeze(1).expand(-1, blocks.size, -1)
-            return hidden_where(torch.cat([local, everywhere], dim=2).unsqueeze(1), within[part])
+            return key_lists.hidden_where(
+                torch.cat([local, everywhere], dim=2).unsqueeze(1), within[part]
+            )
 
-        return attend_listed(
+        return key_lists.attend_listed(
             query, key, value, blocks, listed.unsqueeze(1), added, scale=scale, dropout=dropout
         )
 
     def _global_parts(self, x: Ragged, tokens: "GlobalRows") -> Parts:
         """The queries of the global tokens, and the keys and values they read."""
         heads = self.config.heads
-        key, value = split_heads(self.project_global(x.values), heads, 2)
-        return by_head(self.project_global_query(x.values[tokens.rows]), heads), key, value
+        key, value = mixer.split_heads(self.project_global(x.values), heads, 2)
+        return mixer.by_head(self.project_global_query(x.values[tokens.rows]), heads), key, value
 
     def _global(
         self,
@@ -170,10 +158,10 @@ class LongformerLayer(Mixer):
         request = Request(
             queries=tokens.counts,
             keys=lengths,
-            mask=FULL,
+            mask=key_lists.FULL,
             scale=self.config.size**-0.5,
             dropout=self.config.dropout if self.training else 0.0,
-            want=OUTPUT_ALONE,
+            want=key_lists.OUTPUT_ALONE,
         )
         return attend(query, key, value, request).output
 
@@ -192,18 +180,20 @@ class LongformerLayer(Mixer):
 
         def rows(sequence: int, queries: range, heads: slice) -> Float[Tensor, "h t s"]:
             start = lengths.starts[sequence]
-            scores = products(parts[0], parts[1], lengths, sequence, queries, heads)
+            scores = key_lists.products(parts[0], parts[1], lengths, sequence, queries, heads)
             at = torch.arange(lengths.each[sequence], device=mixed.device)
             apart = at[queries.start : queries.stop].unsqueeze(1) - at
             everywhere = tokens.is_global[start : start + lengths.each[sequence]]
-            weights = softmax_where(scores, (apart.abs() <= self.config.window) | everywhere)
+            weights = key_lists.softmax_where(
+                scores, (apart.abs() <= self.config.window) | everywhere
+            )
             query = parts[0].index_copy(0, tokens.rows, wide[0])
-            scores = products(query, wide[1], lengths, sequence, queries, heads)
+            scores = key_lists.products(query, wide[1], lengths, sequence, queries, heads)
             return torch.where(
                 everywhere[queries.start : queries.stop, None], scores.softmax(-1), weights
             )
 
-        weights = partial(ListedWeights, lengths, self.config.heads, rows, causal=False)
+        weights = partial(key_lists.ListedWeights, lengths, self.config.heads, rows, causal=False)
         both = torch.cat([parts[2], wide[2]], dim=-1)
         local, by_global = watch_pattern(context, weights, both, mixed.repeat(1, 1, 2)).chunk(2, -1)
         return torch.where(tokens.is_global[:, None, None], by_global, local)
@@ -232,7 +222,9 @@ class GlobalRows:
         is_global = torch.zeros(lengths.total, dtype=torch.bool, device=device)
         return cls(rows, position, is_global.index_fill(0, rows, True), counts)
 
-    def listed(self, blocks: QueryBlocks) -> tuple[Int[Tensor, "c g"], Bool[Tensor, "c g"]]:
+    def listed(
+        self, blocks: key_lists.QueryBlocks
+    ) -> tuple[Int[Tensor, "c g"], Bool[Tensor, "c g"]]:
         """The global positions of each block's text, and which of these are present."""
         places = torch.arange(self.counts.longest, device=self.rows.device)
         present = places < self.counts.offsets.diff()[blocks.text].unsqueeze(1)

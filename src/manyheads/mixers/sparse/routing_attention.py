@@ -13,14 +13,7 @@ from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import InputError
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
-from manyheads.mixers.sparse.key_lists import (
-    ListedWeights,
-    QueryBlocks,
-    attend_listed,
-    hidden_where,
-    products,
-    softmax_where,
-)
+from manyheads.mixers.sparse import key_lists
 from manyheads.ragged import Lengths, Ragged
 
 # The cluster of a slot that holds no token.
@@ -78,7 +71,7 @@ class RoutingAttentionLayer(HeadMixer):
             parts = (last.key, last.value, last.cluster)
             cache.keep(*(part.unflatten(0, (x.lengths.count, -1)) for part in parts))
         rows = partial(self._rows, tokens)
-        return mixed, partial(ListedWeights, x.lengths, config.heads, rows, causal=True)
+        return mixed, partial(key_lists.ListedWeights, x.lengths, config.heads, rows, causal=True)
 
     @torch.no_grad()
     def assign(self, query: Float[Tensor, "n h d"]) -> Int[Tensor, "n h"]:
@@ -125,7 +118,7 @@ class RoutingAttentionLayer(HeadMixer):
             part.gather(0, _like(order, part))
             for part in (tokens.key, tokens.value, tokens.cluster)
         )
-        blocks = QueryBlocks.of(lengths, min(window, max(lengths.longest, 1)))
+        blocks = key_lists.QueryBlocks.of(lengths, min(window, max(lengths.longest, 1)))
         near = blocks.start.unsqueeze(1) + torch.arange(1 - window, blocks.size, device=key.device)
         exists = (near >= 0) & (near < blocks.length())
         rows, within = blocks.rows(near), blocks.position < blocks.length()
@@ -138,10 +131,12 @@ class RoutingAttentionLayer(HeadMixer):
                 cluster[index[part]].transpose(1, 2) for index in (rows, own)
             )
             same = query_cluster.unsqueeze(3) == key_cluster.unsqueeze(2)
-            return hidden_where(visible.unsqueeze(1) & same, within[part])
+            return key_lists.hidden_where(visible.unsqueeze(1) & same, within[part])
 
         scale = self.config.size**-0.5
-        mixed = attend_listed(key, key, value, blocks, rows.unsqueeze(1), added, scale=scale)
+        mixed = key_lists.attend_listed(
+            key, key, value, blocks, rows.unsqueeze(1), added, scale=scale
+        )
         return torch.empty_like(mixed).scatter(0, _like(order, mixed), mixed)
 
     def _one_token(
@@ -163,14 +158,14 @@ class RoutingAttentionLayer(HeadMixer):
         self, tokens: "ClusteredTokens", sequence: int, rows: range, heads: slice
     ) -> Float[Tensor, "h t s"]:
         """The weights of some queries of a text on its tokens."""
-        scores = products(tokens.key, tokens.key, tokens.lengths, sequence, rows, heads)
+        scores = key_lists.products(tokens.key, tokens.key, tokens.lengths, sequence, rows, heads)
         start, stop = tokens.lengths.starts[sequence], tokens.lengths.each[sequence]
         cluster = tokens.cluster[start : start + stop, heads].T
         same = cluster[:, rows.start : rows.stop, None] == cluster[:, None]
         same = same & torch.ones_like(same[0]).tril(rows.start)
         # How many tokens of the cluster lie between, itself included.
         until = same.flip(-1).cumsum(-1).flip(-1)
-        return softmax_where(scores, same & (until <= self.config.window))
+        return key_lists.softmax_where(scores, same & (until <= self.config.window))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
-from manyheads.parts.positions.alibi import AlibiBias
-from manyheads.parts.positions.disentangled import DisentangledBias
+from manyheads.parts.positions import alibi, disentangled
 
 
 @check_fields
@@ -189,4 +188,4 @@ class DenseBias:
 
 # Each has `score(head, row, query, key)`, elementwise over index tensors that broadcast: one kernel
 # computes blocks with it, another uses it as a score_mod.
-Bias = AlibiBias | BucketBias | DenseBias | DisentangledBias | ShawBias
+Bias = alibi.AlibiBias | BucketBias | DenseBias | disentangled.DisentangledBias | ShawBias

@@ -18,13 +18,7 @@ from manyheads.surgery.lora.quantization import quantize
 from manyheads.train.loop.model_setup import model_with_weights
 from manyheads.train.loop.session import ModelHooks, TrainResult, train
 from manyheads.train.regularizers import L0Gates, L1Scales, Regularizer, final_gates
-from manyheads.train.run_file.run_config import (
-    RUN_TABLES,
-    Run,
-    apply_settings,
-    parse_run,
-    read_toml,
-)
+from manyheads.train.run_file import run_config
 
 ADAPTER, FREEZE = "adapter", "freeze"
 MODEL = "model"
@@ -152,13 +146,13 @@ TrainedPart = AdapterTable | FreezeTable
 class AdapterRun:
     """A run, and the part of the model that it trains."""
 
-    run: Run
+    run: run_config.Run
     change: TrainedPart
 
 
 def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> AdapterRun:
     """Read a run file with [adapter] or [freeze]; the model is a separate argument."""
-    tables = apply_settings(read_toml(file), settings)
+    tables = run_config.apply_settings(run_config.read_toml(file), settings)
     classes = dict(tables.get("model", {})).pop("classes", 0)
     if set(tables.get("model", {})) - {"classes"}:
         raise ConfigError(
@@ -170,7 +164,7 @@ def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> Ad
         change = _change(tables)
         if classes:
             change = change.with_head()
-        run = replace(parse_run(own), tables=tables)
+        run = replace(run_config.parse_run(own), tables=tables)
         change.check(run.regularizer)
         if run.run.distributed == "fsdp":
             raise ConfigError(
@@ -185,9 +179,13 @@ def _change(tables: dict[str, Any]) -> TrainedPart:
     if ADAPTER in tables and FREEZE in tables:
         raise ConfigError("[adapter] and [freeze] are both set", "leave one of them out")
     if FREEZE in tables:
-        frozen: FreezeTable = RUN_TABLES.decode_table(FreezeTable, tables[FREEZE], FREEZE)
+        frozen: FreezeTable = run_config.RUN_TABLES.decode_table(
+            FreezeTable, tables[FREEZE], FREEZE
+        )
         return frozen
-    adapter: AdapterTable = RUN_TABLES.decode_table(AdapterTable, tables.get(ADAPTER, {}), ADAPTER)
+    adapter: AdapterTable = run_config.RUN_TABLES.decode_table(
+        AdapterTable, tables.get(ADAPTER, {}), ADAPTER
+    )
     return adapter
 
 

@@ -12,25 +12,19 @@ from manyheads.bridge.automatic import native_models_only
 from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
-from manyheads.lens.inputs.cached_run import ActivationEditor
-from manyheads.lens.inputs.metrics import bind_metric
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Targets, batch_ranges, read_inputs
-from manyheads.models.build import Model
-from manyheads.models.decoder import Decoder
-from manyheads.models.encoder import Encoder
+from manyheads.models import build, decoder, encoder, readout
 from manyheads.models.model_interface import ModelInputs
-from manyheads.models.readout import LanguageHead
 from manyheads.progress import Progress
 from manyheads.surgery.finetune.trainable import copy_trainable
 from manyheads.surgery.rebuild import AnyModel, full_plan, rebuild
 from manyheads.taps import Site, Tap, Watcher
-from manyheads.train.distributed import ModelWrapper, ProcessGroup
+from manyheads.train import distributed, regularizers
 from manyheads.train.loop.train_step import MAX_SKIPPED, StepOutcome, Updater, prepare_steps
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
-from manyheads.train.optim.optimizers import AdamW, OptimizerConfig
-from manyheads.train.optim.schedules import Cosine, Schedule
-from manyheads.train.regularizers import WatcherChain
+from manyheads.train.optim import optimizers, schedules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ class AnswerLoss(Objective):
     targets: Targets | None
 
     def check(self, model: Any) -> None:
-        bind_metric(model, self.inputs, range(len(self.inputs)), "loss", self.targets)
+        metrics.bind_metric(model, self.inputs, range(len(self.inputs)), "loss", self.targets)
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         del model, generator
@@ -51,32 +45,32 @@ class AnswerLoss(Objective):
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
         texts = range(int(prepared.positions[0]), int(prepared.positions[-1]) + 1)
-        metric = bind_metric(model, self.inputs, texts, "loss", self.targets)
+        metric = metrics.bind_metric(model, self.inputs, texts, "loss", self.targets)
         last = Site(-1, Tap.FINAL, stack=model.readout_stack)
-        activations = ActivationEditor({}, [last])
+        activations = cached_run.ActivationEditor({}, [last])
         watchers: list[Watcher] = [activations] if watch is None else [watch, activations]
-        model.run_inputs(self.inputs.select(texts), WatcherChain(watchers))
+        model.run_inputs(self.inputs.select(texts), regularizers.WatcherChain(watchers))
         losses = metric(activations[last])[0] * metric.weights
         return Loss(total=losses.sum(), targets=int(metric.weights.sum()))
 
 
-def objective_for(model: Model, inputs: ModelInputs, targets: Targets | None) -> Objective:
+def objective_for(model: build.Model, inputs: ModelInputs, targets: Targets | None) -> Objective:
     """Next tokens for a decoder, masked tokens for an encoder, or the targets."""
-    scores_tokens = isinstance(model.config.readout, LanguageHead)
-    if targets is None and scores_tokens and isinstance(model, Decoder):
+    scores_tokens = isinstance(model.config.readout, readout.LanguageHead)
+    if targets is None and scores_tokens and isinstance(model, decoder.Decoder):
         return CausalLM()
-    if targets is None and scores_tokens and isinstance(model, Encoder):
+    if targets is None and scores_tokens and isinstance(model, encoder.Encoder):
         return MaskedLM()
     return AnswerLoss(inputs=inputs, targets=targets)
 
 
 def finetune(
-    model: Model,
+    model: build.Model,
     texts: Any,
     objective: Objective,
     *,
-    optimizer: OptimizerConfig,
-    schedule: Schedule,
+    optimizer: optimizers.OptimizerConfig,
+    schedule: schedules.Schedule,
     steps: int,
     batch_tokens: int,
     seed: int,
@@ -88,9 +82,9 @@ def finetune(
         raise InputError(f"steps must be at least 1, got {steps}", "use 1 or more")
     inputs = read_inputs(model, texts)
     objective.check(model)
-    processes = ProcessGroup(device=next(model.parameters()).device)
+    processes = distributed.ProcessGroup(device=next(model.parameters()).device)
     updater = Updater(
-        wrapper=ModelWrapper(model, processes),
+        wrapper=distributed.ModelWrapper(model, processes),
         optimizer=optimizer.build(model),
         score=objective.score,
         lr_factor=lambda step: schedule.factor(step, steps),
@@ -120,7 +114,7 @@ def finetune(
 
 
 def _steps(
-    model: Model, inputs: ModelInputs, steps: int, batch_tokens: int, seed: int
+    model: build.Model, inputs: ModelInputs, steps: int, batch_tokens: int, seed: int
 ) -> Iterator[StreamStep[Batch]]:
     """Ranges of texts in a random order, epoch after epoch."""
     sizes = inputs.sizes(model)
@@ -148,8 +142,8 @@ def _batch(inputs: ModelInputs, texts: range) -> Batch:
     return Batch(texts=mine.ids, images=mine.images, labels=numbers).to("cpu")
 
 
-SMALL_STEPS = AdamW(lr=5e-5, decay=0.01)
-DECAY = Cosine()
+SMALL_STEPS = optimizers.AdamW(lr=5e-5, decay=0.01)
+DECAY = schedules.Cosine()
 
 
 @check_fields
@@ -157,8 +151,8 @@ DECAY = Cosine()
 class RecoveryConfig:
     """How a model is trained after pruning: a small learning rate with cosine decay."""
 
-    optimizer: OptimizerConfig = SMALL_STEPS
-    schedule: Schedule = DECAY
+    optimizer: optimizers.OptimizerConfig = SMALL_STEPS
+    schedule: schedules.Schedule = DECAY
     batch_tokens: int = 2048
 
 

@@ -9,34 +9,7 @@ from torch import nn
 from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
-from manyheads.surgery.lora.low_rank import (
-    LoraConfig,
-    LowRankUpdate,
-    active_on,
-    adapters_on,
-    add_to_weight,
-    attach,
-    merged_on,
-    remove_adapter,
-    set_active,
-    set_merged,
-)
-from manyheads.surgery.lora.modules_to_save import (
-    activate_modules,
-    add_modules,
-    addresses_of,
-    drop_modules,
-    modules_of,
-)
-from manyheads.surgery.lora.quantization import Quantized
-from manyheads.surgery.lora.targets import (
-    Projection,
-    Spans,
-    find_projections,
-    heads_by_attention,
-    projections_of,
-    rows_of_heads,
-)
+from manyheads.surgery.lora import low_rank, modules_to_save, quantization, targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +31,24 @@ class Adapter:
 
 
 @native_models_only
-def adapt(model: Model, config: LoraConfig, name: str = "default", *, seed: int = 0) -> Adapter:
+def adapt(
+    model: Model, config: low_rank.LoraConfig, name: str = "default", *, seed: int = 0
+) -> Adapter:
     """Add an adapter, make it the only active one, and freeze everything else.
 
     It starts at zero, so that the model's output does not change.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, seed=0)
-    >>> print(adapt(model, LoraConfig(rank=4, heads=("L0H1",))))
+    >>> print(adapt(model, low_rank.LoraConfig(rank=4, heads=("L0H1",))))
     default: 384 parameters in 2 projections
     """
     check_name(model, name)
     planned = list(_plan(model, config))
-    modules = addresses_of(model, config.modules_to_save)
+    modules = modules_to_save.addresses_of(model, config.modules_to_save)
     generator = torch.Generator().manual_seed(seed)
     for part, rows, columns in planned:
-        update = LowRankUpdate(
+        update = low_rank.LowRankUpdate(
             rank=config.rank,
             scale=config.scale,
             dropout=config.dropout,
@@ -83,29 +58,31 @@ def adapt(model: Model, config: LoraConfig, name: str = "default", *, seed: int 
             root=config.scaling == "root",
         )
         update.initialize(generator)
-        attach(part.layer, name, part.name, _like_linear(update, part.layer))
-    add_modules(model, name, dict.fromkeys(modules))
+        low_rank.attach(part.layer, name, part.name, _like_linear(update, part.layer))
+    modules_to_save.add_modules(model, name, dict.fromkeys(modules))
     set_adapter(model, name)
     model.requires_grad_(False)
     for linear in _adapted_linears(model):
-        for update in adapters_on(linear).get(name, {}).values():
+        for update in low_rank.adapters_on(linear).get(name, {}).values():
             update.requires_grad_(True)
-    for parameter in modules_of(model, name).values():
+    for parameter in modules_to_save.modules_of(model, name).values():
         parameter.requires_grad_(True)
     return list_adapters(model)[name]
 
 
-def _plan(model: Model, config: LoraConfig) -> Iterator[tuple[Projection, Spans, Spans]]:
-    parts = find_projections(projections_of(model), config.targets, config.layers)
-    heads = heads_by_attention(model, config.heads)
+def _plan(
+    model: Model, config: low_rank.LoraConfig
+) -> Iterator[tuple[targets.Projection, targets.Spans, targets.Spans]]:
+    parts = targets.find_projections(targets.projections_of(model), config.targets, config.layers)
+    heads = targets.heads_by_attention(model, config.heads)
     count = 0
     for part in parts:
-        rows: Spans = (part.rows,)
-        columns: Spans = ((0, part.layer.in_features),)
+        rows: targets.Spans = (part.rows,)
+        columns: targets.Spans = ((0, part.layer.in_features),)
         if config.heads:
             if part.attention is not None and part.place not in heads:
                 continue
-            rows, own = rows_of_heads(part, heads.get(part.place, frozenset()))
+            rows, own = targets.rows_of_heads(part, heads.get(part.place, frozenset()))
             columns = own or columns
         count += 1
         yield part, rows, columns
@@ -116,7 +93,7 @@ def _plan(model: Model, config: LoraConfig) -> Iterator[tuple[Projection, Spans,
         )
 
 
-def _like_linear(update: LowRankUpdate, linear: nn.Linear) -> LowRankUpdate:
+def _like_linear(update: low_rank.LowRankUpdate, linear: nn.Linear) -> low_rank.LowRankUpdate:
     """Move an update to the device and mode of the projection, in at least float32."""
     first = next(iter((*linear.parameters(), *linear.buffers())))
     exact = torch.float64 if first.dtype == torch.float64 else torch.float32
@@ -138,7 +115,7 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
     addresses: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
     for path, linear in _named_adapted_linears(model):
-        for name, updates in adapters_on(linear).items():
+        for name, updates in low_rank.adapters_on(linear).items():
             owner = path.rpartition(".")[0]
             addresses.setdefault(name, []).extend(f"{owner}.{part}" for part in updates)
             trained = sum(
@@ -149,7 +126,7 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
             numbers[name] = numbers.get(name, 0) + trained
     adapters = {}
     for name, parts in addresses.items():
-        modules = modules_of(model, name)
+        modules = modules_to_save.modules_of(model, name)
         trained = numbers[name] + sum(parameter.numel() for parameter in modules.values())
         adapters[name] = Adapter(name, tuple(parts), trained, tuple(modules))
     return adapters
@@ -158,7 +135,7 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
 @native_models_only
 def active_adapters(model: nn.Module) -> tuple[str, ...]:
     """The names of the active adapters, in the order in which they were set."""
-    active = [name for linear in _adapted_linears(model) for name in active_on(linear)]
+    active = [name for linear in _adapted_linears(model) for name in low_rank.active_on(linear)]
     return tuple(dict.fromkeys(active))
 
 
@@ -176,9 +153,9 @@ def set_adapter(model: nn.Module, *names: str) -> None:
                 f"use one of {', '.join(existing) or 'none: add one'}",
             )
     _check_unmerged(model)
-    activate_modules(model, dict.fromkeys(names))
+    modules_to_save.activate_modules(model, dict.fromkeys(names))
     for linear in _adapted_linears(model):
-        set_active(linear, tuple(dict.fromkeys(names)))
+        low_rank.set_active(linear, tuple(dict.fromkeys(names)))
 
 
 @native_models_only
@@ -190,26 +167,26 @@ def merge(model: nn.Module, *names: str) -> None:
     merged = names or active_adapters(model)
     set_adapter(model, *merged)
     for linear in _adapted_linears(model):
-        if isinstance(linear, Quantized):
+        if isinstance(linear, quantization.Quantized):
             raise ConfigError(
                 "adapters cannot be merged into four-bit weights, which would lose the update",
                 "delete the adapter, call surgery.dequantize, and add it again",
             )
     for linear in _adapted_linears(model):
-        active = active_on(linear)
-        set_active(linear, ())
-        add_to_weight(linear, active, 1)
-        set_merged(linear, active)
+        active = low_rank.active_on(linear)
+        low_rank.set_active(linear, ())
+        low_rank.add_to_weight(linear, active, 1)
+        low_rank.set_merged(linear, active)
 
 
 @native_models_only
 def unmerge(model: nn.Module) -> None:
     """Subtract merged adapters from the weights and activate them."""
     for linear in _adapted_linears(model):
-        merged = merged_on(linear)
-        add_to_weight(linear, merged, -1)
-        set_merged(linear, ())
-        set_active(linear, merged)
+        merged = low_rank.merged_on(linear)
+        low_rank.add_to_weight(linear, merged, -1)
+        low_rank.set_merged(linear, ())
+        low_rank.set_active(linear, merged)
 
 
 @native_models_only
@@ -221,17 +198,17 @@ def delete_adapter(model: nn.Module, *names: str) -> None:
                 f"there is no adapter {name!r}", f"use one of {', '.join(list_adapters(model))}"
             )
     deleted = names or tuple(list_adapters(model))
-    merged = {name for linear in _adapted_linears(model) for name in merged_on(linear)}
+    merged = {name for linear in _adapted_linears(model) for name in low_rank.merged_on(linear)}
     for linear in list(_adapted_linears(model)):
-        for name in adapters_on(linear):
+        for name in low_rank.adapters_on(linear):
             if name in deleted:
-                remove_adapter(linear, name)
+                low_rank.remove_adapter(linear, name)
     for name in deleted:
-        drop_modules(model, name, stays=name in merged)
+        modules_to_save.drop_modules(model, name, stays=name in merged)
 
 
 def _check_unmerged(model: nn.Module) -> None:
-    folded = [name for linear in _adapted_linears(model) for name in merged_on(linear)]
+    folded = [name for linear in _adapted_linears(model) for name in low_rank.merged_on(linear)]
     if folded:
         raise ConfigError(
             f"{folded[0]!r} is merged into the weights",

@@ -9,21 +9,13 @@ from manyheads.bridge.automatic import native_models_only
 from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.lens.causal.evaluate import Effects, Variant
 from manyheads.lens.causal.gradient_importance import product_by_head
-from manyheads.lens.inputs.cached_run import HeadScope, StackName
-from manyheads.lens.inputs.metrics import Metric
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Targets
 from manyheads.lens.redundant.heads import redundancy
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model
 from manyheads.surgery.pruning import ReplaceWith, prune
-from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
-from manyheads.surgery.selection.orders import (
-    GradientScore,
-    Unit,
-    check_arguments,
-    scores_by_unit,
-    select,
-)
+from manyheads.surgery.selection import l0_selection, orders
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
 from manyheads.taps import Head, Site, Sublayer, Tap
 
@@ -50,11 +42,11 @@ def select_heads(
     budget: float | None = None,
     iterative: bool = False,
     replace_with: ReplaceWith = "zero",
-    metric: Metric = "loss",
+    metric: metrics.Metric = "loss",
     targets: Targets | None = None,
-    stack: StackName | None = None,
+    stack: cached_run.StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
-    l0: L0Config = DEFAULT_L0,
+    l0: l0_selection.L0Config = l0_selection.DEFAULT_L0,
     seed: int = 0,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -76,7 +68,7 @@ def select_heads(
     >>> len(selection.heads), len(selection.curve), selection.met
     (2, 2, True)
     """
-    check_arguments("heads", by, fraction=fraction, budget=budget, iterative=iterative)
+    orders.check_arguments("heads", by, fraction=fraction, budget=budget, iterative=iterative)
     ablation = HeadAblation.of(
         model,
         texts,
@@ -97,11 +89,13 @@ def select_heads(
         l0=l0,
         seed=seed,
     )
-    return select(unit, HeadSelection, by, fraction=fraction, budget=budget, iterative=iterative)
+    return orders.select(
+        unit, HeadSelection, by, fraction=fraction, budget=budget, iterative=iterative
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HeadUnit(Unit[Address]):
+class HeadUnit(orders.Unit[Address]):
     """The heads of one attention of every layer."""
 
     ablation: HeadAblation
@@ -111,7 +105,7 @@ class HeadUnit(Unit[Address]):
     max_suspects: ClassVar[int] = maxsize
 
     @property
-    def part(self) -> HeadScope:
+    def part(self) -> cached_run.HeadScope:
         return self.ablation.scope
 
     @property
@@ -142,11 +136,11 @@ class HeadUnit(Unit[Address]):
             return self.ablation.measure_in_order(_heads(order))
         return self.measure([order[:count] for count in counts])
 
-    def gradient_scores(self, removed: Sequence[Address]) -> dict[Address, GradientScore]:
+    def gradient_scores(self, removed: Sequence[Address]) -> dict[Address, orders.GradientScore]:
         sites = [self.part.site(layer, Tap.HEAD_OUTPUT) for layer in self.part.layers]
         changes = self.ablation.changes(_heads(removed))
         scores = self.evaluation.gradient_scores(sites, product_by_head, changes=changes)
-        by_head = scores_by_unit(self.units, scores)
+        by_head = orders.scores_by_unit(self.units, scores)
         return {head: by_head[head] for head in self.remaining(removed)}
 
     def redundant(self, removed: Sequence[Address]) -> list[Candidate[Address]]:

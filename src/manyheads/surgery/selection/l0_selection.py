@@ -20,16 +20,8 @@ from manyheads.surgery.finetune.loop import finetune, objective_for
 from manyheads.surgery.rebuild import LayerPlan, full_plan, rebuild
 from manyheads.surgery.selection.results import UnitName
 from manyheads.taps import Patterns, Site
-from manyheads.train.optim.optimizers import AdamW
-from manyheads.train.optim.schedules import Stable
-from manyheads.train.regularizers import (
-    GATES,
-    GatedSite,
-    HardConcrete,
-    HeadGates,
-    L0Gates,
-    Regularized,
-)
+from manyheads.train import regularizers
+from manyheads.train.optim import optimizers, schedules
 
 # The cost of an open gate, relative to a head. In proportion to the weights of house-gpt it is
 # 0.01 for a neuron and 24 for a layer, but then few neurons close and no layer does. These are the
@@ -55,7 +47,7 @@ class L0Config:
 DEFAULT_L0 = L0Config()
 
 
-class NeuronGates(HardConcrete):
+class NeuronGates(regularizers.HardConcrete):
     """A gate for every neuron of a stack's feed-forwards; experts have none."""
 
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
@@ -63,7 +55,9 @@ class NeuronGates(HardConcrete):
         for layer, config in enumerate(stack.config.layers):
             neurons = len(LayerPlan.all_of(layer, config).neurons)
             if neurons:
-                sites.append(GatedSite(neuron_site(stack, layer), neurons, _device(stack)))
+                sites.append(
+                    regularizers.GatedSite(neuron_site(stack, layer), neurons, _device(stack))
+                )
         super().__init__(sites, start)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
@@ -71,7 +65,7 @@ class NeuronGates(HardConcrete):
         return value.with_values(value.values * self.values(site).to(value.values.dtype))
 
 
-class LayerGates(HardConcrete):
+class LayerGates(regularizers.HardConcrete):
     """A gate z for every layer, whose output becomes x + z (layer(x) - x).
 
     With a closed gate the input passes unchanged, as after `prune_layers`.
@@ -80,7 +74,9 @@ class LayerGates(HardConcrete):
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
         every = (layer_ends(stack, layer) for layer in range(len(stack.config.layers)))
         ends = [both for both in every if both is not None]
-        super().__init__([GatedSite(leaving, 1, _device(stack)) for _, leaving in ends], start)
+        super().__init__(
+            [regularizers.GatedSite(leaving, 1, _device(stack)) for _, leaving in ends], start
+        )
         self._leaves = dict(ends)
         self._enters = {leaving: entered for entered, leaving in ends}
         self._entered: dict[Site, Tensor] = {}
@@ -101,7 +97,7 @@ class LayerGates(HardConcrete):
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitGates(L0Gates):
+class UnitGates(regularizers.L0Gates):
     """A gate for every unit of one kind in one stack; for heads, in all stacks."""
 
     unit: UnitName
@@ -111,9 +107,9 @@ class UnitGates(L0Gates):
     def name(self) -> str:
         return f"open {self.unit}"
 
-    def make(self, model: nn.Module) -> HardConcrete:
+    def make(self, model: nn.Module) -> regularizers.HardConcrete:
         if self.unit == "heads":
-            return HeadGates(model, self.start)
+            return regularizers.HeadGates(model, self.start)
         kind = NeuronGates if self.unit == "neurons" else LayerGates
         return kind(find_stack(cast(Model, model), self.stack), self.start)
 
@@ -138,16 +134,18 @@ def train_l0_gates(
     copy.requires_grad_(False)
     inputs = read_inputs(copy, texts)
     cost = UnitGates(weight=config.weight * COSTS[unit], start=config.start, unit=unit, stack=stack)
-    gated = Regularized(objective=objective_for(copy, inputs, targets), regularizers=(cost,))
+    gated = regularizers.Regularized(
+        objective=objective_for(copy, inputs, targets), regularizers=(cost,)
+    )
     gated.attach(copy)
-    gates = getattr(copy, GATES)
-    assert isinstance(gates, HardConcrete)
+    gates = getattr(copy, regularizers.GATES)
+    assert isinstance(gates, regularizers.HardConcrete)
     finetune(
         copy,
         inputs,
         gated,
-        optimizer=AdamW(lr=config.lr, decay=0.0),
-        schedule=Stable(),
+        optimizer=optimizers.AdamW(lr=config.lr, decay=0.0),
+        schedule=schedules.Stable(),
         steps=config.steps,
         batch_tokens=config.batch_tokens,
         seed=seed,

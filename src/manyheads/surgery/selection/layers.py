@@ -9,34 +9,24 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import native_models_only
 from manyheads.lens.causal.evaluate import Evaluation, Product, Variant
-from manyheads.lens.inputs.cached_run import ActivationEditor, StackName
-from manyheads.lens.inputs.metrics import Metric
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack, layer_ends
 from manyheads.surgery.pruning import prune_layers
-from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
-from manyheads.surgery.selection.orders import (
-    SORT_KEY,
-    GradientScore,
-    Unit,
-    check_arguments,
-    scores_by_unit,
-    select,
-)
-from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
+from manyheads.surgery.selection import l0_selection, orders, results
 from manyheads.taps import Site
 
 # For a layer without any sublayer.
-ZERO = GradientScore(0.0, 0.0, 0.0)
+ZERO = orders.GradientScore(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class LayerSelection(Selection[int]):
+class LayerSelection(results.Selection[int]):
     """Layers in the order of their removal."""
 
-    unit: ClassVar[UnitName] = "layers"
+    unit: ClassVar[results.UnitName] = "layers"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -55,15 +45,15 @@ class LayerSelection(Selection[int]):
 def select_layers(
     model: Model,
     texts: Any,
-    by: Order = "ablation",
+    by: results.Order = "ablation",
     *,
     fraction: float | None = None,
     budget: float | None = None,
     iterative: bool = False,
-    metric: Metric = "loss",
+    metric: metrics.Metric = "loss",
     targets: Targets | None = None,
-    stack: StackName | None = None,
-    l0: L0Config = DEFAULT_L0,
+    stack: cached_run.StackName | None = None,
+    l0: l0_selection.L0Config = l0_selection.DEFAULT_L0,
     seed: int = 0,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -84,21 +74,23 @@ def select_layers(
     >>> len(selection.layers), selection.met
     (1, True)
     """
-    check_arguments("layers", by, fraction=fraction, budget=budget, iterative=iterative)
+    orders.check_arguments("layers", by, fraction=fraction, budget=budget, iterative=iterative)
     evaluation = Evaluation.of(
         model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
     )
     find_stack(model, stack)
     unit = LayerUnit(evaluation=evaluation, stack=stack, l0=l0, seed=seed)
-    return select(unit, LayerSelection, by, fraction=fraction, budget=budget, iterative=iterative)
+    return orders.select(
+        unit, LayerSelection, by, fraction=fraction, budget=budget, iterative=iterative
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LayerUnit(Unit[int]):
+class LayerUnit(orders.Unit[int]):
     """The layers of a stack."""
 
-    stack: StackName | None
-    name: ClassVar[UnitName] = "layers"
+    stack: cached_run.StackName | None
+    name: ClassVar[results.UnitName] = "layers"
 
     @property
     def units(self) -> range:
@@ -111,15 +103,15 @@ class LayerUnit(Unit[int]):
     def without(self, removed: Sequence[int]) -> Variant:
         return Variant(prune_layers(self.evaluation.model, removed, stack=self.stack))
 
-    def gradient_scores(self, removed: Sequence[int]) -> dict[int, GradientScore]:
+    def gradient_scores(self, removed: Sequence[int]) -> dict[int, orders.GradientScore]:
         evaluation, ends = self._shorter(removed)
         inputs = {after: before for before, after in ends.values()}
         scores = evaluation.gradient_scores(
             list(inputs), _by_layer(inputs), keep=list(inputs.values())
         )
-        return dict.fromkeys(self.remaining(removed), ZERO) | scores_by_unit(ends, scores)
+        return dict.fromkeys(self.remaining(removed), ZERO) | orders.scores_by_unit(ends, scores)
 
-    def redundant(self, removed: Sequence[int]) -> list[Candidate[int]]:
+    def redundant(self, removed: Sequence[int]) -> list[results.Candidate[int]]:
         evaluation, ends = self._shorter(removed)
         sums, tokens = dict.fromkeys(ends, 0.0), dict.fromkeys(ends, 0)
         sites = [site for both in ends.values() for site in both]
@@ -131,10 +123,10 @@ class LayerUnit(Unit[int]):
         cosines = dict.fromkeys(self.remaining(removed), 1.0)
         cosines |= {layer: sums[layer] / max(1, tokens[layer]) for layer in ends}
         candidates = [
-            Candidate(layer, f"input and output similarity {cosine:.3f}", -cosine)
+            results.Candidate(layer, f"input and output similarity {cosine:.3f}", -cosine)
             for layer, cosine in cosines.items()
         ]
-        return sorted(candidates, key=SORT_KEY)
+        return sorted(candidates, key=orders.SORT_KEY)
 
     def gate_probability(self) -> dict[int, float]:
         # A layer without any sublayer counts as closed.
@@ -155,7 +147,7 @@ class LayerUnit(Unit[int]):
 
 
 def _by_layer(inputs: dict[Site, Site]) -> Product:
-    def product(activations: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
+    def product(activations: cached_run.ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
         written = activations[site].values - activations[inputs[site]].values
         return (written * gradient).sum(-1, keepdim=True)
 

@@ -18,14 +18,7 @@ from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack, neuron_site
 from manyheads.surgery.rebuild import LayerPlan
-from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config
-from manyheads.surgery.selection.orders import (
-    GradientScore,
-    Unit,
-    check_arguments,
-    scores_by_unit,
-    select,
-)
+from manyheads.surgery.selection import l0_selection, orders
 from manyheads.surgery.selection.results import Candidate, Order, Selection, UnitName
 from manyheads.taps import Site
 
@@ -71,7 +64,7 @@ def select_neurons(
     metric: Metric = "loss",
     targets: Targets | None = None,
     stack: StackName | None = None,
-    l0: L0Config = DEFAULT_L0,
+    l0: l0_selection.L0Config = l0_selection.DEFAULT_L0,
     seed: int = 0,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -94,7 +87,7 @@ def select_neurons(
     >>> len(selection.neurons[0]), len(selection.curve)
     (32, 10)
     """
-    check_arguments("neurons", by, fraction=fraction, budget=budget, iterative=iterative)
+    orders.check_arguments("neurons", by, fraction=fraction, budget=budget, iterative=iterative)
     if points < 1:
         raise InputError(f"points must be at least 1, got {points}", "use 1 or more")
     evaluation = Evaluation.of(
@@ -107,11 +100,13 @@ def select_neurons(
             "the model has no dense feed-forward, and neurons of experts cannot be removed",
             "prune heads or layers instead",
         )
-    return select(unit, NeuronSelection, by, fraction=fraction, budget=budget, iterative=iterative)
+    return orders.select(
+        unit, NeuronSelection, by, fraction=fraction, budget=budget, iterative=iterative
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class NeuronUnit(Unit[Neuron]):
+class NeuronUnit(orders.Unit[Neuron]):
     """The neurons of a stack's feed-forwards; those of experts cannot be removed."""
 
     stack: Stack
@@ -143,11 +138,11 @@ class NeuronUnit(Unit[Neuron]):
     def without(self, removed: Sequence[Neuron]) -> Variant:
         return Variant(self.evaluation.model, self._ablated(removed))
 
-    def gradient_scores(self, removed: Sequence[Neuron]) -> dict[Neuron, GradientScore]:
+    def gradient_scores(self, removed: Sequence[Neuron]) -> dict[Neuron, orders.GradientScore]:
         sites = [neuron_site(self.stack, layer) for layer in self.widths]
         changes = self._ablated(removed)
         scores = self.evaluation.gradient_scores(sites, _by_neuron, changes=changes)
-        by_neuron = scores_by_unit(self.units, scores)
+        by_neuron = orders.scores_by_unit(self.units, scores)
         return {neuron: by_neuron[neuron] for neuron in self.remaining(removed)}
 
     def redundant(self, removed: Sequence[Neuron]) -> list[Candidate[Neuron]]:

@@ -12,15 +12,8 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.causal.evaluate import (
-    Effects,
-    Evaluation,
-    GradientScores,
-    Variant,
-    is_harmful,
-)
-from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.metrics import Similarity, metric_name
+from manyheads.lens.causal import evaluate
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.results.tables import format_change
 from manyheads.surgery.selection.l0_selection import L0Config, train_l0_gates
 from manyheads.surgery.selection.results import (
@@ -56,7 +49,7 @@ class Unit(ABC, Generic[Each]):
     `removed` units are already removed from the model that is measured.
     """
 
-    evaluation: Evaluation
+    evaluation: evaluate.Evaluation
     l0: L0Config
     seed: int
     name: ClassVar[UnitName]
@@ -74,7 +67,7 @@ class Unit(ABC, Generic[Each]):
         """The group of a unit, of which one unit must stay; None if all may go."""
 
     @abstractmethod
-    def without(self, removed: Sequence[Each]) -> Variant:
+    def without(self, removed: Sequence[Each]) -> evaluate.Variant:
         """The model without some units."""
 
     @abstractmethod
@@ -93,7 +86,9 @@ class Unit(ABC, Generic[Each]):
         """The points of the curve up to `limit` units."""
         return range(1, limit + 1)
 
-    def measure(self, sets: Sequence[Sequence[Each]], fixed: Sequence[Each] = ()) -> Effects:
+    def measure(
+        self, sets: Sequence[Sequence[Each]], fixed: Sequence[Each] = ()
+    ) -> evaluate.Effects:
         """The metric without each set, from a model that lacks the `fixed` units already."""
         variants = [partial(self.without, [*fixed, *units]) for units in sets]
         label = f"ablating {self.name}"
@@ -103,7 +98,7 @@ class Unit(ABC, Generic[Each]):
             [partial(self.without, fixed), *variants], label
         ).from_first()
 
-    def measure_in_order(self, order: Sequence[Each], counts: Sequence[int]) -> Effects:
+    def measure_in_order(self, order: Sequence[Each], counts: Sequence[int]) -> evaluate.Effects:
         """The metric without the first `counts` units of an order."""
         return self.measure([order[:count] for count in counts])
 
@@ -120,12 +115,12 @@ class Unit(ABC, Generic[Each]):
     def importance(self, removed: Sequence[Each]) -> Mapping[Each, float]:
         """By gradient; if the metric has none, later units count as less important."""
         evaluation = self.evaluation
-        if evaluation.model.readout is None or isinstance(evaluation.metric, Similarity):
+        if evaluation.model.readout is None or isinstance(evaluation.metric, metrics.Similarity):
             return {unit: -float(place) for place, unit in enumerate(self.units)}
         scores = self.gradient_scores(removed)
         return {unit: score.importance for unit, score in scores.items()}
 
-    def train_gates(self, stack: StackName | None = None) -> Mapping[Site, Tensor]:
+    def train_gates(self, stack: cached_run.StackName | None = None) -> Mapping[Site, Tensor]:
         """The trained L0 gate of every unit, by site."""
         return train_l0_gates(
             self.evaluation.model,
@@ -140,7 +135,7 @@ class Unit(ABC, Generic[Each]):
 
 
 def scores_by_unit(
-    units: Iterable[Each], scores: Iterable[GradientScores]
+    units: Iterable[Each], scores: Iterable[evaluate.GradientScores]
 ) -> dict[Each, GradientScore]:
     """The score of each unit, from those of all units of each site."""
     numbers = (
@@ -202,7 +197,7 @@ def select(
     count, met = count_within(curve, sign, limit, fraction=fraction, budget=budget)
     return kind(
         by=by,
-        metric=metric_name(unit.evaluation.metric),
+        metric=metrics.metric_name(unit.evaluation.metric),
         sign=sign,
         candidates=tuple(candidates),
         curve=tuple(curve),
@@ -256,7 +251,7 @@ def _keep_last_of_group(
     return candidates
 
 
-def _points(effects: Effects, counts: Sequence[int]) -> list[CurvePoint]:
+def _points(effects: evaluate.Effects, counts: Sequence[int]) -> list[CurvePoint]:
     return [CurvePoint(count, *effects.of(place)) for place, count in enumerate(counts)]
 
 
@@ -292,7 +287,7 @@ def _ablate(unit: Unit[Each], suspects: Sequence[Each], removed: Sequence[Each])
         _, change, error = effects.of(place)
         if change == change:
             reason = f"{word} {format_change(change, error)}"
-            harmful = bool(is_harmful(sign, change, error, unit.errors))
+            harmful = bool(evaluate.is_harmful(sign, change, error, unit.errors))
             candidates.append(Candidate(suspect, reason, sign * change, harmful))
     return candidates, effects.complete
 
@@ -303,7 +298,7 @@ def by_gradient(unit: Unit[Each], removed: Sequence[Each]) -> Ranking[Each]:
     A gradient predicts the effect of a small change, and removing a unit is a large one, so units
     that gradients call harmful are ablated to confirm it.
     """
-    if isinstance(unit.evaluation.metric, Similarity):
+    if isinstance(unit.evaluation.metric, metrics.Similarity):
         raise InputError(
             "the gradient of the similarity is zero, since the model is compared with itself",
             'use by="ablation" or by="redundancy"',
@@ -312,7 +307,7 @@ def by_gradient(unit: Unit[Each], removed: Sequence[Each]) -> Ranking[Each]:
     suspects = [
         member
         for member, score in scores.items()
-        if is_harmful(sign, score.predicted, score.error, unit.errors)
+        if evaluate.is_harmful(sign, score.predicted, score.error, unit.errors)
     ]
     suspects.sort(key=lambda suspect: sign * scores[suspect].predicted)
     ablated, complete = _ablate(unit, suspects[: unit.max_suspects], removed)

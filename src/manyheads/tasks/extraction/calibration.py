@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 
 from manyheads.argument_checks import checked
 from manyheads.checkpoints.classification_head import set_classifier
-from manyheads.encoding.classify import class_names_of, read_logits
-from manyheads.encoding.encode import Options
-from manyheads.encoding.text_reader import Texts
+from manyheads.encoding import classify, encode, text_reader
 from manyheads.errors import InputError
-from manyheads.models.build import Model
-from manyheads.models.readout import ClassHead, classifier_of
+from manyheads.models import build, readout
 from manyheads.tasks.extraction.labels import label_matrix
 
 # The temperatures that a fit may find; labels that are all right would want none at all.
@@ -53,8 +50,8 @@ class Calibration:
 
 @checked
 def calibrate(
-    model: Model,
-    texts: Texts,
+    model: build.Model,
+    texts: text_reader.Texts,
     labels: Sequence[Any],
     *,
     thresholds: bool = False,
@@ -68,11 +65,11 @@ def calibrate(
     not trained on. With `thresholds` a model for several labels per text also gets the threshold
     per class that gives the best F1 on these texts.
     """
-    options = Options(batch_tokens=batch_tokens, progress=progress, doing="calibrating")
-    logits = read_logits(model, texts, options)[0].double().cpu().numpy()
-    head, before = model.config.readout, classifier_of(model)
-    assert isinstance(head, ClassHead)
-    right = label_matrix(labels, class_names_of(model, head))
+    options = encode.Options(batch_tokens=batch_tokens, progress=progress, doing="calibrating")
+    logits = classify.read_logits(model, texts, options)[0].double().cpu().numpy()
+    head, before = model.config.readout, readout.classifier_of(model)
+    assert isinstance(head, readout.ClassHead)
+    right = label_matrix(labels, classify.class_names_of(model, head))
     if len(right) != len(logits):
         raise InputError(
             f"there are {len(logits)} texts and {len(right)} labels", "give one label per text"

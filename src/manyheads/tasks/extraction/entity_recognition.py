@@ -8,20 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.argument_checks import checked
-from manyheads.data.tag_schemes import (
-    OUTSIDE,
-    TagSpan,
-    Transitions,
-    allowed_transitions,
-    parse_tag,
-    spans_of_tags,
-)
-from manyheads.encoding.classify import class_names_of
-from manyheads.encoding.text_reader import check_texts
-from manyheads.encoding.word_reader import SpannedText, WordOptions, read_words
+from manyheads.data import tag_schemes
+from manyheads.encoding import classify, text_reader, word_reader
 from manyheads.errors import InputError
-from manyheads.models.build import Model
-from manyheads.models.readout import TokenHead
+from manyheads.models import build, readout
 from manyheads.tokenizers import Span, join_words
 
 # Scripts that write no spaces, whose characters are words of their own.
@@ -64,7 +54,7 @@ class Entity(NamedTuple):
 
 @checked
 def entities(
-    model: Model,
+    model: build.Model,
     texts: str | Sequence[Any],
     *,
     constrained: bool = True,
@@ -91,28 +81,28 @@ def entities(
     if not 0 <= min_score <= 1:
         raise InputError(f"min_score must be in [0, 1], got {min_score}")
     spanned = read_texts(texts)
-    options = WordOptions(
+    options = word_reader.WordOptions(
         batch_tokens=batch_tokens,
         max_length=max_length,
         windows=True,
         progress=progress,
         doing="finding entities",
     )
-    shares = read_words(model, spanned, options)
+    shares = word_reader.read_words(model, spanned, options)
     names = tag_names(model)
-    transitions = allowed_transitions(names) if constrained else None
+    transitions = tag_schemes.allowed_transitions(names) if constrained else None
     results = []
     for text, probabilities in zip(spanned, shares, strict=True):
         rows = probabilities.double().numpy()
-        spans = spans_of_tags(decode_tags(rows, names, transitions))
+        spans = tag_schemes.spans_of_tags(decode_tags(rows, names, transitions))
         listed = [_entity(text, span, rows, names) for span in spans]
         results.append([entity for entity in listed if entity.score >= min_score])
     return results
 
 
-def read_texts(texts: str | Sequence[Any]) -> list[SpannedText]:
+def read_texts(texts: str | Sequence[Any]) -> list[word_reader.SpannedText]:
     """Texts with the spans of their words."""
-    check_texts(texts)
+    text_reader.check_texts(texts)
     listed = [texts] if isinstance(texts, str) else list(texts)
     spanned = []
     for index, text in enumerate(listed):
@@ -124,9 +114,9 @@ def read_texts(texts: str | Sequence[Any]) -> list[SpannedText]:
                 f"text {index} is a {type(text).__name__}", "give a string, or a list of words"
             )
         spanned.append(
-            SpannedText(text, split_words(text))
+            word_reader.SpannedText(text, split_words(text))
             if isinstance(text, str)
-            else SpannedText(*join_words(words))
+            else word_reader.SpannedText(*join_words(words))
         )
     return spanned
 
@@ -141,14 +131,14 @@ def split_words(text: str) -> list[Span]:
     return [match.span() for match in WORD.finditer(text)]
 
 
-def tag_names(model: Model) -> tuple[str, ...]:
+def tag_names(model: build.Model) -> tuple[str, ...]:
     """The tags that a model gives to words."""
     head = model.config.readout
-    assert isinstance(head, TokenHead)
-    names = class_names_of(model, head)
-    if OUTSIDE not in names:
+    assert isinstance(head, readout.TokenHead)
+    names = classify.class_names_of(model, head)
+    if tag_schemes.OUTSIDE not in names:
         raise InputError(
-            f"the model has no class {OUTSIDE!r} for words outside of entities, but "
+            f"the model has no class {tag_schemes.OUTSIDE!r} for words outside of entities, but "
             f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}",
             "train one on IOB2 or BILOU tags, or use manyheads.tag",
         )
@@ -156,7 +146,7 @@ def tag_names(model: Model) -> tuple[str, ...]:
 
 
 def decode_tags(
-    shares: NDArray[np.float64], names: Sequence[str], transitions: Transitions | None
+    shares: NDArray[np.float64], names: Sequence[str], transitions: tag_schemes.Transitions | None
 ) -> list[str]:
     """The most likely tags of the words of a text, by Viterbi's algorithm with transitions.
 
@@ -168,7 +158,7 @@ def decode_tags(
     with np.errstate(divide="ignore"):
         scores = np.log(np.where(unread[:, None], 1.0, shares))
     scores = np.maximum(scores, -1e3)
-    scores[unread, names.index(OUTSIDE)] += PREFER_OUTSIDE
+    scores[unread, names.index(tag_schemes.OUTSIDE)] += PREFER_OUTSIDE
     if transitions is None:
         return [names[index] for index in scores.argmax(1)]
     moves = np.where(transitions.following, 0.0, -np.inf)
@@ -186,10 +176,15 @@ def decode_tags(
 
 
 def _entity(
-    spanned: SpannedText, span: TagSpan, shares: NDArray[np.float64], names: Sequence[str]
+    spanned: word_reader.SpannedText,
+    span: tag_schemes.TagSpan,
+    shares: NDArray[np.float64],
+    names: Sequence[str],
 ) -> Entity:
     start, end = spanned.spans[span.start][0], spanned.spans[span.end - 1][1]
-    of_type = [index for index, name in enumerate(names) if parse_tag(name)[1] == span.type]
+    of_type = [
+        index for index, name in enumerate(names) if tag_schemes.parse_tag(name)[1] == span.type
+    ]
     words = shares[span.start : span.end, of_type].sum(1)
     scores = words[~np.isnan(words)]
     score = min(float(scores.mean()), 1.0) if scores.size else 0.0
@@ -207,7 +202,7 @@ def entities_of_tags(words: Sequence[str], tags: Sequence[str]) -> list[Entity]:
         raise InputError(f"there are {len(words)} words and {len(tags)} tags", "give one per word")
     text, spans = join_words(words)
     results = []
-    for kind, first, last in spans_of_tags(tags):
+    for kind, first, last in tag_schemes.spans_of_tags(tags):
         start, end = spans[first][0], spans[last - 1][1]
         results.append(Entity(kind, text[start:end], start, end))
     return results

@@ -4,18 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from manyheads.encoding.encode import Options
-from manyheads.encoding.filter_rule import UNKNOWN, RuleName, RuleTypeError, TextRule
-from manyheads.encoding.text_scores import (
-    TextScores,
-    TokenizedTexts,
-    score_texts,
-    tokenize_texts,
-)
+from manyheads.encoding import encode, filter_rule, text_scores
 from manyheads.errors import InputError
 from manyheads.models.build import Model
-from manyheads.tasks.filtering.corpus import CorpusBlock, FileGroup, Layout, Problem
-from manyheads.tasks.filtering.shards import arrow, table_of_rows
+from manyheads.tasks.filtering import corpus, shards
 
 # Rows that could not be read and are named in the report.
 SHOWN_PROBLEMS = 5
@@ -45,7 +37,7 @@ class FilterCounts:
 class ScoringConfig(NamedTuple):
     """What decides about a document, besides the model."""
 
-    rule: TextRule
+    rule: filter_rule.TextRule
     prefix: str = ""
     max_length: int | None = None
     batch_tokens: int | None = None
@@ -59,20 +51,20 @@ class ScoringConfig(NamedTuple):
 class RunPlan(NamedTuple):
     """The files to read, and how their documents are scored."""
 
-    groups: list[FileGroup]
-    layout: Layout
+    groups: list[corpus.FileGroup]
+    layout: corpus.Layout
     scoring: ScoringConfig
 
 
 class Prepared(NamedTuple):
     """A block whose texts are tokenized, but for those that their columns rule out."""
 
-    block: CorpusBlock
+    block: corpus.CorpusBlock
     columns: Mapping[str, list[Any]]
     chosen: list[int]
-    texts: TokenizedTexts
+    texts: text_scores.TokenizedTexts
     counts: FilterCounts
-    problems: list[Problem]
+    problems: list[corpus.Problem]
 
 
 class Scored(NamedTuple):
@@ -80,12 +72,12 @@ class Scored(NamedTuple):
 
     table: Any
     counts: FilterCounts
-    problems: list[Problem]
+    problems: list[corpus.Problem]
     consumed: int
     fraction: float
 
 
-def prepare_block(model: Model, block: CorpusBlock, config: ScoringConfig) -> Prepared:
+def prepare_block(model: Model, block: corpus.CorpusBlock, config: ScoringConfig) -> Prepared:
     """Tokenize the texts that the model has to read."""
     columns = {name: block.column(name) for name in config.rule.columns}
     chosen: list[int] = []
@@ -98,17 +90,19 @@ def prepare_block(model: Model, block: CorpusBlock, config: ScoringConfig) -> Pr
             empty += 1
             continue
 
-        def value(name: RuleName, row: int = row) -> Any:
-            return columns[name.name][row] if name.kind == "column" else UNKNOWN
+        def value(name: filter_rule.RuleName, row: int = row) -> Any:
+            return columns[name.name][row] if name.kind == "column" else filter_rule.UNKNOWN
 
         try:
             if config.rule.decide(value) is False:
                 decided += 1
             else:
                 chosen.append(row)
-        except RuleTypeError as error:
-            problems.append(Problem(f"a row: {error}"))
-    texts = tokenize_texts(model, [block.texts[row] or "" for row in chosen], config.max_length)
+        except filter_rule.RuleTypeError as error:
+            problems.append(corpus.Problem(f"a row: {error}"))
+    texts = text_scores.tokenize_texts(
+        model, [block.texts[row] or "" for row in chosen], config.max_length
+    )
     counts = FilterCounts(
         documents=documents,
         tokens=sum(map(len, texts.ids)),
@@ -123,14 +117,14 @@ def prepare_block(model: Model, block: CorpusBlock, config: ScoringConfig) -> Pr
 
 def score_block(model: Model, prepared: Prepared, config: ScoringConfig) -> Scored:
     """Score the texts and choose the rows that the rule keeps."""
-    options = Options(batch_tokens=config.batch_tokens, progress=False)
-    scores = score_texts(model, prepared.texts, options)
+    options = encode.Options(batch_tokens=config.batch_tokens, progress=False)
+    scores = text_scores.score_texts(model, prepared.texts, options)
     indices: list[int] = []
     problems = list(prepared.problems)
     empty = undecodable = 0
     for index, row in enumerate(prepared.chosen):
 
-        def value(name: RuleName, index: int = index, row: int = row) -> Any:
+        def value(name: filter_rule.RuleName, index: int = index, row: int = row) -> Any:
             if name.kind == "column":
                 return prepared.columns[name.name][row]
             return scores.value(name, index)
@@ -141,9 +135,9 @@ def score_block(model: Model, prepared: Prepared, config: ScoringConfig) -> Scor
         try:
             if config.rule.decide(value):
                 indices.append(index)
-        except RuleTypeError as error:
+        except filter_rule.RuleTypeError as error:
             undecodable += 1
-            problems.append(Problem(f"a row: {error}"))
+            problems.append(corpus.Problem(f"a row: {error}"))
     more = FilterCounts(kept=len(indices), empty=empty, undecodable=undecodable)
     block = prepared.block
     table = kept_rows(prepared, scores, indices, config) if indices else None
@@ -153,13 +147,13 @@ def score_block(model: Model, prepared: Prepared, config: ScoringConfig) -> Scor
 
 
 def kept_rows(
-    prepared: Prepared, scores: TextScores, indices: list[int], config: ScoringConfig
+    prepared: Prepared, scores: text_scores.TextScores, indices: list[int], config: ScoringConfig
 ) -> Any:
     """The rows with these indices as a table, with the columns of the scores."""
-    pa = arrow()
+    pa = shards.arrow()
     block, rows = prepared.block, [prepared.chosen[index] for index in indices]
     if isinstance(block.rows, list):
-        table = table_of_rows([block.rows[row] for row in rows])
+        table = shards.table_of_rows([block.rows[row] for row in rows])
     else:
         table = block.rows.take(rows)
     names = config.new_columns(scores.classes)

@@ -13,26 +13,13 @@ from typing import Any, Literal
 from manyheads.argument_checks import checked
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
 from manyheads.data.sources.files import Paths
-from manyheads.encoding.encode import Options
-from manyheads.encoding.filter_rule import KNOWN_NAMES, TextRule
-from manyheads.encoding.text_reader import require_text_model, resolve_max_length
-from manyheads.encoding.text_scores import scored_classes
+from manyheads.encoding import encode, filter_rule, text_reader, text_scores
 from manyheads.errors import InputError, check_int, check_number
 from manyheads.formatting import percent, pluralise
 from manyheads.models.build import Model
 from manyheads.progress import Progress, duration
 from manyheads.renamed_keys import with_new_keys
-from manyheads.tasks.filtering.block_scoring import (
-    SHOWN_PROBLEMS,
-    FilterCounts,
-    Prepared,
-    RunPlan,
-    Scored,
-    ScoringConfig,
-    check_new_columns,
-    prepare_block,
-    score_block,
-)
+from manyheads.tasks.filtering import block_scoring
 from manyheads.tasks.filtering.corpus import FileGroup, Layout, fingerprints, plan, read_blocks
 from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_table
 from manyheads.tasks.fingerprints import filter_fingerprint, older_fingerprint
@@ -51,7 +38,7 @@ class FilterResult:
     """
 
     out: Path
-    counts: FilterCounts
+    counts: block_scoring.FilterCounts
     shards: tuple[Path, ...]
     seconds: float
     resumed: bool = False
@@ -158,18 +145,18 @@ def filter_corpus(
     if separator == "":
         raise InputError("separator is empty", r"use '\n\n', or None")
     arrow()
-    rule = TextRule.parse(keep)
-    rule.check_classes(scored_classes(model))
+    rule = filter_rule.TextRule.parse(keep)
+    rule.check_classes(text_scores.scored_classes(model))
     # Refuses what is wrong before anything is read.
-    Options(batch_tokens=batch_tokens)
-    max_length = resolve_max_length(require_text_model(model), max_length)
+    encode.Options(batch_tokens=batch_tokens)
+    max_length = text_reader.resolve_max_length(text_reader.require_text_model(model), max_length)
     folder = Path(out)
     groups = plan(paths)
     _check_folder(folder, paths)
-    run = RunPlan(
+    run = block_scoring.RunPlan(
         groups,
         Layout(text_column, separator, block_rows),
-        ScoringConfig(rule, prefix, max_length, batch_tokens),
+        block_scoring.ScoringConfig(rule, prefix, max_length, batch_tokens),
     )
     _check_first_block(run, model)
     settings = {
@@ -200,25 +187,25 @@ def filter_corpus(
 
 
 def _scored_blocks(
-    run: RunPlan, model: Model, first: int, skip: int
-) -> Iterator[tuple[int, Scored]]:
+    run: block_scoring.RunPlan, model: Model, first: int, skip: int
+) -> Iterator[tuple[int, block_scoring.Scored]]:
     """The next block is read and tokenized while the model reads this one."""
 
-    def prepared() -> Iterator[tuple[int, Prepared]]:
+    def prepared() -> Iterator[tuple[int, block_scoring.Prepared]]:
         for index in range(first, len(run.groups)):
             for block in read_blocks(run.groups[index], run.layout, skip if index == first else 0):
-                yield index, prepare_block(model, block, run.scoring)
+                yield index, block_scoring.prepare_block(model, block, run.scoring)
 
     waiting = prepared()
     with ThreadPoolExecutor(max_workers=1) as executor:
         pending = executor.submit(next, waiting, None)
         while (ready := pending.result()) is not None:
             pending = executor.submit(next, waiting, None)
-            yield ready[0], score_block(model, ready[1], run.scoring)
+            yield ready[0], block_scoring.score_block(model, ready[1], run.scoring)
 
 
 def _write(
-    blocks: Iterator[tuple[int, Scored]],
+    blocks: Iterator[tuple[int, block_scoring.Scored]],
     writer: "_Writer",
     groups: Sequence[FileGroup],
     progress: bool,
@@ -252,7 +239,7 @@ class _Writer:
             leftover.unlink(missing_ok=True)
         self._since = time.perf_counter()
 
-    def add(self, group: int, block: Scored) -> None:
+    def add(self, group: int, block: block_scoring.Scored) -> None:
         state = self.state
         if block.table is not None:
             name = f"{state.next_part:08}.parquet"
@@ -282,7 +269,7 @@ class _Writer:
 
     def result(self, resumed: bool, price_per_hour: float | None) -> FilterResult:
         state = self.state
-        counts = FilterCounts(**state.counts)
+        counts = block_scoring.FilterCounts(**state.counts)
         if not counts.documents:
             raise InputError(
                 "no document could be read"
@@ -307,12 +294,12 @@ class _Writer:
         state.shards += 1
         state.parts, state.part_rows = [], 0
 
-    def _count(self, block: Scored) -> None:
+    def _count(self, block: block_scoring.Scored) -> None:
         state = self.state
-        state.counts = asdict(FilterCounts(**state.counts) + block.counts)
+        state.counts = asdict(block_scoring.FilterCounts(**state.counts) + block.counts)
         for problem in block.problems:
             (state.broken_files if problem.ends_file else state.problems).append(problem.reason)
-        del state.problems[SHOWN_PROBLEMS:]
+        del state.problems[block_scoring.SHOWN_PROBLEMS :]
 
     def _save(self) -> None:
         now = time.perf_counter()
@@ -374,7 +361,7 @@ def _check_folder(folder: Path, paths: Paths) -> None:
     check_writable(folder)
 
 
-def _check_first_block(run: RunPlan, model: Model) -> None:
+def _check_first_block(run: block_scoring.RunPlan, model: Model) -> None:
     """Refuse a wrong column at once, and not after hours or with an empty output."""
     block = next(iter(read_blocks(run.groups[0], run.layout)), None)
     if block is None or not block.texts:
@@ -387,10 +374,12 @@ def _check_first_block(run: RunPlan, model: Model) -> None:
         return
     for name in run.scoring.rule.columns:
         if not block.has_column(name):
-            near = get_close_matches(name, (*KNOWN_NAMES, *block.names), n=1)
+            near = get_close_matches(name, (*filter_rule.KNOWN_NAMES, *block.names), n=1)
             names = f"use one of {', '.join(block.names)}, and put strings in quotes"
             raise InputError(
                 f"keep={run.scoring.rule.text!r}: the rows have no column {name!r}",
                 f"did you mean {near[0]}" if near else names,
             )
-    check_new_columns(run.scoring.new_columns(scored_classes(model)), block.names)
+    block_scoring.check_new_columns(
+        run.scoring.new_columns(text_scores.scored_classes(model)), block.names
+    )

@@ -6,15 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from manyheads.argument_checks import checked
-from manyheads.decoding.chat import chat_prompt, tokenizer_config_of
+from manyheads.decoding import chat, generation_config, request
 from manyheads.decoding.generation import generate
-from manyheads.decoding.generation_config import (
-    FinishReason,
-    GenerationConfig,
-    GenerationOptions,
-    with_options,
-)
-from manyheads.decoding.request import check_generates, tokenizer_of
 from manyheads.encoding.text_reader import TextReader, resolve_max_length
 from manyheads.errors import InputError, check_int
 from manyheads.formatting import pluralise
@@ -85,7 +78,7 @@ class Answer:
     question: str
     text: str
     sources: tuple[Source, ...]
-    finish_reason: FinishReason
+    finish_reason: generation_config.FinishReason
     truncation: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,9 +107,9 @@ def answer(
     top_k: int = 5,
     where: str | Mapping[str, Any] | None = None,
     instructions: str = INSTRUCTIONS,
-    config: GenerationConfig | None = None,
+    config: generation_config.GenerationConfig | None = None,
     progress: bool = True,
-    **options: Unpack[GenerationOptions],
+    **options: Unpack[generation_config.GenerationOptions],
 ) -> Answer:
     """Answer a question from the `top_k` best documents of an index.
 
@@ -125,7 +118,7 @@ def answer(
     the new tokens are cut, the worst first. `config` and the options are those of `generate`.
     """
     check_int("top_k", top_k, minimum=1)
-    config = reader_config(with_options(config, options), reader)
+    config = reader_config(generation_config.with_options(config, options), reader)
     hits = index.search(question, top_k=top_k, where=where)
     prompt = reader_prompt(
         reader, question, hits, instructions=instructions, max_new_tokens=config.max_new_tokens
@@ -135,7 +128,7 @@ def answer(
 
 
 def finish_answer(
-    question: str, text: str, finish_reason: FinishReason, prompt: ReaderPrompt
+    question: str, text: str, finish_reason: generation_config.FinishReason, prompt: ReaderPrompt
 ) -> Answer:
     """The answer with those sources marked that it names by their numbers."""
     text = text.strip()
@@ -149,9 +142,11 @@ def finish_answer(
     )
 
 
-def reader_config(config: GenerationConfig, reader: Any) -> GenerationConfig:
+def reader_config(
+    config: generation_config.GenerationConfig, reader: Any
+) -> generation_config.GenerationConfig:
     """The options, with an end for models that continue text: before a question of their own."""
-    if config.stop_strings or config.uses_beams or _has_template(check_generates(reader)):
+    if config.stop_strings or config.uses_beams or _has_template(request.check_generates(reader)):
         return config
     return replace(config, stop_strings=(NEXT_QUESTION,))
 
@@ -165,8 +160,8 @@ def reader_prompt(
     max_new_tokens: int = 128,
 ) -> ReaderPrompt:
     """The prompt of a question and its passages, of which the best are kept whole if they fit."""
-    model = check_generates(reader)
-    tokenizer = tokenizer_of(model, "a question")
+    model = request.check_generates(reader)
+    tokenizer = request.tokenizer_of(model, "a question")
     if not question.strip():
         raise InputError("the question is empty", "ask something")
     if not hits:
@@ -182,7 +177,7 @@ def reader_prompt(
         passages = "\n\n".join(_passage(source, clean) for source in sources)
         text = f"{instructions}\n\n{passages}\n\nQuestion: {question.strip()}"
         if is_chat:
-            return chat_prompt(model, [{"role": "user", "content": text}])
+            return chat.chat_prompt(model, [{"role": "user", "content": text}])
         with surrogates_refused([text]):
             ids: list[int] = tokenizer.encode(f"{text}\nAnswer:").ids
         return ids
@@ -256,7 +251,7 @@ def _room(model: TextReader, context: int | None, max_new_tokens: int) -> int | 
 
 
 def _has_template(model: Any) -> bool:
-    return bool(tokenizer_config_of(model).get("chat_template"))
+    return bool(chat.tokenizer_config_of(model).get("chat_template"))
 
 
 def _without_special_tokens(tokenizer: Any) -> Callable[[str], str]:

@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from manyheads.argument_checks import checked
-from manyheads.data.sources.files import find_files, open_file, suffix_of
-from manyheads.data.sources.rows import ROW_FORMATS, Row
+from manyheads.data.sources import files, rows
 from manyheads.errors import InputError, short_repr
 
 Scalar = str | int | float | bool
@@ -124,7 +123,7 @@ def read_documents(
             case str():
                 yield from _unless_empty(Document(id=_hashed(item), text=item), skip)
             case Mapping():
-                row = Row(item, "documents", number, "item")
+                row = rows.Row(item, "documents", number, "item")
                 yield from _of_row(row, "", text_column, title_column, skip)
             case _:
                 raise InputError(
@@ -151,7 +150,7 @@ def _hashed(text: str) -> str:
 def _files(path: Path, several: bool) -> Iterator[tuple[Path, str]]:
     """The files of a path or glob, each with its name relative to it."""
     folder = path.expanduser()
-    for file in find_files(path, ("readable",), any_suffix=True):
+    for file in files.find_files(path, ("readable",), any_suffix=True):
         if folder.is_dir():
             relative = file.relative_to(folder)
             if set(relative.parts) & set(SKIPPED_FOLDERS):
@@ -164,10 +163,10 @@ def _files(path: Path, several: bool) -> Iterator[tuple[Path, str]]:
 def _of_file(
     file: Path, name: str, text_column: str, title_column: str, skip: OnSkip, *, named: bool
 ) -> Iterator[Document]:
-    suffix = suffix_of(file)
-    if suffix in ROW_FORMATS:
+    suffix = files.suffix_of(file)
+    if suffix in rows.ROW_FORMATS:
         try:
-            for row in ROW_FORMATS[suffix](file):
+            for row in rows.ROW_FORMATS[suffix](file):
                 yield from _of_row(row, name, text_column, title_column, skip)
         except InputError as error:
             # A file that was named must be right; a folder may hold other things.
@@ -176,7 +175,7 @@ def _of_file(
             skip(name, error.problem.replace(f"{file}, ", ""))
         return
     try:
-        with open_file(file) as opened:
+        with files.open_file(file) as opened:
             content = opened.read(SNIFF)
             if b"\0" in content:
                 return skip(name, "binary")
@@ -194,7 +193,7 @@ def _of_file(
 
 
 def _of_row(
-    row: Row, name: str, text_column: str, title_column: str, skip: OnSkip
+    row: rows.Row, name: str, text_column: str, title_column: str, skip: OnSkip
 ) -> Iterator[Document]:
     id_column = next((column for column in ID_COLUMNS if row.fields.get(column) is not None), None)
     title = row.fields.get(title_column)

@@ -10,42 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.argument_checks import checked
-from manyheads.encoding.encode import pool
-from manyheads.encoding.text_reader import (
-    TextReader,
-    require_text_model,
-    resolve_max_length,
-    truncating_tokenizer,
-)
-from manyheads.encoding.token_vectors import (
-    HiddenKeys,
-    kept_tokens,
-    late_ids,
-    late_of,
-    open_role_reader,
-)
+from manyheads.encoding import encode, text_reader, token_vectors
 from manyheads.errors import InputError
 from manyheads.lens.attribution.gradients import integrate_inputs
-from manyheads.lens.causal.ablation import ablate
-from manyheads.lens.causal.evaluate import Evaluation
-from manyheads.lens.causal.gradient_importance import importance
-from manyheads.lens.inputs.cached_run import head_scope
-from manyheads.lens.inputs.metrics import StateMetric
+from manyheads.lens.causal import ablation, evaluate, gradient_importance
+from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.results.tables import ByHead
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
-from manyheads.models.provenance import SentenceConfig
+from manyheads.models import build, model_interface, provenance
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Tap
+from manyheads.tasks.search import match_result
 from manyheads.tasks.search.index import Hit, Index
-from manyheads.tasks.search.match_result import (
-    HeadMethod,
-    MatchExplanation,
-    MatchKind,
-    MatchSide,
-    SideName,
-    TokenMethod,
-)
 from manyheads.tokenizers import surrogates_refused, token_text
 
 # Steps of the integral from zero embeddings to the tokens.
@@ -55,17 +30,17 @@ HEADS = "the contributions of heads to a match"
 
 @checked
 def explain_match(
-    model: Model,
+    model: build.Model,
     query: str,
     text: str,
     *,
-    kind: MatchKind | None = None,
-    by: HeadMethod = "ablation",
-    tokens_by: TokenMethod | None = None,
+    kind: match_result.MatchKind | None = None,
+    by: match_result.HeadMethod = "ablation",
+    tokens_by: match_result.TokenMethod | None = None,
     heads: bool = True,
     replace_with: Literal["zero", "mean"] = "zero",
     progress: bool = True,
-) -> MatchExplanation:
+) -> match_result.MatchExplanation:
     """Why `text` matches `query`: what each word and each head adds to their score.
 
     `kind` is "late" for a model of late interaction and else "dense", the cosine of two vectors.
@@ -93,7 +68,7 @@ def explain_match(
     """
     scorer = _scorer(model, kind)
     method = _token_method(scorer, tokens_by, by)
-    with eval_mode(model), torch.no_grad():
+    with build.eval_mode(model), torch.no_grad():
         query_side, text_side = scorer.read(query, "query"), scorer.read(text, "document")
         score = float(scorer.score(query_side.states, query_side, text_side)[0])
         matrix = scorer.matrix(query_side, text_side)
@@ -107,7 +82,7 @@ def explain_match(
     head_shares = (
         _heads(scorer, query_side, text_side, by, replace_with, progress) if heads else None
     )
-    return MatchExplanation(
+    return match_result.MatchExplanation(
         kind=scorer.kind,
         by=by,
         tokens_by=method,
@@ -125,11 +100,11 @@ def explain_hit(
     query: str,
     hit: Hit,
     *,
-    by: HeadMethod = "ablation",
-    tokens_by: TokenMethod | None = None,
+    by: match_result.HeadMethod = "ablation",
+    tokens_by: match_result.TokenMethod | None = None,
     heads: bool = True,
     progress: bool = True,
-) -> MatchExplanation:
+) -> match_result.MatchExplanation:
     """`explain_match` for a document that an index has found: its best chunk behind its title.
 
     The score is that of the hit, up to rounding and the format of stored vectors; a "hybrid" index
@@ -162,7 +137,7 @@ def check_explains(index: Index) -> None:
 class _ReadText:
     """One text as the model reads it. `tokens` are the positions that count in the score."""
 
-    role: SideName
+    role: match_result.SideName
     text: str
     ids: tuple[int, ...]
     names: tuple[str, ...]
@@ -182,8 +157,8 @@ class _ReadText:
                 by_word.setdefault(word, []).append(position)
         return list(by_word.values())
 
-    def explained(self, contributions: Float[np.ndarray, " t"]) -> MatchSide:
-        return MatchSide(
+    def explained(self, contributions: Float[np.ndarray, " t"]) -> match_result.MatchSide:
+        return match_result.MatchSide(
             text=self.text,
             tokens=tuple(self.names[token] for token in self.tokens),
             starts=tuple(self.spans[token][0] for token in self.tokens),
@@ -200,12 +175,12 @@ Shares = tuple[Float[np.ndarray, " q"], Float[np.ndarray, " d"]]
 class _MatchScorer(Protocol):
     """How the score of two texts comes from their last hidden states."""
 
-    model: TextReader
-    kind: MatchKind
+    model: text_reader.TextReader
+    kind: match_result.MatchKind
     # Whether every token has an exact share of the score.
     exact: bool
 
-    def read(self, text: str, role: SideName) -> _ReadText: ...
+    def read(self, text: str, role: match_result.SideName) -> _ReadText: ...
 
     def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:
         """The scores of texts like `side`, with these states, against the other text."""
@@ -219,20 +194,20 @@ class _MatchScorer(Protocol):
 class _LateScorer:
     """One vector per token; the score is the sum of the best products of the query's tokens."""
 
-    kind: MatchKind = "late"
+    kind: match_result.MatchKind = "late"
     exact = True
 
-    def __init__(self, model: TextReader) -> None:
-        self.model, self.late = model, late_of(model)
+    def __init__(self, model: text_reader.TextReader) -> None:
+        self.model, self.late = model, token_vectors.late_of(model)
 
-    def read(self, text: str, role: SideName) -> _ReadText:
+    def read(self, text: str, role: match_result.SideName) -> _ReadText:
         """The text behind the prompt of its role; a query with the tokens that expand it."""
-        tokenizer = open_role_reader(self.model, [text], role).tokenizer
+        tokenizer = token_vectors.open_role_reader(self.model, [text], role).tokenizer
         prompt = self.late.prompt(role)
         with surrogates_refused([text]):
             encoding = tokenizer.encode(prompt + text)
         read = np.array(encoding.ids, dtype=np.int64)
-        ids = late_ids(self.late, read, role)
+        ids = token_vectors.late_ids(self.late, read, role)
         added = len(ids) - len(read)
         pairs = zip(_words(encoding), encoding.offsets, strict=True)
         words = [-1 if end <= len(prompt) else word for word, (_, end) in pairs] + [-1] * added
@@ -240,13 +215,15 @@ class _LateScorer:
             (max(0, start - len(prompt)), max(0, end - len(prompt)))
             for start, end in encoding.offsets
         ] + [(0, 0)] * added
-        kept = np.flatnonzero(kept_tokens(self.late, ids, role))
+        kept = np.flatnonzero(token_vectors.kept_tokens(self.late, ids, role))
         if not len(kept):
             raise InputError(
                 f"no token of the {role} gets a vector", "give a text with at least one word"
             )
         hides = added > 0 and self.late.expansion is not None and not self.late.expansion.attend
-        states = _states(self.model, ids.tolist(), HiddenKeys([len(read)]) if hides else None)
+        states = _states(
+            self.model, ids.tolist(), token_vectors.HiddenKeys([len(read)]) if hides else None
+        )
         return _ReadText(
             role=role,
             text=text,
@@ -285,15 +262,15 @@ class _LateScorer:
 class _DenseScorer:
     """One vector per text; the score is their cosine."""
 
-    kind: MatchKind = "dense"
+    kind: match_result.MatchKind = "dense"
 
-    def __init__(self, model: TextReader) -> None:
+    def __init__(self, model: text_reader.TextReader) -> None:
         self.model = model
-        self.sentence = model.sentence or SentenceConfig()
+        self.sentence = model.sentence or provenance.SentenceConfig()
         linear = all(dense.activation == "none" for dense in self.sentence.dense)
         self.exact = linear and self.sentence.pooling == "mean"
 
-    def read(self, text: str, role: SideName) -> _ReadText:
+    def read(self, text: str, role: match_result.SideName) -> _ReadText:
         return _read(self.model, text, role)
 
     def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:  # noqa: ARG002
@@ -307,7 +284,9 @@ class _DenseScorer:
         return _array(pairs.sum(1)), _array(pairs.sum(0))
 
     def _vector(self, states: Ragged) -> Float[Tensor, "b c"]:
-        return pool(states, self.sentence.pooling, normalize=True, project=self.sentence.project)
+        return encode.pool(
+            states, self.sentence.pooling, normalize=True, project=self.sentence.project
+        )
 
     def _parts(self, side: _ReadText) -> Float[Tensor, "t c"]:
         """Vectors of the tokens that sum to the vector of the text."""
@@ -315,8 +294,8 @@ class _DenseScorer:
         return values / values.sum(0).norm().clamp(min=1e-12)
 
 
-def _scorer(model: Model, kind: MatchKind | None) -> _MatchScorer:
-    reader = require_text_model(model)
+def _scorer(model: build.Model, kind: match_result.MatchKind | None) -> _MatchScorer:
+    reader = text_reader.require_text_model(model)
     if reader.reads_pairs:
         raise InputError(
             "the heads of an encoder-decoder are not explained", "use an encoder or a decoder"
@@ -325,7 +304,9 @@ def _scorer(model: Model, kind: MatchKind | None) -> _MatchScorer:
     return _LateScorer(reader) if late else _DenseScorer(reader)
 
 
-def _token_method(scorer: _MatchScorer, wished: TokenMethod | None, by: HeadMethod) -> TokenMethod:
+def _token_method(
+    scorer: _MatchScorer, wished: match_result.TokenMethod | None, by: match_result.HeadMethod
+) -> match_result.TokenMethod:
     if wished == "decomposition" and not scorer.exact:
         raise InputError(
             "tokens_by='decomposition' needs a score that is a sum over tokens, and this model "
@@ -344,8 +325,8 @@ def _token_method(scorer: _MatchScorer, wished: TokenMethod | None, by: HeadMeth
     return "removal" if by == "ablation" else "gradient"
 
 
-def _read(model: TextReader, text: str, role: SideName) -> _ReadText:
-    tokenizer = truncating_tokenizer(model, resolve_max_length(model, None))
+def _read(model: text_reader.TextReader, text: str, role: match_result.SideName) -> _ReadText:
+    tokenizer = text_reader.truncating_tokenizer(model, text_reader.resolve_max_length(model, None))
     with surrogates_refused([text]):
         encoding = tokenizer.encode(text)
     ids, spans, words = list(encoding.ids), list(encoding.offsets), _words(encoding)
@@ -392,10 +373,14 @@ def _words(encoding: Any) -> list[int]:
     return words
 
 
-def _states(model: TextReader, ids: Sequence[int], hidden: HiddenKeys | None = None) -> Ragged:
+def _states(
+    model: text_reader.TextReader,
+    ids: Sequence[int],
+    hidden: token_vectors.HiddenKeys | None = None,
+) -> Ragged:
     """The last hidden states of one text."""
     device = next(model.parameters()).device
-    inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(ids)]).to(device))
+    inputs = model_interface.ModelInputs(ids=Ragged.from_list([torch.tensor(ids)]).to(device))
     last = Site(-1, Tap.FINAL, stack=model.readout_stack)
     seen = _HidingRecord(last, hidden)
     model.run_hidden(inputs, seen)
@@ -407,7 +392,7 @@ def _states(model: TextReader, ids: Sequence[int], hidden: HiddenKeys | None = N
 class _HidingRecord:
     """A watcher that records one site, and hides tokens if there are any to hide."""
 
-    def __init__(self, site: Site, hidden: HiddenKeys | None) -> None:
+    def __init__(self, site: Site, hidden: token_vectors.HiddenKeys | None) -> None:
         self.recorded, self.hidden = Record([site]), hidden
 
     def wants(self, site: Site) -> bool:
@@ -420,11 +405,11 @@ class _HidingRecord:
         return None
 
 
-def _metric(scorer: _MatchScorer, side: _ReadText, against: _ReadText) -> StateMetric:
+def _metric(scorer: _MatchScorer, side: _ReadText, against: _ReadText) -> metrics.StateMetric:
     def score(states: Ragged, _: Sequence[int]) -> Float[Tensor, " b"]:
         return scorer.score(states, side, against)
 
-    return StateMetric(score)
+    return metrics.StateMetric(score)
 
 
 def _removals(
@@ -436,7 +421,7 @@ def _removals(
     shorter = [[token for at, token in enumerate(whole) if at not in word] for word in words]
     kept = [index for index, ids in enumerate(shorter) if ids]
     texts = [whole, *(shorter[index] for index in kept)]
-    evaluation = Evaluation.of(
+    evaluation = evaluate.Evaluation.of(
         scorer.model, texts, _metric(scorer, side, against), progress=progress
     )
     scores = evaluation.measure([], "leaving out words").baseline
@@ -463,12 +448,12 @@ def _heads(
     scorer: _MatchScorer,
     query: _ReadText,
     document: _ReadText,
-    by: HeadMethod,
+    by: match_result.HeadMethod,
     replace_with: Literal["zero", "mean"],
     progress: bool,
 ) -> ByHead | None:
     """What each head adds on either side; None for a model without heads."""
-    scope = head_scope(scorer.model, headless=True)
+    scope = cached_run.head_scope(scorer.model, headless=True)
     if not scope.heads:
         return None
     means = {}
@@ -478,9 +463,11 @@ def _heads(
             continue
         metric, texts = _metric(scorer, side, against), [list(side.ids)]
         if by == "gradient":
-            change = importance(scorer.model, texts, metric, progress=progress)["predicted"].means
+            change = gradient_importance.importance(scorer.model, texts, metric, progress=progress)[
+                "predicted"
+            ].means
         else:
-            ablated = ablate(
+            ablated = ablation.ablate(
                 scorer.model, texts, replace_with=replace_with, metric=metric, progress=progress
             )
             change = ablated["change"].means

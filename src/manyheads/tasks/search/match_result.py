@@ -10,9 +10,7 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
-from manyheads.lens.results.addresses import Address
-from manyheads.lens.results.files import Result, read_result
-from manyheads.lens.results.tables import ByHead
+from manyheads.lens.results import addresses, files, tables
 
 MatchKind = Literal["dense", "late"]
 # How heads are measured: without each of them, or from one backward pass.
@@ -76,7 +74,7 @@ class MatchSide:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class MatchExplanation(Result):
+class MatchExplanation(files.Result):
     """Why a text matched a query.
 
     `similarity` has a row per token of the query and a column per token of the document. Of a late
@@ -93,12 +91,12 @@ class MatchExplanation(Result):
     query: MatchSide
     document: MatchSide
     similarity: Float[np.ndarray, "q d"] | None = None
-    heads: ByHead | None = None
+    heads: tables.ByHead | None = None
 
     @classmethod
     def load(cls, path: Path | str) -> "MatchExplanation":
         """Read what `save` wrote to .json or .safetensors."""
-        return cast(MatchExplanation, read_result(path, {cls.__name__: cls}))
+        return cast(MatchExplanation, files.read_result(path, {cls.__name__: cls}))
 
     def side(self, name: SideName) -> MatchSide:
         if name not in ("query", "document"):
@@ -110,7 +108,7 @@ class MatchExplanation(Result):
         words = sorted(self.side(side).words(), key=lambda word: -word.contribution)
         return [word for word in words[:top_k] if word.contribution > 0]
 
-    def top_heads(self, top_k: int = 8) -> list[tuple[Address, float]]:
+    def top_heads(self, top_k: int = 8) -> list[tuple[addresses.Address, float]]:
         """The heads that add most to the score on both sides together, most first."""
         if self.heads is None:
             return []

@@ -15,16 +15,12 @@ from torch import Tensor
 from manyheads.data.batch import Batch
 from manyheads.data.stream import Stream
 from manyheads.errors import ConfigError
-from manyheads.models.build import Model
-from manyheads.models.decoder import Decoder
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
+from manyheads.models import build, decoder, seq2seq, vision
 from manyheads.parts.gates import GATE_TAPS
 from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
-from manyheads.train.distributed import ModelWrapper, ProcessGroup
-from manyheads.train.interrupt import interrupt_requested
+from manyheads.train import distributed, interrupt
 from manyheads.train.loop.train_step import micro_batch_generator
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss
@@ -40,12 +36,12 @@ class Validation:
 
     stream: Stream
     objective: Objective
-    processes: ProcessGroup
+    processes: distributed.ProcessGroup
     seed: int
     half: bool
     bytes_per_token: float = 0.0
 
-    def run(self, wrapper: ModelWrapper) -> dict[str, float]:
+    def run(self, wrapper: distributed.ModelWrapper) -> dict[str, float]:
         """Loss per target in nats, perplexity and bits per byte, or the accuracy of classes."""
         model = wrapper.model
         training = model.training
@@ -83,21 +79,23 @@ class Validation:
     def _interrupted(self) -> bool:
         """Whether any process was interrupted: all of them end at the same turn."""
         if self.processes.is_single:
-            return interrupt_requested()
+            return interrupt.interrupt_requested()
         return bool(
             self.processes.all_reduce(
-                torch.tensor(float(interrupt_requested()), device=self.processes.device)
+                torch.tensor(float(interrupt.interrupt_requested()), device=self.processes.device)
             )
         )
 
-    def _loss(self, wrapper: ModelWrapper, epoch: list[Sequence[int]], index: int) -> Loss:
+    def _loss(
+        self, wrapper: distributed.ModelWrapper, epoch: list[Sequence[int]], index: int
+    ) -> Loss:
         batch = self.stream.chunks.batch(epoch[index])
         prepared = self.objective.prepare(
             wrapper.model, batch, micro_batch_generator(self.seed, 0, index)
         )
         prepared = prepared.to(self.processes.device)
 
-        def work(model: Model) -> Loss:
+        def work(model: build.Model) -> Loss:
             return self.objective.score(model, prepared)
 
         with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.half):
@@ -121,21 +119,21 @@ class Probe:
     natural: int
     block: int
 
-    def run(self, model: Model, watcher: "HeadWatcher") -> None:
+    def run(self, model: build.Model, watcher: "HeadWatcher") -> None:
         """One forward pass in evaluation mode, without gradients."""
         training = model.training
         model.eval()
         # A compiled forward has no taps in it.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            if isinstance(model, Vision):
+            if isinstance(model, vision.Vision):
                 model(self.images, watch=watcher)
-            elif isinstance(model, Seq2Seq):
+            elif isinstance(model, seq2seq.Seq2Seq):
                 assert self.texts is not None
                 model(self.texts, self.texts, watch=watcher)
             else:
                 assert self.texts is not None
                 output = model(self.texts, watch=watcher)
-                if isinstance(model, Decoder) and output.logits is not None:
+                if isinstance(model, decoder.Decoder) and output.logits is not None:
                     watcher.copies = self._copies(output.logits)
         model.train(training)
 
@@ -151,10 +149,10 @@ class Probe:
         return torch.stack((by_token[:, : self.block - 1].mean(), by_token[:, self.block :].mean()))
 
 
-def make_probe(model: Model, batch: Batch, seed: int) -> Probe:
+def make_probe(model: build.Model, batch: Batch, seed: int) -> Probe:
     """The first sequences of a batch, cut short, and repeated random tokens."""
     device = next(model.parameters()).device
-    if isinstance(model, Vision):
+    if isinstance(model, vision.Vision):
         images = tuple(image.to(device) for image in batch.images[:SEQUENCES])
         return Probe(None, images, len(images), 0)
     if batch.texts is None:

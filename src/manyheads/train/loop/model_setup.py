@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from manyheads.checkpoints.classification_head import (
-    name_classes,
-    set_classifier,
-    with_classes,
-)
+from manyheads.checkpoints import classification_head
 from manyheads.checkpoints.folder import Saved, load, save
 from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
-from manyheads.data.images import (
-    PerChannel,
-    image_mean_std,
-    image_size,
-    record_image_preprocessing,
-)
+from manyheads.data import images
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
 from manyheads.models.provenance import Classified, SentenceConfig
@@ -38,15 +29,7 @@ from manyheads.train.objectives import (
 from manyheads.train.objectives.late_interaction import fold_projection
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.regularizers import fold_gates
-from manyheads.train.run_file.data_config import (
-    Data,
-    Images,
-    Labeled,
-    Pairs,
-    RolePairs,
-    Tagged,
-    Texts,
-)
+from manyheads.train.run_file import data_config
 from manyheads.train.run_file.run_config import ModelSource, without_head_dropping
 from manyheads.train.tiling import tile
 
@@ -68,14 +51,14 @@ def initial_model(source: ModelSource, seed: int, classified: Classified | None 
             "remove it, or use SequenceClassification, TokenClassification or ImageClassification",
         )
     assert source.classes != "data", "found by with_found_classes"
-    return with_classes(model, source.classes, classified, seed=seed)
+    return classification_head.with_classes(model, source.classes, classified, seed=seed)
 
 
-def with_found_classes(source: ModelSource, data: Data) -> ModelSource:
+def with_found_classes(source: ModelSource, data: data_config.Data) -> ModelSource:
     """The source with the classes that the data have, where it says so."""
     if source.classes != "data":
         return source
-    if not isinstance(data, Labeled | Tagged):
+    if not isinstance(data, data_config.Labeled | data_config.Tagged):
         raise ConfigError(
             f'model.classes="data" needs labels, and data.kind is "{type(data).__name__.lower()}"',
             "set model.classes to the names of the classes",
@@ -94,7 +77,7 @@ def set_problem_type(model: Model, objective: Objective) -> None:
         multi_label=several, thresholds=before.thresholds if several else (0.5,)
     )
     if after != before:
-        set_classifier(model, after)
+        classification_head.set_classifier(model, after)
 
 
 def _body(source: ModelSource, seed: int) -> Model:
@@ -107,7 +90,7 @@ def _body(source: ModelSource, seed: int) -> Model:
     return grown
 
 
-def run_tokenizer(data: Data, model: Model) -> "Tokenizer | None":
+def run_tokenizer(data: data_config.Data, model: Model) -> "Tokenizer | None":
     """The tokenizer of a data section, or the model's own."""
     if not data.tokenizer:
         own: Tokenizer | None = model.tokenizer
@@ -137,24 +120,26 @@ def set_class_names(model: Model, names: tuple[str, ...]) -> None:
             f"{head.classes}",
             f"set model.classes={len(names)}, or to a list of all names",
         )
-    name_classes(model, names)
+    classification_head.name_classes(model, names)
 
 
-def with_image_preprocessing(data: Data, model: Model) -> Data:
+def with_image_preprocessing(data: data_config.Data, model: Model) -> data_config.Data:
     """The data with the model's own size, channels and normalization of images where not set.
 
     So image files are read as `read_image` reads them for the trained model.
     """
-    if not isinstance(data, Images) or not isinstance(model, Vision):
+    if not isinstance(data, data_config.Images) or not isinstance(model, Vision):
         return data
     mean, std = _range(data, model)
     channels = cast(Any, model.config.patches.channels)
-    return replace(data, size=data.size or image_size(model), channels=channels, mean=mean, std=std)
+    return replace(
+        data, size=data.size or images.image_size(model), channels=channels, mean=mean, std=std
+    )
 
 
-def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
+def with_late_roles(data: data_config.Data, model: Model, objective: Objective) -> data_config.Data:
     """Pairs as the late interaction of the model reads them, with its prompts and lengths."""
-    if not isinstance(objective, TextSimilarity) or not isinstance(data, Pairs):
+    if not isinstance(objective, TextSimilarity) or not isinstance(data, data_config.Pairs):
         return data
     late = model.late
     if late is None or not objective.is_late(model):
@@ -162,7 +147,7 @@ def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
     query, document = late.length("query"), late.length("document")
     values = {entry.name: getattr(data, entry.name) for entry in fields(data)}
     values["max_length"] = data.max_length if document is None else min(data.max_length, document)
-    return RolePairs(
+    return data_config.RolePairs(
         **values,
         query_prompt=late.prompt("query"),
         document_prompt=late.prompt("document"),
@@ -170,8 +155,8 @@ def with_late_roles(data: Data, model: Model, objective: Objective) -> Data:
     )
 
 
-def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
-    mean, std = image_mean_std(model)
+def _range(data: data_config.Images, model: Vision) -> tuple[images.PerChannel, images.PerChannel]:
+    mean, std = images.image_mean_std(model)
     return (
         mean if data.mean == "model" else data.mean,
         std if data.std == "model" else data.std,
@@ -179,7 +164,7 @@ def _range(data: Images, model: Vision) -> tuple[PerChannel, PerChannel]:
 
 
 def record_inference_settings(
-    model: Model, objective: Objective, data: Data, tokenizer: "Tokenizer | None"
+    model: Model, objective: Objective, data: data_config.Data, tokenizer: "Tokenizer | None"
 ) -> None:
     """Record in the model how to use it: tokenizer, start and end tokens, images, pooling.
 
@@ -187,9 +172,9 @@ def record_inference_settings(
     ends texts as training did, so that `generate` encodes a source in the same way.
     """
     model.tokenizer = tokenizer
-    if isinstance(data, Images) and isinstance(model, Vision):
-        size = data.size or image_size(model)
-        record_image_preprocessing(model, *_range(data, model), size)
+    if isinstance(data, data_config.Images) and isinstance(model, Vision):
+        size = data.size or images.image_size(model)
+        images.record_image_preprocessing(model, *_range(data, model), size)
     if isinstance(objective, TextSimilarity) and not objective.is_late(model):
         sentence = model.sentence or SentenceConfig()
         pooling = sentence.pooling if objective.pooling == "model" else objective.pooling
@@ -197,11 +182,13 @@ def record_inference_settings(
     result: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         result["decoder_start_token_id"] = objective.start_of(model)
-    if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(data, Texts | Pairs):
+    if isinstance(objective, CausalLM | Seq2SeqLM) and isinstance(
+        data, data_config.Texts | data_config.Pairs
+    ):
         result["eos_token_id"] = data.eos_id(tokenizer)
-    if isinstance(objective, Seq2SeqLM) and isinstance(data, Pairs):
+    if isinstance(objective, Seq2SeqLM) and isinstance(data, data_config.Pairs):
         model.tokenizer = data.ending_tokenizer(tokenizer)
-    if isinstance(data, Texts | Pairs):
+    if isinstance(data, data_config.Texts | data_config.Pairs):
         model.trained_length = data.max_length
     settings = {**(model.source_config or {}), **model.generation}
     new = {

@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from manyheads.errors import TrainingError
 from manyheads.models.build import Model
+from manyheads.train.loop import evaluation, reporting
 from manyheads.train.loop.checkpoint import Checkpoints, SkippedStep, TrainingState, state_tensors
-from manyheads.train.loop.evaluation import HeadWatcher, Probe, Validation
-from manyheads.train.loop.reporting import Reporter, Speed
 from manyheads.train.loop.train_step import MAX_SKIPPED, PreparedStep, StepOutcome, Updater
 from manyheads.train.run_file.run_config import Run
 
@@ -26,12 +25,12 @@ class PhaseTrainer:
     milestones: frozenset[int]
     updater: Updater
     steps: Iterator[PreparedStep]
-    validation: Validation | None
-    probe: Probe | None
-    reporter: Reporter
+    validation: evaluation.Validation | None
+    probe: evaluation.Probe | None
+    reporter: reporting.Reporter
     checkpoints: Checkpoints
     peak_fraction: float
-    speed: Speed = field(default_factory=Speed)
+    speed: reporting.Speed = field(default_factory=reporting.Speed)
 
     def __post_init__(self) -> None:
         # The time of the first step counts from here.
@@ -135,8 +134,8 @@ class PhaseTrainer:
             self._watch(step, self.probe)
         return False
 
-    def _watch(self, step: int, probe: Probe) -> None:
-        watcher = HeadWatcher(probe)
+    def _watch(self, step: int, probe: evaluation.Probe) -> None:
+        watcher = evaluation.HeadWatcher(probe)
 
         def work(model: Model) -> None:
             probe.run(model, watcher)

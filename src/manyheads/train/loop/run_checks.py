@@ -6,27 +6,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from manyheads.data.images import image_size
-from manyheads.data.labeled import Examples
+from manyheads.data import images, labeled
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.build import Model
-from manyheads.models.vision import Vision
+from manyheads.models import build, vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.renamed_keys import with_new_keys
-from manyheads.train.distributed import ProcessGroup, model_layers
+from manyheads.train import distributed, tiling
 from manyheads.train.loop.checkpoint import check_disk_space
 from manyheads.train.loop.model_setup import run_tokenizer
 from manyheads.train.objectives import Contrastive, Objective
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.run_file.data_config import Data, Images, Pairs, PhaseData, Texts
 from manyheads.train.run_file.run_config import Run
-from manyheads.train.tiling import with_rotary_base
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def check_run(run: Run, model: Model, processes: ProcessGroup) -> None:
+def check_run(run: Run, model: build.Model, processes: distributed.ProcessGroup) -> None:
     """Check everything that can be checked before training."""
     run.full_objective.attach(model)
     for data in run.data:
@@ -39,17 +36,17 @@ def check_run(run: Run, model: Model, processes: ProcessGroup) -> None:
     for phase in run.phases.each:
         if phase.rotary != "kept":
             try:
-                with_rotary_base(cast(Any, model.config), phase.rotary)
+                tiling.with_rotary_base(cast(Any, model.config), phase.rotary)
             except ConfigError as error:
                 raise ConfigError(
                     f"phase.rotary={phase.rotary:g}: {error.problem}", "leave it out"
                 ) from None
-    _check_options(run, len(model_layers(model)), processes)
+    _check_options(run, len(distributed.model_layers(model)), processes)
     state = 3 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
     check_disk_space(run.run.folder, state * (run.run.keep + 1 + len(run.data)))
 
 
-def _check_options(run: Run, layers: int, processes: ProcessGroup) -> None:
+def _check_options(run: Run, layers: int, processes: distributed.ProcessGroup) -> None:
     recompute = run.run.recompute
     wrong = () if isinstance(recompute, str) else [n for n in recompute if not 0 <= n < layers]
     if wrong:
@@ -79,9 +76,9 @@ def _check_micro_batches(data: Data, world_size: int) -> None:
             )
 
 
-def check_fits(model: Model, data: Data, tokenizer: "Tokenizer | None") -> None:
+def check_fits(model: build.Model, data: Data, tokenizer: "Tokenizer | None") -> None:
     """Raise if the model has too small a vocabulary or too few positions for the data."""
-    if isinstance(model, Vision):
+    if isinstance(model, vision.Vision):
         if isinstance(data, Images):
             _check_image_shape(data, model)
         return
@@ -105,8 +102,8 @@ def check_fits(model: Model, data: Data, tokenizer: "Tokenizer | None") -> None:
         )
 
 
-def _check_image_shape(data: Images, model: Vision) -> None:
-    patches, size = model.config.patches, data.size or image_size(model)
+def _check_image_shape(data: Images, model: vision.Vision) -> None:
+    patches, size = model.config.patches, data.size or images.image_size(model)
     if size % patches.size:
         below = max(size // patches.size, 1) * patches.size
         raise ConfigError(
@@ -122,7 +119,7 @@ def _check_image_shape(data: Images, model: Vision) -> None:
 def check_negatives(objective: Objective, data: Data, phase_data: PhaseData) -> None:
     """Raise if a text has nothing to be compared with in any micro-batch."""
     training = phase_data.training
-    if not isinstance(objective, Contrastive) or not isinstance(training, Examples):
+    if not isinstance(objective, Contrastive) or not isinstance(training, labeled.Examples):
         return
     if training.negatives is not None:
         return

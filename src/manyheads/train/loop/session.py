@@ -16,8 +16,9 @@ from manyheads.devices import resolve_device
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
 from manyheads.renamed_keys import with_new_keys
+from manyheads.train import interrupt, tiling
 from manyheads.train.distributed import ModelWrapper, ProcessGroup, join_processes
-from manyheads.train.interrupt import InterruptHandler
+from manyheads.train.loop import model_setup, phase_trainer, reporting, run_checks
 from manyheads.train.loop.checkpoint import (
     Checkpoints,
     RunFolder,
@@ -28,31 +29,11 @@ from manyheads.train.loop.checkpoint import (
     restore,
 )
 from manyheads.train.loop.evaluation import SEQUENCES, Probe, Validation, make_probe
-from manyheads.train.loop.model_setup import (
-    export,
-    initial_model,
-    record_inference_settings,
-    run_tokenizer,
-    set_class_names,
-    set_problem_type,
-    with_found_classes,
-    with_image_preprocessing,
-    with_late_roles,
-)
-from manyheads.train.loop.phase_trainer import PhaseTrainer
-from manyheads.train.loop.reporting import (
-    Reporter,
-    peak_fraction,
-    performance_advice,
-    silence_mkldnn_warning,
-)
-from manyheads.train.loop.run_checks import check_negatives, check_optimizer_state, check_run
 from manyheads.train.loop.train_step import PreparedStep, Updater, can_run_ahead, prepare_steps
 from manyheads.train.objectives import CausalLM, Objective
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.run_file.data_config import Data, PhaseData, Texts, without_store
 from manyheads.train.run_file.run_config import Run, parse_phases
-from manyheads.train.tiling import set_rotary_base
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -100,11 +81,14 @@ def train(
     device = str(resolve_device(run.run.device, "run.device"))
     for data in run.data:
         data.check()
-    silence_mkldnn_warning()
-    with join_processes(run.run.distributed, device) as processes, InterruptHandler() as stop:
+    reporting.silence_mkldnn_warning()
+    with (
+        join_processes(run.run.distributed, device) as processes,
+        interrupt.InterruptHandler() as stop,
+    ):
         session = Session(run, processes, progress=progress, hooks=hooks)
         model = session.new_model()
-        check_run(run, model, processes)
+        run_checks.check_run(run, model, processes)
         with session.folder.locked(processes):
             state, checkpoint = session.start(model, resume_from, fresh=fresh)
             first, stopped = session.first_phase(state.step), False
@@ -144,10 +128,10 @@ class Session:
         self, run: Run, processes: ProcessGroup, *, progress: bool, hooks: ModelHooks | None
     ) -> None:
         self.run, self.processes, self.hooks = run, processes, hooks
-        self.source = with_found_classes(run.model, run.data[0])
+        self.source = model_setup.with_found_classes(run.model, run.data[0])
         self.folder = RunFolder(run.run.folder)
         self.checkpoints = Checkpoints(self.folder.checkpoints, processes, run.run.keep)
-        self.reporter = Reporter(
+        self.reporter = reporting.Reporter(
             self.folder, run.ends[-1], run.unit, is_main=processes.is_main, progress=progress
         )
         # Of the data of the current phase.
@@ -155,8 +139,10 @@ class Session:
 
     def new_model(self) -> Model:
         """The model before training."""
-        model = initial_model(self.source, self.run.run.seed, self.run.objective.classified)
-        set_problem_type(model, self.run.objective)
+        model = model_setup.initial_model(
+            self.source, self.run.run.seed, self.run.objective.classified
+        )
+        model_setup.set_problem_type(model, self.run.objective)
         return model if self.hooks is None else self.hooks.prepare(model)
 
     def start(
@@ -186,7 +172,9 @@ class Session:
         else:
             display.message(f"training for {end:,} steps in {self.folder.path}")
         if self.hooks is None:
-            for line in performance_advice(model, self.processes.device, half=self.run.run.half):
+            for line in reporting.performance_advice(
+                model, self.processes.device, half=self.run.run.half
+            ):
                 display.message(line)
         return replace(state, run=self.run.tables), checkpoint
 
@@ -198,7 +186,7 @@ class Session:
                 "set more steps, or start again with --fresh",
             )
         if resume_from:
-            check_optimizer_state(checkpoint, state.run, self.run.tables)
+            run_checks.check_optimizer_state(checkpoint, state.run, self.run.tables)
             return state
         begun = sum(end <= state.step for end in self.run.ends) + 1
         check_resumable(state, self.run.tables, begun)
@@ -231,22 +219,24 @@ class Session:
         state: TrainingState,
         *,
         first: bool,
-    ) -> tuple[PhaseTrainer, TrainingState]:
+    ) -> tuple[phase_trainer.PhaseTrainer, TrainingState]:
         """A phase with its data, and with model and optimizer as in the checkpoint."""
         run, options, processes = self.run, self.run.run, self.processes
         run.full_objective.attach(model)
         # "kept" is the base of the last phase that changed it.
         for config in run.phases.each[: index + 1]:
             if config.rotary != "kept":
-                set_rotary_base(model, config.rotary)
+                tiling.set_rotary_base(model, config.rotary)
         data = self._data_for(run.data[index], model)
-        self.tokenizer = run_tokenizer(data, model)
+        self.tokenizer = model_setup.run_tokenizer(data, model)
         objective = run.full_objective.with_tokenizer(self.tokenizer)
         phase_data, state = self._resume_data(data, model, state)
         if first:
             # So that what is wrong with later data is reported now.
             for later in (self._data_for(later, model) for later in run.data[index + 1 :]):
-                self._load_data(later, model, run_tokenizer(later, model), unchanged=False)
+                self._load_data(
+                    later, model, model_setup.run_tokenizer(later, model), unchanged=False
+                )
         wrapper = ModelWrapper(
             model.to(processes.device).train(),
             processes,
@@ -259,7 +249,7 @@ class Session:
         optimizer = run.optimizer.build(model)
         if checkpoint is not None:
             restore(checkpoint, model, optimizer, processes)
-        phase = PhaseTrainer(
+        phase = phase_trainer.PhaseTrainer(
             run=run,
             end=run.ends[index],
             milestones=run.phases.milestones(index),
@@ -278,7 +268,9 @@ class Session:
             probe=self._probe(model, phase_data),
             reporter=self.reporter,
             checkpoints=self.checkpoints,
-            peak_fraction=peak_fraction(model, data.max_length, processes, half=options.half),
+            peak_fraction=reporting.peak_fraction(
+                model, data.max_length, processes, half=options.half
+            ),
         )
         if checkpoint is not None and checkpoint.parent != self.folder.checkpoints:
             # If the run is killed before its next checkpoint, it must not start from scratch.
@@ -287,8 +279,8 @@ class Session:
 
     def _data_for(self, data: Data, model: Model) -> Data:
         """The data as the model reads them."""
-        data = with_image_preprocessing(data, model)
-        return with_late_roles(data, model, self.run.objective)
+        data = model_setup.with_image_preprocessing(data, model)
+        return model_setup.with_late_roles(data, model, self.run.objective)
 
     def _resume_data(
         self, data: Data, model: Model, state: TrainingState
@@ -321,8 +313,8 @@ class Session:
         self.processes.barrier()
         if not self.processes.is_main:
             phase_data = data.load(tokenizer, self.folder.data, model.class_names)
-        set_class_names(model, phase_data.names)
-        check_negatives(self.run.objective, data, phase_data)
+        model_setup.set_class_names(model, phase_data.names)
+        run_checks.check_negatives(self.run.objective, data, phase_data)
         return phase_data
 
     def _steps(
@@ -373,7 +365,9 @@ class Session:
     def save_model(self, wrapper: ModelWrapper) -> Saved | None:
         """Save the trained model with what its use needs; only the main process writes."""
         model = wrapper.model
-        record_inference_settings(model, self.run.objective, self.run.data[-1], self.tokenizer)
+        model_setup.record_inference_settings(
+            model, self.run.objective, self.run.data[-1], self.tokenizer
+        )
         if self.hooks is None:
-            return export(wrapper, self.folder.model)
+            return model_setup.export(wrapper, self.folder.model)
         return self.hooks.save(model, self.folder.path) if self.processes.is_main else None

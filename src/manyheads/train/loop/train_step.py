@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamStep, mix_seed
 from manyheads.models.build import Model
-from manyheads.train.distributed import ModelWrapper, ProcessGroup
-from manyheads.train.interrupt import InterruptHandler
+from manyheads.train import distributed, interrupt
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
 from manyheads.train.optim.param_groups import set_learning_rate
@@ -136,7 +135,7 @@ class Updater:
     `can_run_ahead`.
     """
 
-    wrapper: ModelWrapper
+    wrapper: distributed.ModelWrapper
     optimizer: Optimizer
     score: Score
     lr_factor: Callable[[int], float] = constant_lr
@@ -146,14 +145,14 @@ class Updater:
     ahead: bool = False
 
     @property
-    def processes(self) -> ProcessGroup:
+    def processes(self) -> distributed.ProcessGroup:
         return self.wrapper.processes
 
     def run(
         self,
         steps: Iterable[PreparedStep],
         pauses: Callable[[int], bool] | None = None,
-        stop: InterruptHandler | None = None,
+        stop: interrupt.InterruptHandler | None = None,
     ) -> Iterator[tuple[PreparedStep, StepOutcome]]:
         """Take the steps, and yield them in order with their outcomes, until an interrupt.
 

@@ -11,29 +11,21 @@ from torch import nn
 from manyheads.argument_checks import check_fields
 from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.errors import InputError
-from manyheads.models.encoder import TextModel
-from manyheads.models.provenance import Classified
-from manyheads.models.readout import ClassHead, TokenHead, classifier_of
-from manyheads.models.vision import Vision
+from manyheads.models import encoder, provenance, readout, vision
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
-from manyheads.train.objectives.objective import (
-    Loss,
-    PreparedBatch,
-    RoutedObjective,
-    Smoothing,
-    check_readout,
-    require_texts,
-)
+from manyheads.train.objectives import objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassObjective(RoutedObjective):
+class ClassObjective(objective.RoutedObjective):
     """Cross-entropy over classes; labels below zero are ignored."""
 
-    label_smoothing: Smoothing = 0.0
+    label_smoothing: objective.Smoothing = 0.0
 
-    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+    def prepare(
+        self, model: Any, batch: Batch, generator: torch.Generator
+    ) -> objective.PreparedBatch:
         del generator
         expected = self._label_count(batch)
         if batch.labels is None or batch.labels.shape[0] != expected:
@@ -55,13 +47,15 @@ class ClassObjective(RoutedObjective):
                 f"label {int(labels.max())} is out of range for classes={classes}",
                 f"use 0 to {classes - 1}, or {IGNORE_INDEX} for none",
             )
-        return PreparedBatch(batch=batch, positions=positions, labels=labels)
+        return objective.PreparedBatch(batch=batch, positions=positions, labels=labels)
 
     @abstractmethod
     def _label_count(self, batch: Batch) -> int:
         """The number of labels that the batch should have."""
 
-    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+    def score(
+        self, model: Any, prepared: objective.PreparedBatch, *, watch: Watcher | None = None
+    ) -> objective.Loss:
         output = model(self._read(prepared.batch), watch=watch)
         logits = output.logits.values if isinstance(output.logits, Ragged) else output.logits
         logits = logits.index_select(0, prepared.positions).float()
@@ -82,30 +76,32 @@ class ClassObjective(RoutedObjective):
 class SequenceClassification(ClassObjective):
     """One class per text."""
 
-    classified: ClassVar[Classified] = "texts"
+    classified: ClassVar[provenance.Classified] = "texts"
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, TextModel, ClassHead)
+        objective.check_readout(self, model, encoder.TextModel, readout.ClassHead)
 
     def _label_count(self, batch: Batch) -> int:
-        return len(require_texts(self, batch))
+        return len(objective.require_texts(self, batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLabelClassification(RoutedObjective):
+class MultiLabelClassification(objective.RoutedObjective):
     """Any number of labels per text: binary cross-entropy, the mean over the classes.
 
     Evaluation counts texts as correct whose labels are all right.
     """
 
-    classified: ClassVar[Classified] = "texts"
+    classified: ClassVar[provenance.Classified] = "texts"
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, TextModel, ClassHead)
+        objective.check_readout(self, model, encoder.TextModel, readout.ClassHead)
 
-    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
+    def prepare(
+        self, model: Any, batch: Batch, generator: torch.Generator
+    ) -> objective.PreparedBatch:
         del generator
-        expected, classes = len(require_texts(self, batch)), model.config.readout.classes
+        expected, classes = len(objective.require_texts(self, batch)), model.config.readout.classes
         labels = batch.labels
         if labels is None or labels.dim() != 2 or labels.shape[0] != expected:
             raise InputError(
@@ -119,9 +115,11 @@ class MultiLabelClassification(RoutedObjective):
             )
         # Labels that are numbers may end before the last class.
         labels = F.pad(labels, (0, classes - labels.shape[1]))
-        return PreparedBatch(batch=batch, positions=torch.arange(expected), labels=labels)
+        return objective.PreparedBatch(batch=batch, positions=torch.arange(expected), labels=labels)
 
-    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+    def score(
+        self, model: Any, prepared: objective.PreparedBatch, *, watch: Watcher | None = None
+    ) -> objective.Loss:
         output = model(prepared.batch.texts, watch=watch)
         logits = output.logits.float()
         total = F.binary_cross_entropy_with_logits(
@@ -130,7 +128,7 @@ class MultiLabelClassification(RoutedObjective):
         loss = self.with_router_losses(total / logits.shape[1], prepared, output.router)
         if torch.is_grad_enabled():
             return loss
-        thresholds = logits.new_tensor(classifier_of(model).thresholds)
+        thresholds = logits.new_tensor(readout.classifier_of(model).thresholds)
         right = (logits.sigmoid() >= thresholds) == prepared.labels.bool()
         return replace(loss, correct=right.all(1).sum())
 
@@ -140,13 +138,13 @@ class MultiLabelClassification(RoutedObjective):
 class TokenClassification(ClassObjective):
     """One class per token."""
 
-    classified: ClassVar[Classified] = "tokens"
+    classified: ClassVar[provenance.Classified] = "tokens"
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, TextModel, TokenHead)
+        objective.check_readout(self, model, encoder.TextModel, readout.TokenHead)
 
     def _label_count(self, batch: Batch) -> int:
-        return require_texts(self, batch).lengths.total
+        return objective.require_texts(self, batch).lengths.total
 
 
 @check_fields
@@ -154,10 +152,10 @@ class TokenClassification(ClassObjective):
 class ImageClassification(ClassObjective):
     """One class per image."""
 
-    classified: ClassVar[Classified] = "images"
+    classified: ClassVar[provenance.Classified] = "images"
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, Vision, ClassHead)
+        objective.check_readout(self, model, vision.Vision, readout.ClassHead)
 
     def _label_count(self, batch: Batch) -> int:
         return len(batch.images)

@@ -12,17 +12,13 @@ from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
 from manyheads.taps import Watcher
+from manyheads.train.objectives import text_similarity
 from manyheads.train.objectives.objective import Loss, PreparedBatch
-from manyheads.train.objectives.text_similarity import (
-    PreparedCandidates,
-    TextSimilarity,
-    require_candidates,
-)
 
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contrastive(TextSimilarity):
+class Contrastive(text_similarity.TextSimilarity):
     """Each text must find its own among the candidates of its micro-batch (arXiv 1705.00652).
 
     Candidates are the `others` and the negatives of all texts, except those of an equal text and
@@ -33,7 +29,7 @@ class Contrastive(TextSimilarity):
     both_ways: bool = False
 
     def check(self, model: nn.Module) -> None:
-        TextSimilarity.check(self, model)
+        text_similarity.TextSimilarity.check(self, model)
         if self.both_ways and self.is_late(model):
             raise ConfigError(
                 "both_ways cannot be used with MaxSim, which grows with the length of a text",
@@ -43,11 +39,11 @@ class Contrastive(TextSimilarity):
     def loss(
         self, model: Any, batch: Batch, generator: torch.Generator, *, watch: Watcher | None = None
     ) -> Loss:
-        require_candidates(self, batch)
-        return TextSimilarity.loss(self, model, batch, generator, watch=watch)
+        text_similarity.require_candidates(self, batch)
+        return text_similarity.TextSimilarity.loss(self, model, batch, generator, watch=watch)
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
-        assert isinstance(prepared, PreparedCandidates)
+        assert isinstance(prepared, text_similarity.PreparedCandidates)
         scores, router = self.scores(model, prepared, watch)
         total = _own_entropy(scores, prepared)
         if self.both_ways:
@@ -56,7 +52,9 @@ class Contrastive(TextSimilarity):
         return self.with_router_losses(total, prepared, router)
 
 
-def _own_entropy(scores: Float[Tensor, "q d"], prepared: PreparedCandidates) -> Float[Tensor, ""]:
+def _own_entropy(
+    scores: Float[Tensor, "q d"], prepared: text_similarity.PreparedCandidates
+) -> Float[Tensor, ""]:
     """The cross-entropy of the candidate with the number of the text, summed over texts."""
     own = torch.arange(prepared.count, device=scores.device)
     right = prepared.candidate_numbers

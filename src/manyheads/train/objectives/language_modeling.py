@@ -13,9 +13,8 @@ from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
 from manyheads.data.masking import Masking, MaskingVocabulary, mask_tokens, masking_vocabulary
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.encoder import TextModel
+from manyheads.models import encoder, seq2seq
 from manyheads.models.readout import LanguageHead
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import StackConfig
 from manyheads.parts.halting import AddedLoss
 from manyheads.taps import Watcher
@@ -83,8 +82,8 @@ class CausalLM(LanguageModeling):
     """Prediction of the next token; `z_loss` as in arXiv 2204.02311."""
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, TextModel, LanguageHead)
-        assert isinstance(model, TextModel)
+        check_readout(self, model, encoder.TextModel, LanguageHead)
+        assert isinstance(model, encoder.TextModel)
         _check_causal(self, model.config.stack)
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
@@ -128,13 +127,13 @@ class MaskedLM(LanguageModeling):
             whole_words=self.whole_words,
         )
 
-    def vocabulary(self, model: TextModel) -> MaskingVocabulary:
+    def vocabulary(self, model: encoder.TextModel) -> MaskingVocabulary:
         tokenizer, size = self.tokenizer_for(model), model.config.embedding.vocabulary
         return masking_vocabulary(tokenizer, size, mask=self.mask, specials=self.specials)
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, TextModel, LanguageHead)
-        assert isinstance(model, TextModel)
+        check_readout(self, model, encoder.TextModel, LanguageHead)
+        assert isinstance(model, encoder.TextModel)
         _check_bidirectional(self, model.config.stack)
         words = self.vocabulary(model)
         if self.whole_words and words.continues_word is None:
@@ -168,8 +167,8 @@ class Seq2SeqLM(LanguageModeling):
     start: int | str = "model"
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, Seq2Seq, LanguageHead)
-        assert isinstance(model, Seq2Seq)
+        check_readout(self, model, seq2seq.Seq2Seq, LanguageHead)
+        assert isinstance(model, seq2seq.Seq2Seq)
         _check_causal(self, model.config.decoder)
         start, words = self.start_of(model), model.config.embedding.vocabulary
         if not 0 <= start < words:
@@ -178,7 +177,7 @@ class Seq2SeqLM(LanguageModeling):
                 f"use 0 to {words - 1}",
             )
 
-    def start_of(self, model: Seq2Seq) -> int:
+    def start_of(self, model: seq2seq.Seq2Seq) -> int:
         if isinstance(self.start, int):
             return self.start
         if self.start != "model":

@@ -13,12 +13,8 @@ from manyheads.annotations import Between, NonNegativeFloat
 from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.encoder import TextModel
-from manyheads.models.provenance import Classified
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
-from manyheads.parts.experts import RouterLosses
-from manyheads.parts.halting import AddedLoss, PonderLoss
+from manyheads.models import encoder, provenance, seq2seq, vision
+from manyheads.parts import experts, halting
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 
@@ -118,7 +114,7 @@ class Objective(ABC):
     a classification objective classifies.
     """
 
-    classified: ClassVar[Classified | None] = None
+    classified: ClassVar[provenance.Classified | None] = None
 
     def __call__(self, model: Any, batch: Batch, generator: torch.Generator) -> Loss:
         return self.loss(model, batch, generator)
@@ -160,11 +156,11 @@ class RoutedObjective(Objective):
     routing: Routing = DEFAULT_ROUTING
 
     def with_router_losses(
-        self, total: Tensor, prepared: PreparedBatch, router: tuple[AddedLoss, ...]
+        self, total: Tensor, prepared: PreparedBatch, router: tuple[halting.AddedLoss, ...]
     ) -> Loss:
         loss = Loss(total=total, targets=prepared.targets)
-        routed = [added for added in router if isinstance(added, RouterLosses)]
-        halted = [added.ponder for added in router if isinstance(added, PonderLoss)]
+        routed = [added for added in router if isinstance(added, experts.RouterLosses)]
+        halted = [added.ponder for added in router if isinstance(added, halting.PonderLoss)]
         terms = {
             "router balance": (self.routing.balance, [losses.balance for losses in routed]),
             "router z": (self.routing.z, [losses.z for losses in routed]),
@@ -200,9 +196,9 @@ def check_readout(
 
 
 KINDS: dict[type[nn.Module], str] = {
-    TextModel: "a text encoder or decoder",
-    Seq2Seq: "an encoder-decoder",
-    Vision: "a vision model",
+    encoder.TextModel: "a text encoder or decoder",
+    seq2seq.Seq2Seq: "an encoder-decoder",
+    vision.Vision: "a vision model",
 }
 
 

@@ -17,20 +17,14 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.annotations import Above, NonNegativeInt
 from manyheads.data.batch import Batch, map_lengths, map_ragged
-from manyheads.encoding.late_scores import maxsim_with_gradients
-from manyheads.encoding.token_vectors import HiddenKeys, role_batch
+from manyheads.encoding import late_scores, token_vectors
 from manyheads.errors import ConfigError, InputError
-from manyheads.models.encoder import TextModel
-from manyheads.models.provenance import Pooling, SentenceConfig
-from manyheads.models.readout import pooled
+from manyheads.models import encoder, provenance, readout
 from manyheads.parts.experts import RouterLosses
 from manyheads.parts.halting import AddedLoss, PonderLoss
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
-from manyheads.train.objectives.late_interaction import (
-    attach_projection,
-    project_tokens,
-)
+from manyheads.train.objectives import late_interaction
 from manyheads.train.objectives.objective import (
     PreparedBatch,
     RoutedObjective,
@@ -135,16 +129,16 @@ class TextSimilarity(RoutedObjective):
 
     temperature: Temperature | Literal["default"] = "default"
     similarity: Literal["model", "cosine", "maxsim"] = "model"
-    pooling: Pooling | Literal["model"] = "model"
+    pooling: provenance.Pooling | Literal["model"] = "model"
     cache_tokens: NonNegativeInt = 0
     token_width: NonNegativeInt = 128
 
     def attach(self, model: nn.Module) -> None:
-        if isinstance(model, TextModel) and self.is_late(model):
-            attach_projection(model, self.token_width)
+        if isinstance(model, encoder.TextModel) and self.is_late(model):
+            late_interaction.attach_projection(model, self.token_width)
 
     def check(self, model: nn.Module) -> None:
-        if not isinstance(model, TextModel):
+        if not isinstance(model, encoder.TextModel):
             raise unsuitable_model(self, model, "a text encoder or decoder")
         expansion = model.late.expansion if model.late and self.is_late(model) else None
         mixes = any(layer.mixer is not None for layer in model.config.stack.layers)
@@ -194,9 +188,11 @@ class TextSimilarity(RoutedObjective):
             ids = Ragged.concatenate([texts, candidates])
             return TextPart(ids, ids.lengths.each, None), (texts.lengths, candidates.lengths)
         home = torch.device("cpu")
-        query = role_batch(model, [ids.numpy() for ids in texts.to_list()], "query", home)
+        query = token_vectors.role_batch(
+            model, [ids.numpy() for ids in texts.to_list()], "query", home
+        )
         documents = [ids.numpy() for ids in candidates.to_list()]
-        document = role_batch(model, documents, "document", home)
+        document = token_vectors.role_batch(model, documents, "document", home)
         kept = torch.cat((query.kept, document.kept))
         part = TextPart(
             Ragged.concatenate([query.ids, document.ids]),
@@ -216,7 +212,7 @@ class TextSimilarity(RoutedObjective):
                 texts, candidates = vectors[: prepared.count], vectors[prepared.count :]
                 return texts @ candidates.T / self._temperature(COSINE_TEMPERATURE), added
             both = vectors.split([lengths.positions.shape[0] for lengths in prepared.lengths])
-            scores = maxsim_with_gradients(*map(Ragged, both, prepared.lengths))
+            scores = late_scores.maxsim_with_gradients(*map(Ragged, both, prepared.lengths))
             return scores / self._temperature(MAXSIM_TEMPERATURE), added
 
     def is_late(self, model: Any) -> bool:
@@ -239,7 +235,7 @@ class TextSimilarity(RoutedObjective):
                 if not self.is_late(model):
                     return F.normalize(self._pooled(model, hidden), dim=-1), added
                 states = hidden.values if part.kept is None else hidden.values[part.kept]
-                return project_tokens(model, states.float()), added
+                return late_interaction.project_tokens(model, states.float()), added
 
         if len(parts) == 1 or not torch.is_grad_enabled():
             encoded = [encode(part) for part in parts]
@@ -251,9 +247,9 @@ class TextSimilarity(RoutedObjective):
         )
 
     def _pooled(self, model: Any, hidden: Ragged) -> Float[Tensor, "b c"]:
-        sentence = model.sentence or SentenceConfig()
+        sentence = model.sentence or provenance.SentenceConfig()
         pooling = sentence.pooling if self.pooling == "model" else self.pooling
-        vectors = pooled(
+        vectors = readout.pooled(
             hidden.values.float(), hidden.lengths, "first" if pooling == "cls" else pooling
         )
         return sentence.project(vectors)
@@ -275,7 +271,7 @@ def _with_hidden_keys(part: TextPart, watch: Watcher | None) -> Watcher | None:
     # Regularizers import objectives.
     from manyheads.train.regularizers import WatcherChain
 
-    hides = HiddenKeys(part.attended)
+    hides = token_vectors.HiddenKeys(part.attended)
     return hides if watch is None else WatcherChain([hides, watch])
 
 

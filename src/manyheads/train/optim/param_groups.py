@@ -18,8 +18,7 @@ from manyheads.argument_checks import check_fields
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
 from manyheads.models.readout import ReadoutLayer
-from manyheads.parts.experts import MixtureOfExperts
-from manyheads.parts.feedforward import FeedForward
+from manyheads.parts import experts, feedforward
 
 
 @check_fields
@@ -92,11 +91,11 @@ def _joined(model: nn.Module) -> dict[nn.Parameter, tuple[int, tuple[tuple[str, 
                     for name, parameter in _named(linear):
                         parts = [(_address(prefix, f"{part}.{name}"), rows[part]) for part in rows]
                         result[parameter] = (0, tuple(parts))
-            case FeedForward() if module.gated:
+            case feedforward.FeedForward() if module.gated:
                 for name, parameter in _named(module.expand):
                     half = (_address(prefix, f"expand.{name}"), module.config.hidden)
                     result[parameter] = (0, (half, half))
-            case MixtureOfExperts():
+            case experts.MixtureOfExperts():
                 half = (_address(prefix, "expand"), module.config.hidden)
                 result[module.expand] = (2, (half, half))
     return result
@@ -111,7 +110,7 @@ def _address(prefix: str, name: str) -> str:
 
 
 def _decays(module: nn.Module, parameter: nn.Parameter) -> bool:
-    if isinstance(module, MixtureOfExperts):
+    if isinstance(module, experts.MixtureOfExperts):
         return _of_experts(parameter)
     return isinstance(module, nn.Linear | nn.Conv2d | ReadoutLayer) and parameter.dim() >= 2
 
@@ -122,7 +121,7 @@ def _of_experts(parameter: nn.Parameter) -> bool:
 
 
 def _is_matrix(module: nn.Module, parameter: nn.Parameter) -> bool:
-    if isinstance(module, MixtureOfExperts):
+    if isinstance(module, experts.MixtureOfExperts):
         return _of_experts(parameter) and min(parameter.shape[-2:]) > 1
     linear = isinstance(module, nn.Linear) and parameter.dim() >= 2
     return linear and min(parameter.shape[-2:]) > 1

@@ -10,32 +10,13 @@ from typing import Annotated, Any, Literal
 
 from manyheads.annotations import Between, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
+from manyheads.data import labeled, tag_schemes, tokenizer_training
 from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks
 from manyheads.data.images import ImageArrays, ImageFolder, PerChannel, load_idx, load_npz
-from manyheads.data.labeled import (
-    LabeledTexts,
-    TaggedTexts,
-    TextPair,
-    TextPairs,
-    label_array,
-    labeled_examples,
-    paired_examples,
-    tag_names,
-    tagged_examples,
-)
-from manyheads.data.sources.conll import tagged_rows
+from manyheads.data.sources import conll, texts
 from manyheads.data.sources.rows import HUB, RowSource, row_source
-from manyheads.data.sources.texts import Errors, Format, TextSource, text_source
 from manyheads.data.store import TokenStore
-from manyheads.data.tag_schemes import Scheme
 from manyheads.data.tokenize import store_mismatch, write_store
-from manyheads.data.tokenizer_training import (
-    EOS,
-    KNOWN_EOS,
-    appended_eos,
-    appending,
-    find_eos,
-)
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.interrupt import interruptible
 from manyheads.train.optim.schedules import BatchGrowth
@@ -188,17 +169,17 @@ class Labeled(RowsData):
     text: str = "text"
     label: str = "label"
 
-    def _source(self, paths: tuple[str, ...]) -> LabeledTexts:
-        return LabeledTexts(row_source(paths), self.text, self.label)
+    def _source(self, paths: tuple[str, ...]) -> labeled.LabeledTexts:
+        return labeled.LabeledTexts(row_source(paths), self.text, self.label)
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         source = self._source(paths)
-        return labeled_examples(source, tokenizer, max_length=self.max_length, names=names)
+        return labeled.labeled_examples(source, tokenizer, max_length=self.max_length, names=names)
 
     def find_classes(self) -> int | tuple[str, ...]:
         """The names of the classes in the training data, or their number."""
         with interruptible(READING):
-            labels, names = label_array(list(self._source(self.train)), ())
+            labels, names = labeled.label_array(list(self._source(self.train)), ())
         return names or int(labels.shape[1] if labels.ndim > 1 else labels.max() + 1)
 
 
@@ -217,7 +198,7 @@ class Pairs(RowsData):
     second: str = "second"
     negatives: tuple[str, ...] = ()
     scores: str = ""
-    end: str = EOS
+    end: str = tokenizer_training.EOS
 
     def __post_init__(self) -> None:
         RowsData.__post_init__(self)
@@ -233,27 +214,33 @@ class Pairs(RowsData):
     def eos_id(self, tokenizer: Any) -> int | None:
         """The id of the token that ends every text, ours or the tokenizer's."""
         added = self._added(tokenizer)
-        return appended_eos(tokenizer) if added is None else added
+        return tokenizer_training.appended_eos(tokenizer) if added is None else added
 
     def ending_tokenizer(self, tokenizer: Any) -> Any:
         """The tokenizer that ends texts as training does, for the trained model."""
         added = self._added(tokenizer)
-        return tokenizer if added is None else appending(tokenizer, added)
+        return tokenizer if added is None else tokenizer_training.appending(tokenizer, added)
 
     def _added(self, tokenizer: Any) -> int | None:
         name = self.end
-        if name == EOS:
-            name = "" if appended_eos(tokenizer) is not None else find_eos(tokenizer) or ""
+        if name == tokenizer_training.EOS:
+            name = (
+                ""
+                if tokenizer_training.appended_eos(tokenizer) is not None
+                else tokenizer_training.find_eos(tokenizer) or ""
+            )
         return token_id(tokenizer, name, "data.end")
 
-    def _source(self, paths: tuple[str, ...]) -> TextPairs:
+    def _source(self, paths: tuple[str, ...]) -> labeled.TextPairs:
         source = row_source(paths)
-        return TextPairs(source, self.first, self.second, self.negatives, self.scores)
+        return labeled.TextPairs(source, self.first, self.second, self.negatives, self.scores)
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         del names
         end = self._added(tokenizer)
-        return paired_examples(self._source(paths), tokenizer, max_length=self.max_length, end=end)
+        return labeled.paired_examples(
+            self._source(paths), tokenizer, max_length=self.max_length, end=end
+        )
 
 
 @check_fields
@@ -271,7 +258,7 @@ class RolePairs(Pairs):
     def _source(self, paths: tuple[str, ...]) -> Any:
         return map(self._with_prompts, Pairs._source(self, paths))
 
-    def _with_prompts(self, pair: TextPair) -> TextPair:
+    def _with_prompts(self, pair: labeled.TextPair) -> labeled.TextPair:
         ahead = self.document_prompt
         return pair._replace(
             first=self.query_prompt + pair.first,
@@ -281,7 +268,7 @@ class RolePairs(Pairs):
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         del names
-        return paired_examples(
+        return labeled.paired_examples(
             self._source(paths),
             tokenizer,
             max_length=self.max_length,
@@ -300,24 +287,24 @@ class Tagged(RowsData):
 
     words: str = "tokens"
     tags: str = "tags"
-    scheme: Scheme | Literal["as written"] = "as written"
+    scheme: tag_schemes.Scheme | Literal["as written"] = "as written"
 
     def _rows(self, paths: tuple[str, ...]) -> RowSource:
-        return tagged_rows(paths)
+        return conll.tagged_rows(paths)
 
-    def _source(self, paths: tuple[str, ...]) -> TaggedTexts:
-        return TaggedTexts(self._rows(paths), self.words, self.tags, self.scheme)
+    def _source(self, paths: tuple[str, ...]) -> labeled.TaggedTexts:
+        return labeled.TaggedTexts(self._rows(paths), self.words, self.tags, self.scheme)
 
     def find_classes(self) -> int | tuple[str, ...]:
         """The tags of the training data, or their number."""
         with interruptible(READING):
             tags = {tag for row in self._source(self.train) for tag in row.tags}
-        names = tag_names(tags)
+        names = labeled.tag_names(tags)
         return names or max((int(tag) for tag in tags if isinstance(tag, int)), default=0) + 1
 
     def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
         source = self._source(paths)
-        return tagged_examples(source, tokenizer, max_length=self.max_length, names=names)
+        return labeled.tagged_examples(source, tokenizer, max_length=self.max_length, names=names)
 
 
 RANGE = "use finite numbers, and standard deviations above 0"
@@ -345,9 +332,9 @@ class Texts(BatchConfig):
     stride: int = 0
     text_column: str = "text"
     separator: str = ""
-    format: Format = "as named"
-    errors: Errors = "strict"
-    end: str = EOS
+    format: texts.Format = "as named"
+    errors: texts.Errors = "strict"
+    end: str = tokenizer_training.EOS
     opening: str = ""
     closing: str = ""
     store: str = ""
@@ -406,8 +393,8 @@ class Texts(BatchConfig):
                     store_folder.with_name(f"{store_folder.name}.before-{count + 1}")
                 )
 
-    def _source(self, paths: tuple[str, ...]) -> TextSource:
-        return text_source(
+    def _source(self, paths: tuple[str, ...]) -> texts.TextSource:
+        return texts.text_source(
             paths,
             text_column=self.text_column,
             separator=self.separator or None,
@@ -447,14 +434,15 @@ class Texts(BatchConfig):
 
     def _end(self, tokenizer: Any) -> str | None:
         """The name of the end-of-sequence token, which differs between tokenizers."""
-        if self.end != EOS:
+        if self.end != tokenizer_training.EOS:
             token_id(tokenizer, self.end, "data.end")
             return self.end or None
-        result = find_eos(tokenizer)
+        result = tokenizer_training.find_eos(tokenizer)
         if result is not None:
             return result
+        names = ", ".join(map(repr, tokenizer_training.KNOWN_EOS))
         raise ConfigError(
-            f"data.end: the tokenizer has none of {', '.join(map(repr, KNOWN_EOS))}",
+            f"data.end: the tokenizer has none of {names}",
             'set data.end to the token that ends a document, or to "" for none',
         )
 
@@ -557,7 +545,11 @@ Data = Texts | Labeled | Pairs | Tagged | Images
 
 def without_eos(data: Data) -> Data:
     """Pairs without an appended end token, unless the run file sets one."""
-    return replace(data, end="") if isinstance(data, Pairs) and data.end == EOS else data
+    return (
+        replace(data, end="")
+        if isinstance(data, Pairs) and data.end == tokenizer_training.EOS
+        else data
+    )
 
 
 def without_store(data: Data) -> Data:

@@ -36,15 +36,7 @@ from manyheads.train.objectives import (
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.optim.optimizers import AdamW, OptimizerConfig
 from manyheads.train.regularizers import HeadDiversity, L0Gates, L1Scales, Regularized
-from manyheads.train.run_file.data_config import (
-    Data,
-    Images,
-    Labeled,
-    Pairs,
-    Tagged,
-    Texts,
-    without_eos,
-)
+from manyheads.train.run_file import data_config
 from manyheads.train.run_file.phases import Phase, Phases
 
 # In a run file a table names its class by `kind`.
@@ -280,7 +272,7 @@ class Run:
     regularizer: tuple[AnyRegularizer, ...] = ()
     optimizer: OptimizerConfig = AdamW()
     phases: Phases
-    data: tuple[Data, ...]
+    data: tuple[data_config.Data, ...]
     run: RunOptions
     tables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -289,12 +281,12 @@ class Run:
             _check_data(self.objective, data)
         if isinstance(self.objective, TextSimilarity):
             # Sentence embeddings use texts as the tokenizer encodes them, in training too.
-            object.__setattr__(self, "data", tuple(map(without_eos, self.data)))
+            object.__setattr__(self, "data", tuple(map(data_config.without_eos, self.data)))
 
     @property
     def unit(self) -> str:
         """The unit of batch sizes."""
-        return "images" if isinstance(self.data[0], Images) else "tokens"
+        return "images" if isinstance(self.data[0], data_config.Images) else "tokens"
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -309,7 +301,7 @@ class Run:
         return Regularized(objective=self.objective, regularizers=self.regularizer)
 
 
-def _check_data(objective: AnyObjective, data: Data) -> None:
+def _check_data(objective: AnyObjective, data: data_config.Data) -> None:
     """Raise if the data have no labels for the objective."""
     suitable = DATA_FOR[type(objective)]
     if not isinstance(data, suitable):
@@ -319,26 +311,30 @@ def _check_data(objective: AnyObjective, data: Data) -> None:
             f'objective.kind="{name}" cannot be used with data.kind="{kind}"',
             f"use data.kind={kinds}, or another objective",
         )
-    if isinstance(objective, Distillation) and isinstance(data, Pairs) and not data.scores:
+    if (
+        isinstance(objective, Distillation)
+        and isinstance(data, data_config.Pairs)
+        and not data.scores
+    ):
         raise ConfigError(
             "Distillation needs the scores of a teacher",
             "set data.negatives and data.scores to their fields",
         )
-    if isinstance(data, Pairs) and data.negatives and isinstance(objective, Seq2SeqLM):
+    if isinstance(data, data_config.Pairs) and data.negatives and isinstance(objective, Seq2SeqLM):
         raise ConfigError("Seq2SeqLM cannot use data.negatives", "leave them out")
 
 
 # Tokens can be predicted in any texts, with or without labels.
 DATA_FOR: dict[type, tuple[type, ...]] = {
-    CausalLM: (Texts, Labeled, Tagged),
-    MaskedLM: (Texts, Labeled, Tagged),
-    Seq2SeqLM: (Pairs,),
-    Contrastive: (Pairs,),
-    Distillation: (Pairs,),
-    SequenceClassification: (Labeled,),
-    MultiLabelClassification: (Labeled,),
-    TokenClassification: (Tagged,),
-    ImageClassification: (Images,),
+    CausalLM: (data_config.Texts, data_config.Labeled, data_config.Tagged),
+    MaskedLM: (data_config.Texts, data_config.Labeled, data_config.Tagged),
+    Seq2SeqLM: (data_config.Pairs,),
+    Contrastive: (data_config.Pairs,),
+    Distillation: (data_config.Pairs,),
+    SequenceClassification: (data_config.Labeled,),
+    MultiLabelClassification: (data_config.Labeled,),
+    TokenClassification: (data_config.Tagged,),
+    ImageClassification: (data_config.Images,),
 }
 
 OWN = ("model", "objective", "regularizer", "optimizer", "run")

@@ -4,30 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    BIAS,
-    CAP,
-    EPS,
-    STD,
-    TIED,
-    Form,
-    Key,
-    Parts,
-    one_of,
-)
+from manyheads.checkpoints.families import config_keys, windows
 from manyheads.checkpoints.families.decoders.llama import KEYS, LLAMA, NO_TOKENS, LlamaFamily
 from manyheads.checkpoints.families.family import Sources, embedding_of
 from manyheads.checkpoints.families.rope import LONGEST, longest_of, read_rope
-from manyheads.checkpoints.families.windows import (
-    FULL,
-    SLIDING,
-    attentions_of,
-    kind_of,
-    layer_kinds,
-    mask_of,
-    ropes_by_kind,
-    window_of,
-)
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.layer import FeedForwardConfig
@@ -46,7 +26,7 @@ CAPS: dict[str, dict[str, float | None]] = {
 }
 # Every so many layers one sees the whole text.
 EVERY = {GEMMA2: 2, GEMMA3: 6}
-THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
+THETAS = {windows.FULL: 1_000_000.0, windows.SLIDING: 10_000.0}
 
 
 def _scalar(scale: float) -> int | float:
@@ -60,21 +40,23 @@ class GemmaFamily(LlamaFamily):
 
     name = "gemma"
     classes: Mapping[str, str] = {GEMMA2: "Gemma2", GEMMA3: "Gemma3"}
-    keys: Mapping[str, Key] = {
+    keys: Mapping[str, config_keys.Key] = {
         **KEYS,
-        "rms_norm_eps": Key("norm.eps", 1e-6, EPS),
-        "tie_word_embeddings": TIED,
-        "attention_bias": BIAS,
-        "query_pre_attn_scalar": Key(
+        "rms_norm_eps": config_keys.Key("norm.eps", 1e-6, config_keys.EPS),
+        "tie_word_embeddings": config_keys.TIED,
+        "attention_bias": config_keys.BIAS,
+        "query_pre_attn_scalar": config_keys.Key(
             "attention.scale",
             256,
-            Form(lambda _, value: value**-0.5, _scalar),
+            config_keys.Form(lambda _, value: value**-0.5, _scalar),
             "attention.score_scale",
         ),
-        "attn_logit_softcapping": Key("attention.softcap", None, CAP),
-        "final_logit_softcapping": Key("readout.softcap", None, CAP),
-        "hidden_activation": Key("feedforward.activation", form=one_of(ACTIVATIONS)),
-        "initializer_range": STD,
+        "attn_logit_softcapping": config_keys.Key("attention.softcap", None, config_keys.CAP),
+        "final_logit_softcapping": config_keys.Key("readout.softcap", None, config_keys.CAP),
+        "hidden_activation": config_keys.Key(
+            "feedforward.activation", form=config_keys.one_of(ACTIVATIONS)
+        ),
+        "initializer_range": config_keys.STD,
     }
     only: Mapping[str, Any] = {}
     constants: Mapping[str, Any] = {**NO_TOKENS, "pad_token_id": None}
@@ -104,24 +86,24 @@ class GemmaFamily(LlamaFamily):
         # Gemma 3 in `transformers` does not use it, whatever it says.
         return own | ({"attn_logit_softcapping": None} if family == GEMMA3 else {})
 
-    def read_norm(self, parts: Parts) -> RMSNorm:
+    def read_norm(self, parts: config_keys.Parts) -> RMSNorm:
         return RMSNorm(centered=True, **parts.norm)
 
-    def read_embedding(self, parts: Parts) -> Embedding:
+    def read_embedding(self, parts: config_keys.Parts) -> Embedding:
         return embedding_of(parts, scale=parts.width**0.5, round_scale=True)
 
     def read_inner(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
+        self, parts: config_keys.Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
     ) -> AttentionConfig:
         family = config_json["model_type"]
         every = EVERY[family]
         if family == GEMMA3:
             every = int(config_json.get("sliding_window_pattern") or every)
-        kind = layer_kinds(config_json, every)[index]
+        kind = windows.layer_kinds(config_json, every)[index]
         own = norm if family == GEMMA3 else NoNorm()
         return AttentionConfig(
             position=_rotary(config_json, kind),
-            mask=mask_of(kind, config_json.get("sliding_window", WINDOW)),
+            mask=windows.mask_of(kind, config_json.get("sliding_window", WINDOW)),
             query_norm=own,
             key_norm=own,
             **parts.attention,
@@ -129,24 +111,24 @@ class GemmaFamily(LlamaFamily):
 
     def read_feedforward(
         self,
-        parts: Parts,
+        parts: config_keys.Parts,
         config_json: Mapping[str, Any],  # noqa: ARG002
         index: int,  # noqa: ARG002
     ) -> FeedForwardConfig:
         return GeGLU(**parts.feedforward)
 
-    def model_type(self, parts: Parts) -> str:
+    def model_type(self, parts: config_keys.Parts) -> str:
         return GEMMA2 if parts.attention.query_norm == NoNorm() else GEMMA3
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
-        attentions = attentions_of(config)
-        ropes = ropes_by_kind(attentions)
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
+        attentions = windows.attentions_of(config)
+        ropes = windows.ropes_by_kind(attentions)
         if ropes is None:
             return None
         return {
-            "rope_parameters": ropes[FULL] if self.model_type(parts) == GEMMA2 else ropes,
-            "sliding_window": window_of(attentions, WINDOW),
-            "layer_types": [kind_of(attention) for attention in attentions],
+            "rope_parameters": ropes[windows.FULL] if self.model_type(parts) == GEMMA2 else ropes,
+            "sliding_window": windows.window_of(attentions, WINDOW),
+            "layer_types": [windows.kind_of(attention) for attention in attentions],
             "max_position_embeddings": longest_of(parts.attention.position),
         }
 
@@ -159,12 +141,12 @@ def _rotary(config_json: Mapping[str, Any], kind: str) -> Rotary:
     longest = config_json.get("max_position_embeddings", LONGEST)
     rope: Any = config_json.get("rope_parameters") or {}
     scaling = config_json.get("rope_scaling") or {}
-    theta = config_json.get("rope_theta", THETAS[FULL])
+    theta = config_json.get("rope_theta", THETAS[windows.FULL])
     if config_json["model_type"] == GEMMA2:
-        theta = config_json.get("rope_theta", THETAS[SLIDING])
+        theta = config_json.get("rope_theta", THETAS[windows.SLIDING])
         return read_rope(scaling or rope, theta=theta, longest=longest)
     own = dict(rope.get(kind) or {})
-    if kind == FULL:
+    if kind == windows.FULL:
         return read_rope({**own, **scaling}, theta=theta, longest=longest)
-    theta = config_json.get("rope_local_base_freq", THETAS[SLIDING])
+    theta = config_json.get("rope_local_base_freq", THETAS[windows.SLIDING])
     return read_rope(own, theta=theta, longest=longest)

@@ -5,28 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    EPS,
-    FLOAT,
-    HEADS,
-    HIDDEN,
-    POSITIONS,
-    TIED,
-    UNWRITTEN_STD,
-    VOCABULARY,
-    WIDTH,
-    Key,
-    Parts,
-    one_of,
-)
-from manyheads.checkpoints.families.family import (
-    CAUSAL_HEADS,
-    HIDDEN_ACTIVATIONS,
-    DecoderFamily,
-    Sources,
-    layer_of,
-)
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.tensor_map import Either, Entry
 from manyheads.errors import ConfigError
 from manyheads.models.initialization import Initialization
@@ -40,41 +19,41 @@ from manyheads.parts.norms import LayerNorm, PreNorm
 SCALES = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 
 
-class GPT2Family(DecoderFamily):
+class GPT2Family(family.DecoderFamily):
     """GPT-2."""
 
     name = "gpt2"
     classes: Mapping[str, str] = {"gpt2": "GPT2"}
-    class_ends: Mapping[type[Readout], str] = {**CAUSAL_HEADS, LanguageHead: "LMHeadModel"}
-    keys: Mapping[str, Key] = {
-        "n_embd": WIDTH,
-        "n_head": HEADS,
-        "n_layer": DEPTH,
-        "n_inner": HIDDEN,
-        "n_positions": POSITIONS,
-        "vocab_size": VOCABULARY,
-        "layer_norm_epsilon": Key("norm.eps", 1e-5, EPS),
-        "activation_function": Key(
-            "feedforward.activation", "gelu_new", one_of(HIDDEN_ACTIVATIONS)
+    class_ends: Mapping[type[Readout], str] = {**family.CAUSAL_HEADS, LanguageHead: "LMHeadModel"}
+    keys: Mapping[str, config_keys.Key] = {
+        "n_embd": config_keys.WIDTH,
+        "n_head": config_keys.HEADS,
+        "n_layer": config_keys.DEPTH,
+        "n_inner": config_keys.HIDDEN,
+        "n_positions": config_keys.POSITIONS,
+        "vocab_size": config_keys.VOCABULARY,
+        "layer_norm_epsilon": config_keys.Key("norm.eps", 1e-5, config_keys.EPS),
+        "activation_function": config_keys.Key(
+            "feedforward.activation", "gelu_new", config_keys.one_of(family.HIDDEN_ACTIVATIONS)
         ),
-        "tie_word_embeddings": replace(TIED, written="changed"),
-        "embd_pdrop": Key("embedding.dropout", 0.1, FLOAT),
-        "attn_pdrop": Key("attention.dropout", 0.1, FLOAT),
-        "resid_pdrop": Key("residual.dropout", 0.1, FLOAT),
-        "initializer_range": UNWRITTEN_STD,
+        "tie_word_embeddings": replace(config_keys.TIED, written="changed"),
+        "embd_pdrop": config_keys.Key("embedding.dropout", 0.1, config_keys.FLOAT),
+        "attn_pdrop": config_keys.Key("attention.dropout", 0.1, config_keys.FLOAT),
+        "resid_pdrop": config_keys.Key("residual.dropout", 0.1, config_keys.FLOAT),
+        "initializer_range": config_keys.UNWRITTEN_STD,
     }
     # Without them `transformers` takes the id of GPT-2's own last token.
     constants: Mapping[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     init = Initialization(scaled_outputs=True)
 
     root = "transformer."
-    embedding: Mapping[str, Sources] = {
+    embedding: Mapping[str, family.Sources] = {
         "embedding.tokens": "wte",
         "embedding.positions": "wpe",
         "stack.final_norm": "ln_f",
     }
     layers = "h"
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         "attention_residual.norm": "ln_1",
         "attention.project": "attn.c_attn",
         "attention.output": "attn.c_proj",
@@ -83,7 +62,7 @@ class GPT2Family(DecoderFamily):
         "feedforward.contract": "mlp.c_proj",
     }
     # A tied language head is the token embedding.
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
         LanguageHead: {"readout": "lm_head"},
         ClassHead: {"readout": "score"},
         TokenHead: {"readout": "classifier"},
@@ -100,11 +79,11 @@ class GPT2Family(DecoderFamily):
         hidden = config_json.get("n_inner") or 4 * config_json["n_embd"]
         return {**config_json, "n_inner": hidden}
 
-    def read_norm(self, parts: Parts) -> LayerNorm:
+    def read_norm(self, parts: config_keys.Parts) -> LayerNorm:
         return LayerNorm(**parts.norm)
 
     def read_layers(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: LayerNorm, config_json: Mapping[str, Any]
     ) -> Iterator[LayerConfig]:
         scaled, by_layer = (bool(config_json.get(*item)) for item in SCALES.items())
         plain = AttentionConfig(mask=Causal(), bias="all", **parts.attention)
@@ -113,9 +92,9 @@ class GPT2Family(DecoderFamily):
             scale = (root if scaled else 1.0) / (index + 1 if by_layer else 1)
             attention = replace(plain, scale="root" if scale == root else scale)
             feedforward = MLP(**parts.feedforward)
-            yield layer_of(attention, feedforward, PreNorm(norm), parts.residual["dropout"])
+            yield family.layer_of(attention, feedforward, PreNorm(norm), parts.residual["dropout"])
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         attentions = [config.stack.attention(index) for index in range(len(config.stack.layers))]
         scales = {attention.score_scale for attention in attentions if attention is not None}
         flags = {

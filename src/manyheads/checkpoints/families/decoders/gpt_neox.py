@@ -4,36 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    EPS,
-    FLOAT,
-    HEADS,
-    HIDDEN,
-    STD,
-    UNTIED,
-    VOCABULARY,
-    WIDTH,
-    Key,
-    Parts,
-    flag,
-    one_of,
-)
-from manyheads.checkpoints.families.family import (
-    HIDDEN_ACTIVATIONS,
-    DecoderFamily,
-    Sources,
-    embedding_of,
-    layer_of,
-)
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
 from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved
 from manyheads.models.embedding import Embedding
 from manyheads.models.layer import LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, Readout, TokenHead
-from manyheads.parts.feedforward import MLP
-from manyheads.parts.masks import Causal
-from manyheads.parts.norms import LayerNorm, PreNorm
+from manyheads.parts import feedforward, masks, norms
 
 # What `transformers` assumes where config.json does not say it.
 LENGTH = 2048
@@ -42,34 +19,36 @@ FRACTION = 0.25
 HEAD, MODULE_HEAD = "embed_out", "lm_head"
 
 
-class GPTNeoXFamily(DecoderFamily):
+class GPTNeoXFamily(family.DecoderFamily):
     """GPT-NeoX and Pythia."""
 
     name = "gpt_neox"
     classes: Mapping[str, str] = {"gpt_neox": "GPTNeoX"}
-    keys: Mapping[str, Key] = {
-        "hidden_size": WIDTH,
-        "num_hidden_layers": DEPTH,
-        "num_attention_heads": HEADS,
-        "intermediate_size": HIDDEN,
-        "vocab_size": VOCABULARY,
-        "layer_norm_eps": Key("norm.eps", 1e-5, EPS),
-        "hidden_act": Key("feedforward.activation", "gelu", one_of(HIDDEN_ACTIVATIONS)),
-        "attention_bias": Key("attention.bias", True, flag("all", "none")),
-        "attention_dropout": Key("attention.dropout", 0.0, FLOAT),
-        "hidden_dropout": Key("residual.dropout", 0.0, FLOAT),
-        "tie_word_embeddings": UNTIED,
-        "initializer_range": STD,
+    keys: Mapping[str, config_keys.Key] = {
+        "hidden_size": config_keys.WIDTH,
+        "num_hidden_layers": config_keys.DEPTH,
+        "num_attention_heads": config_keys.HEADS,
+        "intermediate_size": config_keys.HIDDEN,
+        "vocab_size": config_keys.VOCABULARY,
+        "layer_norm_eps": config_keys.Key("norm.eps", 1e-5, config_keys.EPS),
+        "hidden_act": config_keys.Key(
+            "feedforward.activation", "gelu", config_keys.one_of(family.HIDDEN_ACTIVATIONS)
+        ),
+        "attention_bias": config_keys.Key("attention.bias", True, config_keys.flag("all", "none")),
+        "attention_dropout": config_keys.Key("attention.dropout", 0.0, config_keys.FLOAT),
+        "hidden_dropout": config_keys.Key("residual.dropout", 0.0, config_keys.FLOAT),
+        "tie_word_embeddings": config_keys.UNTIED,
+        "initializer_range": config_keys.STD,
     }
     constants: Mapping[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 
     root = "gpt_neox."
-    embedding: Mapping[str, Sources] = {
+    embedding: Mapping[str, family.Sources] = {
         "embedding.tokens": "embed_in",
         "stack.final_norm": "final_layer_norm",
     }
     layers = "layers"
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         "attention_residual.norm": "input_layernorm",
         "attention.project": "attention.query_key_value",
         "attention.output": "attention.dense",
@@ -77,7 +56,7 @@ class GPTNeoXFamily(DecoderFamily):
         "feedforward.expand": "mlp.dense_h_to_4h",
         "feedforward.contract": "mlp.dense_4h_to_h",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
         LanguageHead: {"readout": HEAD},
         ClassHead: {"readout": "score"},
         TokenHead: {"readout": "classifier"},
@@ -87,14 +66,14 @@ class GPTNeoXFamily(DecoderFamily):
     buffers = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
     older: Mapping[str, str] = {f"gpt_neox.{MODULE_HEAD}.": f"{HEAD}."}
 
-    def read_norm(self, parts: Parts) -> LayerNorm:
-        return LayerNorm(**parts.norm)
+    def read_norm(self, parts: config_keys.Parts) -> norms.LayerNorm:
+        return norms.LayerNorm(**parts.norm)
 
-    def read_embedding(self, parts: Parts) -> Embedding:
-        return embedding_of(parts, **parts.residual)
+    def read_embedding(self, parts: config_keys.Parts) -> Embedding:
+        return family.embedding_of(parts, **parts.residual)
 
     def read_layers(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
     ) -> Iterable[LayerConfig]:
         position = read_rope(
             rope_of(config_json),
@@ -103,16 +82,16 @@ class GPTNeoXFamily(DecoderFamily):
             longest=config_json.get("max_position_embeddings", LENGTH),
         )
         parallel = config_json.get("use_parallel_residual", True)
-        layer = layer_of(
-            AttentionConfig(position=position, mask=Causal(), **parts.attention),
-            MLP(**parts.feedforward),
-            PreNorm(norm),
+        layer = family.layer_of(
+            AttentionConfig(position=position, mask=masks.Causal(), **parts.attention),
+            feedforward.MLP(**parts.feedforward),
+            norms.PreNorm(norm),
             parts.residual["dropout"],
             residual="parallel" if parallel else "serial",
         )
         return (layer,) * parts.depth
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         rope = describe_rope(parts.attention.position)
         if rope is None:
             return None

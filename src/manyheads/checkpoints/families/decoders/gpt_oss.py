@@ -4,17 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families import family, windows
 from manyheads.checkpoints.families.config_keys import EPS, STD, Key, Parts, flag
 from manyheads.checkpoints.families.decoders.llama import KEYS, LLAMA, LlamaFamily
-from manyheads.checkpoints.families.family import Sources
 from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
-from manyheads.checkpoints.families.windows import (
-    attentions_of,
-    kind_of,
-    layer_kinds,
-    mask_of,
-    window_of,
-)
 from manyheads.checkpoints.tensor_map import Alternating, Either, Entry
 from manyheads.errors import ConfigError
 from manyheads.models.layer import FeedForwardConfig, LayerConfig
@@ -51,7 +44,7 @@ class GptOssFamily(LlamaFamily):
     only: Mapping[str, Any] = {}
     constants: Mapping[str, Any] = {**LLAMA.constants, "hidden_act": "silu"}
     per_layer_keys = ()
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         **LLAMA.layer,
         "attention.sink": "self_attn.sinks",
         "feedforward.router": "mlp.router",
@@ -80,13 +73,13 @@ class GptOssFamily(LlamaFamily):
         config_json: Mapping[str, Any],
         index: int,
     ) -> AttentionConfig:
-        kind = layer_kinds(config_json, EVERY)[index]
+        kind = windows.layer_kinds(config_json, EVERY)[index]
         position = read_rope(
             rope_of(config_json) or YARN,
             theta=config_json.get("rope_theta", THETA),
             longest=config_json.get("max_position_embeddings", LENGTH),
         )
-        mask = mask_of(kind, config_json.get("sliding_window", WINDOW))
+        mask = windows.mask_of(kind, config_json.get("sliding_window", WINDOW))
         return AttentionConfig(position=position, mask=mask, sink="learned", **parts.attention)
 
     def read_feedforward(
@@ -104,13 +97,13 @@ class GptOssFamily(LlamaFamily):
         rope, gating = describe_rope(parts.attention.position), parts.feedforward.gating
         if rope is None or not isinstance(gating, ClampedSwiGLU):
             return None
-        attentions = attentions_of(config)
+        attentions = windows.attentions_of(config)
         return {
             "swiglu_alpha": gating.alpha,
             "swiglu_limit": gating.limit,
             "rope_parameters": rope,
-            "sliding_window": window_of(attentions, WINDOW),
-            "layer_types": [kind_of(attention) for attention in attentions],
+            "sliding_window": windows.window_of(attentions, WINDOW),
+            "layer_types": [windows.kind_of(attention) for attention in attentions],
             "max_position_embeddings": longest_of(parts.attention.position, LENGTH),
         }
 

@@ -5,21 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    EPS,
-    FLOAT,
-    HEAD_SIZE,
-    HEADS,
-    HIDDEN,
-    KV_HEADS,
-    UNTIED,
-    UNWRITTEN_STD,
-    VOCABULARY,
-    WIDTH,
-    Key,
-    Parts,
-)
+from manyheads.checkpoints.families import config_keys
 from manyheads.checkpoints.families.family import DecoderFamily, Sources, layer_of
 from manyheads.checkpoints.families.rope import (
     LONGEST,
@@ -46,21 +32,21 @@ NORMED = ("qwen3", "qwen3_moe", "qwen3_next")
 WINDOW = 4096
 THETAS = {"mixtral": 1_000_000.0}
 LENGTHS = {"llama": 2048, "mistral": 131_072, "mixtral": 131_072}
-KEYS: dict[str, Key] = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": DEPTH,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_SIZE,
-    "intermediate_size": HIDDEN,
-    "vocab_size": VOCABULARY,
-    "rms_norm_eps": Key("norm.eps", form=EPS),
-    "tie_word_embeddings": UNTIED,
-    "attention_dropout": Key("attention.dropout", 0.0, FLOAT),
-    "initializer_range": UNWRITTEN_STD,
+KEYS: dict[str, config_keys.Key] = {
+    "hidden_size": config_keys.WIDTH,
+    "num_hidden_layers": config_keys.DEPTH,
+    "num_attention_heads": config_keys.HEADS,
+    "num_key_value_heads": config_keys.KV_HEADS,
+    "head_dim": config_keys.HEAD_SIZE,
+    "intermediate_size": config_keys.HIDDEN,
+    "vocab_size": config_keys.VOCABULARY,
+    "rms_norm_eps": config_keys.Key("norm.eps", form=config_keys.EPS),
+    "tie_word_embeddings": config_keys.UNTIED,
+    "attention_dropout": config_keys.Key("attention.dropout", 0.0, config_keys.FLOAT),
+    "initializer_range": config_keys.UNWRITTEN_STD,
 }
 # Written only where it is not width / heads.
-UNEVEN_HEAD_SIZE = replace(HEAD_SIZE, written="never")
+UNEVEN_HEAD_SIZE = replace(config_keys.HEAD_SIZE, written="never")
 # Without them `transformers` uses 1 and 2, whatever these are in this vocabulary.
 NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 
@@ -75,7 +61,7 @@ class LlamaFamily(DecoderFamily):
         "qwen2": "Qwen2",
         "qwen3": "Qwen3",
     }
-    keys: Mapping[str, Key] = KEYS
+    keys: Mapping[str, config_keys.Key] = KEYS
     only: Mapping[str, Any] = {"hidden_act": "silu"}
     constants: Mapping[str, Any] = NO_TOKENS
     per_layer_keys: tuple[str, ...] = (
@@ -122,7 +108,7 @@ class LlamaFamily(DecoderFamily):
         }
 
     def read_layers(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: RMSNorm, config_json: Mapping[str, Any]
     ) -> Iterator[LayerConfig]:
         dropout = parts.residual.get("dropout", 0.0)
         for index in range(parts.depth):
@@ -135,7 +121,7 @@ class LlamaFamily(DecoderFamily):
         return type(self).placement
 
     def read_inner(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
+        self, parts: config_keys.Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
     ) -> AttentionConfig | MixerConfig:
         """The attention of a layer, or its mixer."""
         own = norm if config_json["model_type"] in NORMED else NoNorm()
@@ -150,7 +136,7 @@ class LlamaFamily(DecoderFamily):
 
     def read_feedforward(
         self,
-        parts: Parts,
+        parts: config_keys.Parts,
         config_json: Mapping[str, Any],
         index: int,  # noqa: ARG002
     ) -> FeedForwardConfig:
@@ -158,7 +144,7 @@ class LlamaFamily(DecoderFamily):
         biased = config_json["model_type"] == "llama" and config_json.get("mlp_bias", False)
         return SwiGLU(bias=biased, **parts.feedforward)
 
-    def model_type(self, parts: Parts) -> str:
+    def model_type(self, parts: config_keys.Parts) -> str:
         attention = parts.attention
         if len(self.classes) == 1:
             return super().model_type(parts)
@@ -171,7 +157,7 @@ class LlamaFamily(DecoderFamily):
         uneven = parts.stack.width % attention.heads != 0
         return "mistral" if uneven or all(_windows(parts.stack)) else "llama"
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:  # noqa: ARG002
         rope = describe_rope(parts.attention.position)
         if rope is None:
             return None
@@ -199,7 +185,7 @@ class LlamaFamily(DecoderFamily):
 LLAMA = LlamaFamily()
 
 
-def uneven_head_size(parts: Parts) -> dict[str, int]:
+def uneven_head_size(parts: config_keys.Parts) -> dict[str, int]:
     """The size of heads where it is not width / heads."""
     size, heads = parts.attention.size, parts.attention.heads
     return {} if size * heads == parts.stack.width else {"head_dim": size}

@@ -3,38 +3,26 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    EPS,
-    FLOAT,
-    TIED,
-    UNTIED,
-    VOCABULARY,
-    WIDTH,
-    Form,
-    Key,
-    Parts,
-)
+from manyheads.checkpoints.families import config_keys
 from manyheads.checkpoints.families.family import CAUSAL_HEADS, DecoderFamily, Sources
 from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry
 from manyheads.errors import ConfigError
 from manyheads.mixers.build import MixerConfig
-from manyheads.mixers.recurrent.mamba import Mamba
-from manyheads.mixers.recurrent.mamba2 import Mamba2
+from manyheads.mixers.recurrent import mamba, mamba2
 from manyheads.models.layer import Branch, LayerConfig
 from manyheads.models.readout import LanguageHead, NoReadout, Readout
 from manyheads.parts.norms import PreNorm, RMSNorm
 
 MAMBA_TYPE, FALCON = "mamba", "falcon_mamba"
-KEYS: dict[str, Key] = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": DEPTH,
-    "vocab_size": VOCABULARY,
-    "conv_kernel": Key("mixer.convolution", 4),
-    "layer_norm_epsilon": Key("norm.eps", 1e-5, EPS),
-    "use_bias": Key("mixer.bias", False),
-    "use_conv_bias": Key("mixer.convolution_bias", True),
-    "initializer_range": Key("init.std", 0.1, FLOAT),
+KEYS: dict[str, config_keys.Key] = {
+    "hidden_size": config_keys.WIDTH,
+    "num_hidden_layers": config_keys.DEPTH,
+    "vocab_size": config_keys.VOCABULARY,
+    "conv_kernel": config_keys.Key("mixer.convolution", 4),
+    "layer_norm_epsilon": config_keys.Key("norm.eps", 1e-5, config_keys.EPS),
+    "use_bias": config_keys.Key("mixer.bias", False),
+    "use_conv_bias": config_keys.Key("mixer.convolution_bias", True),
+    "initializer_range": config_keys.Key("init.std", 0.1, config_keys.FLOAT),
 }
 NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
@@ -47,15 +35,15 @@ class MambaFamily(DecoderFamily):
     class_ends: Mapping[type[Readout], str] = {
         kind: CAUSAL_HEADS[kind] for kind in (LanguageHead, NoReadout)
     }
-    keys: Mapping[str, Key] = {
+    keys: Mapping[str, config_keys.Key] = {
         **KEYS,
-        "state_size": Key("mixer.state_size", 16),
-        "time_step_rank": Key("mixer.dt_rank"),
-        "tie_word_embeddings": TIED,
+        "state_size": config_keys.Key("mixer.state_size", 16),
+        "time_step_rank": config_keys.Key("mixer.dt_rank"),
+        "tie_word_embeddings": config_keys.TIED,
     }
     only: Mapping[str, Any] = {"hidden_act": "silu"}
     constants = NO_TOKENS
-    mixer: type[Mamba] | type[Mamba2] = Mamba
+    mixer: type[mamba.Mamba] | type[mamba2.Mamba2] = mamba.Mamba
 
     root = "backbone."
     embedding: Mapping[str, Sources] = {
@@ -87,28 +75,28 @@ class MambaFamily(DecoderFamily):
         return super().complete({**config_json, "time_step_rank": rank})
 
     def read_layers(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: RMSNorm, config_json: Mapping[str, Any]
     ) -> Iterable[LayerConfig]:
         mixer = self.read_mixer(parts, config_json)
         layer = LayerConfig(attention=None, mixer=Branch(mixer, PreNorm(norm)), feedforward=None)
         return (layer,) * parts.depth
 
-    def read_mixer(self, parts: Parts, config_json: Mapping[str, Any]) -> MixerConfig:
+    def read_mixer(self, parts: config_keys.Parts, config_json: Mapping[str, Any]) -> MixerConfig:
         inner = int(config_json.get("expand", 2) * parts.width)
         if config_json["model_type"] == FALCON:
-            eps = EPS.read("mixer_rms_eps", config_json.get("mixer_rms_eps", 1e-6))
-            return Mamba(inner=inner, inner_eps=eps, **parts.mixer)
-        return Mamba(inner=inner, **parts.mixer)
+            eps = config_keys.EPS.read("mixer_rms_eps", config_json.get("mixer_rms_eps", 1e-6))
+            return mamba.Mamba(inner=inner, inner_eps=eps, **parts.mixer)
+        return mamba.Mamba(inner=inner, **parts.mixer)
 
-    def model_type(self, parts: Parts) -> str:
+    def model_type(self, parts: config_keys.Parts) -> str:
         return MAMBA_TYPE if getattr(parts.mixer, "inner_eps", "none") == "none" else FALCON
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         mixer = parts.mixer
         if not isinstance(mixer, self.mixer) or mixer.inner % mixer.width:
             return None
         described: dict[str, Any] = {"expand": mixer.inner // mixer.width}
-        if isinstance(mixer, Mamba) and mixer.inner_eps != "none":
+        if isinstance(mixer, mamba.Mamba) and mixer.inner_eps != "none":
             described["mixer_rms_eps"] = mixer.inner_eps
         if isinstance(config.readout, NoReadout):
             # A tied bare model would get a head.
@@ -138,7 +126,7 @@ def _read_limits(_: str, limits: Any) -> Any:
     return "any" if low <= 0.0 and high == float("inf") else (low, high)
 
 
-LIMITS = Form(_read_limits, lambda limits: None if limits == "any" else list(limits))
+LIMITS = config_keys.Form(_read_limits, lambda limits: None if limits == "any" else list(limits))
 
 
 class Mamba2Family(MambaFamily):
@@ -146,16 +134,16 @@ class Mamba2Family(MambaFamily):
 
     name = "mamba2"
     classes: Mapping[str, str] = {"mamba2": "Mamba2"}
-    keys: Mapping[str, Key] = {
+    keys: Mapping[str, config_keys.Key] = {
         **KEYS,
-        "num_heads": Key("mixer.heads", 128),
-        "head_dim": Key("mixer.head_size", 64),
-        "state_size": Key("mixer.state_size", 128),
-        "n_groups": Key("mixer.groups", 8),
-        "time_step_limit": Key("mixer.time_step", None, LIMITS, written="changed"),
-        "tie_word_embeddings": UNTIED,
+        "num_heads": config_keys.Key("mixer.heads", 128),
+        "head_dim": config_keys.Key("mixer.head_size", 64),
+        "state_size": config_keys.Key("mixer.state_size", 128),
+        "n_groups": config_keys.Key("mixer.groups", 8),
+        "time_step_limit": config_keys.Key("mixer.time_step", None, LIMITS, written="changed"),
+        "tie_word_embeddings": config_keys.UNTIED,
     }
-    mixer = Mamba2
+    mixer = mamba2.Mamba2
     layer: Mapping[str, Sources] = {
         **MambaFamily.layer,
         "mixer.dt_bias": "mixer.dt_bias",
@@ -172,10 +160,10 @@ class Mamba2Family(MambaFamily):
             )
         return DecoderFamily.complete(self, config_json)
 
-    def read_mixer(self, parts: Parts, config_json: Mapping[str, Any]) -> MixerConfig:  # noqa: ARG002
-        return Mamba2(eps=parts.norm["eps"], **parts.mixer)
+    def read_mixer(self, parts: config_keys.Parts, config_json: Mapping[str, Any]) -> MixerConfig:  # noqa: ARG002
+        return mamba2.Mamba2(eps=parts.norm["eps"], **parts.mixer)
 
-    def model_type(self, parts: Parts) -> str:  # noqa: ARG002
+    def model_type(self, parts: config_keys.Parts) -> str:  # noqa: ARG002
         return "mamba2"
 
 

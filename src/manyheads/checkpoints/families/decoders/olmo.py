@@ -5,36 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families import windows
 from manyheads.checkpoints.families.config_keys import BIAS, EPS, STD, Key, Parts
-from manyheads.checkpoints.families.decoders.llama import (
-    KEYS,
-    LLAMA,
-    NO_TOKENS,
-    UNEVEN_HEAD_SIZE,
-    LlamaFamily,
-    uneven_head_size,
-)
-from manyheads.checkpoints.families.decoders.qwen_hybrid import (
-    LINEAR,
-    delta_blocks,
-    describe_delta,
-    read_delta,
-)
+from manyheads.checkpoints.families.decoders import llama, qwen_hybrid
 from manyheads.checkpoints.families.decoders.qwen_hybrid import (
     layer_kinds as hybrid_kinds,
 )
 from manyheads.checkpoints.families.family import CAUSAL_HEADS, Sources
 from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
-from manyheads.checkpoints.families.windows import (
-    FULL,
-    SLIDING,
-    attentions_of,
-    kind_of,
-    layer_kinds,
-    mask_of,
-    ropes_by_kind,
-    window_of,
-)
 from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry
 from manyheads.errors import ConfigError
 from manyheads.mixers.build import MixerConfig
@@ -56,22 +34,22 @@ EVERY = 4
 DELTA_EPS = 1e-5
 
 
-class OlmoFamily(LlamaFamily):
+class OlmoFamily(llama.LlamaFamily):
     """OLMo 2 and OLMo 3."""
 
     name = "olmo"
     classes: Mapping[str, str] = {OLMO2: "Olmo2", OLMO3: "Olmo3"}
     keys: Mapping[str, Key] = {
-        **KEYS,
-        "head_dim": UNEVEN_HEAD_SIZE,
+        **llama.KEYS,
+        "head_dim": llama.UNEVEN_HEAD_SIZE,
         "rms_norm_eps": Key("norm.eps", 1e-5, EPS),
         "attention_bias": BIAS,
         "initializer_range": STD,
     }
-    constants: Mapping[str, Any] = {**NO_TOKENS, "pad_token_id": None}
+    constants: Mapping[str, Any] = {**llama.NO_TOKENS, "pad_token_id": None}
     placement = OutputNorm
     layer: Mapping[str, Sources] = {
-        **LLAMA.layer,
+        **llama.LLAMA.layer,
         "attention_residual.second_norm": "post_attention_layernorm",
         "feedforward_residual.second_norm": "post_feedforward_layernorm",
     }
@@ -80,10 +58,10 @@ class OlmoFamily(LlamaFamily):
         self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
     ) -> AttentionConfig | MixerConfig:
         later = config_json["model_type"] == OLMO3
-        kind = layer_kinds(config_json, EVERY)[index] if later else FULL
+        kind = windows.layer_kinds(config_json, EVERY)[index] if later else windows.FULL
         return AttentionConfig(
             position=_rotary(config_json, kind),
-            mask=mask_of(kind, config_json.get("sliding_window", WINDOW)),
+            mask=windows.mask_of(kind, config_json.get("sliding_window", WINDOW)),
             query_norm=norm,
             key_norm=norm,
             norm_span="heads",
@@ -92,27 +70,28 @@ class OlmoFamily(LlamaFamily):
 
     def model_type(self, parts: Parts) -> str:
         slides = any(
-            layer.attention is not None and kind_of(layer.attention.inner) == SLIDING
+            layer.attention is not None
+            and windows.kind_of(layer.attention.inner) == windows.SLIDING
             for layer in parts.stack.layers
         )
         return OLMO3 if slides else OLMO2
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
-        attentions = attentions_of(config)
-        ropes = ropes_by_kind(attentions)
+        attentions = windows.attentions_of(config)
+        ropes = windows.ropes_by_kind(attentions)
         if ropes is None:
             return None
         described = {
-            "rope_parameters": ropes[FULL],
+            "rope_parameters": ropes[windows.FULL],
             "max_position_embeddings": longest_of(parts.attention.position),
-            **uneven_head_size(parts),
+            **llama.uneven_head_size(parts),
         }
         if self.model_type(parts) == OLMO2:
             return described
         return described | {
             "rope_parameters": ropes,
-            "layer_types": [kind_of(attention) for attention in attentions],
-            "sliding_window": window_of(attentions, WINDOW),
+            "layer_types": [windows.kind_of(attention) for attention in attentions],
+            "sliding_window": windows.window_of(attentions, WINDOW),
         }
 
 
@@ -125,13 +104,13 @@ def _rotary(config_json: Mapping[str, Any], kind: str) -> Rotary:
     if family == OLMO3:
         rope = dict((config_json.get("rope_parameters") or {}).get(kind) or {})
         # Only the layers without a window take the older keys; the others keep the default.
-        rope |= (config_json.get("rope_scaling") or {}) if kind == FULL else {}
+        rope |= (config_json.get("rope_scaling") or {}) if kind == windows.FULL else {}
     theta = config_json.get("rope_theta", THETAS[family])
     longest = config_json.get("max_position_embeddings", LENGTH)
     return replace(read_rope(rope, theta=theta, longest=longest), fraction=1.0)
 
 
-class OlmoHybridFamily(LlamaFamily):
+class OlmoHybridFamily(llama.LlamaFamily):
     """OLMo hybrid: gated delta nets in most layers, the attention of OLMo 3 in the others."""
 
     name = "olmo_hybrid"
@@ -144,7 +123,7 @@ class OlmoHybridFamily(LlamaFamily):
     per_layer_keys = ()
     # Layers with attention norm what it writes, the others what they read.
     layer: Mapping[str, Sources] = {
-        **LLAMA.layer,
+        **llama.LLAMA.layer,
         "attention_residual.norm": "attention_layer_norm",
         "feedforward_residual.norm": "feedforward_layer_norm",
         "attention_residual.second_norm": "feedforward_layer_norm",
@@ -169,8 +148,11 @@ class OlmoHybridFamily(LlamaFamily):
         heads, count = own["num_attention_heads"], own["num_hidden_layers"]
         keys = own.get("linear_num_key_heads", heads)
         key_size = own.get("linear_key_head_dim", int(0.75 * own["hidden_size"] / keys))
-        kinds = [FULL if index % EVERY == EVERY - 1 else LINEAR for index in range(count)]
-        kinds[-1:] = kinds[-1:] if FULL in kinds else [FULL]
+        kinds = [
+            windows.FULL if index % EVERY == EVERY - 1 else qwen_hybrid.LINEAR
+            for index in range(count)
+        ]
+        kinds[-1:] = kinds[-1:] if windows.FULL in kinds else [windows.FULL]
         defaults = {
             "layer_types": kinds,
             "full_attention_interval": EVERY,
@@ -184,7 +166,8 @@ class OlmoHybridFamily(LlamaFamily):
         kinds = hybrid_kinds(complete)
         if len(set(kinds)) < 2:
             raise ConfigError(
-                f"all layers are {kinds[0]}", f"use both {FULL} and {LINEAR} in layer_types"
+                f"all layers are {kinds[0]}",
+                f"use both {windows.FULL} and {qwen_hybrid.LINEAR} in layer_types",
             )
         return complete
 
@@ -194,9 +177,9 @@ class OlmoHybridFamily(LlamaFamily):
     def read_inner(
         self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
     ) -> AttentionConfig | MixerConfig:
-        if hybrid_kinds(config_json)[index] == LINEAR:
+        if hybrid_kinds(config_json)[index] == qwen_hybrid.LINEAR:
             turned = bool(config_json.get("linear_allow_neg_eigval", True))
-            return read_delta(config_json, eps=DELTA_EPS, negative_eigenvalues=turned)
+            return qwen_hybrid.read_delta(config_json, eps=DELTA_EPS, negative_eigenvalues=turned)
         return AttentionConfig(
             position=_hybrid_position(config_json),
             mask=Causal(),
@@ -217,8 +200,8 @@ class OlmoHybridFamily(LlamaFamily):
             "rope_parameters": rope,
             "max_position_embeddings": longest_of(position, HYBRID_LENGTH),
             "linear_allow_neg_eigval": parts.mixer.negative_eigenvalues,
-            **describe_delta(config.stack, parts.mixer),
-            **uneven_head_size(parts),
+            **qwen_hybrid.describe_delta(config.stack, parts.mixer),
+            **llama.uneven_head_size(parts),
         }
 
     def entry(
@@ -228,7 +211,7 @@ class OlmoHybridFamily(LlamaFamily):
         if not isinstance(mixer, GatedDelta) or ".mixer." not in name:
             return super().entry(name, sources, layer)
         if not name.endswith(".convolution.weight"):
-            return Entry(name, sources, delta_blocks(name, mixer))
+            return Entry(name, sources, qwen_hybrid.delta_blocks(name, mixer))
         sizes = tuple(mixer.rows().values())[:3]
         # `transformers` reads any sizes, and writes three that are as equal as can be.
         third = -(-sum(sizes) // 3)

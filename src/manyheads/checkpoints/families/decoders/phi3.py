@@ -4,18 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families import family, windows
 from manyheads.checkpoints.families.config_keys import EPS, FLOAT, Key, Parts
-from manyheads.checkpoints.families.decoders.llama import (
-    KEYS,
-    LLAMA,
-    NO_TOKENS,
-    UNEVEN_HEAD_SIZE,
-    LlamaFamily,
-    uneven_head_size,
-)
-from manyheads.checkpoints.families.family import Sources
+from manyheads.checkpoints.families.decoders import llama
 from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
-from manyheads.checkpoints.families.windows import FULL, SLIDING, attentions_of, mask_of, window_of
 from manyheads.errors import ConfigError
 from manyheads.parts.norms import RMSNorm
 from manyheads.parts.positions.rotary import LongRopeScaling, NoScaling, Rotary
@@ -26,21 +18,25 @@ LENGTH = 4096
 LONGROPE = ("longrope", "su", "yarn")
 
 
-class Phi3Family(LlamaFamily):
+class Phi3Family(llama.LlamaFamily):
     """Phi-3."""
 
     name = "phi3"
     classes: Mapping[str, str] = {"phi3": "Phi3"}
     keys: Mapping[str, Key] = {
-        **KEYS,
-        "head_dim": UNEVEN_HEAD_SIZE,
+        **llama.KEYS,
+        "head_dim": llama.UNEVEN_HEAD_SIZE,
         "rms_norm_eps": Key("norm.eps", 1e-5, EPS),
         "resid_pdrop": Key("residual.dropout", 0.0, FLOAT),
         "embd_pdrop": Key("embedding.dropout", 0.0, FLOAT),
     }
-    constants: Mapping[str, Any] = {**NO_TOKENS, "pad_token_id": None, "attention_bias": False}
-    layer: Mapping[str, Sources] = {
-        **LLAMA.layer,
+    constants: Mapping[str, Any] = {
+        **llama.NO_TOKENS,
+        "pad_token_id": None,
+        "attention_bias": False,
+    }
+    layer: Mapping[str, family.Sources] = {
+        **llama.LLAMA.layer,
         "attention.project": "self_attn.qkv_proj",
         "feedforward.expand": "mlp.gate_up_proj",
     }
@@ -53,7 +49,7 @@ class Phi3Family(LlamaFamily):
         index: int,  # noqa: ARG002
     ) -> AttentionConfig:
         window = config_json.get("sliding_window")
-        mask = mask_of(FULL if window is None else SLIDING, window)
+        mask = windows.mask_of(windows.FULL if window is None else windows.SLIDING, window)
         return AttentionConfig(position=_rotary(config_json), mask=mask, **parts.attention)
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
@@ -64,8 +60,8 @@ class Phi3Family(LlamaFamily):
         described = {
             "rope_parameters": {"partial_rotary_factor": 1.0, **rope},
             "max_position_embeddings": longest_of(position),
-            "sliding_window": window_of(attentions_of(config), None),
-            **uneven_head_size(parts),
+            "sliding_window": windows.window_of(windows.attentions_of(config), None),
+            **llama.uneven_head_size(parts),
         }
         if isinstance(position.scaling, LongRopeScaling):
             described["original_max_position_embeddings"] = position.scaling.original_length

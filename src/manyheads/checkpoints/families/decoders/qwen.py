@@ -5,15 +5,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import Parts
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.families.decoders.llama import LLAMA, LlamaFamily
-from manyheads.checkpoints.families.family import Sources
 from manyheads.checkpoints.tensor_map import Either, Entry, Stacked
 from manyheads.errors import ConfigError
 from manyheads.mixers.build import MixerConfig
-from manyheads.models.decoder import DecoderConfig
+from manyheads.models import decoder, recipes
 from manyheads.models.layer import FeedForwardConfig, LayerConfig
-from manyheads.models.recipes import ModelConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.gates import Gate
@@ -47,7 +45,7 @@ class QwenGatedFamily(LlamaFamily):
         return super().complete({"head_dim": HEAD_SIZE, **config_json, "attention_bias": bias})
 
     def read_inner(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
+        self, parts: config_keys.Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
     ) -> AttentionConfig | MixerConfig:
         gates = [per for key, per in OUTPUT_GATES.items() if config_json.get(key)]
         changes: dict[str, Any] = {"gates": tuple(Gate(at="output", per=per) for per in gates)}
@@ -55,8 +53,8 @@ class QwenGatedFamily(LlamaFamily):
             changes |= {"query_norm": NoNorm(), "key_norm": NoNorm()}
         return replace(super().read_inner(parts, norm, config_json, index), **changes)
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any] | None:
-        if not isinstance(config, DecoderConfig) or not config.stack.layers:
+    def write_config(self, config: recipes.ModelConfig) -> dict[str, Any] | None:
+        if not isinstance(config, decoder.DecoderConfig) or not config.stack.layers:
             return None
         first, norm = config.stack.layers[0].attention, config.stack.final_norm
         if first is None or len(first.inner.gates) != 1:
@@ -98,7 +96,7 @@ class ExpertsFamily(LlamaFamily):
 
     def read_feedforward(
         self,
-        parts: Parts,  # noqa: ARG002
+        parts: config_keys.Parts,  # noqa: ARG002
         config_json: Mapping[str, Any],
         index: int,
     ) -> FeedForwardConfig:
@@ -119,7 +117,7 @@ class ExpertsFamily(LlamaFamily):
             renormalize=bool(config_json["norm_topk_prob"]),
         )
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         described = super().describe(config, parts)
         inside = [layer.feedforward.inner for layer in config.stack.layers if layer.feedforward]
         if described is None:
@@ -129,7 +127,7 @@ class ExpertsFamily(LlamaFamily):
         described["intermediate_size"] = hidden[0] if hidden else DENSE_HIDDEN
         return described | describe_experts(inside)
 
-    def layer_table(self, layer: LayerConfig) -> Mapping[str, Sources]:
+    def layer_table(self, layer: LayerConfig) -> Mapping[str, family.Sources]:
         if not has_experts(layer):
             return self.layer
         return {name: at for name, at in self.layer.items() if not name.startswith("feedforward.")}
@@ -167,7 +165,7 @@ def has_experts(layer: LayerConfig) -> bool:
     return layer.feedforward is not None and isinstance(layer.feedforward.inner, Experts)
 
 
-def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
+def with_attention(config: decoder.DecoderConfig, **changes: Any) -> decoder.DecoderConfig:
     """The config with changes to the attention of every layer."""
 
     def changed(layer: LayerConfig) -> LayerConfig:

@@ -6,8 +6,7 @@ from typing import Any
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.config_keys import Parts
-from manyheads.checkpoints.families.decoders.llama import LLAMA
-from manyheads.checkpoints.families.decoders.qwen import DENSE_HIDDEN, ExpertsFamily, has_experts
+from manyheads.checkpoints.families.decoders import llama, qwen
 from manyheads.checkpoints.families.family import Sources
 from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry, Interleaved
 from manyheads.errors import ConfigError
@@ -17,14 +16,13 @@ from manyheads.models.layer import LayerConfig
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, Readout
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
-from manyheads.parts.gates import Gate
-from manyheads.parts.norms import RMSNorm
+from manyheads.parts import gates, norms
 
 # The defaults where config.json leaves them out.
 DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "head_dim": 256,
-    "intermediate_size": DENSE_HIDDEN,
+    "intermediate_size": qwen.DENSE_HIDDEN,
     "partial_rotary_factor": 0.25,
     "full_attention_interval": 4,
     "decoder_sparse_step": 1,
@@ -40,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
 }
 FULL, LINEAR = "full_attention", "linear_attention"
-GATES = (Gate(at="output", per="channel"),)
+GATES = (gates.Gate(at="output", per="channel"),)
 # The fields of a gated delta net by their keys.
 DELTA_KEYS = {
     "linear_num_value_heads": "heads",
@@ -51,7 +49,7 @@ DELTA_KEYS = {
 }
 
 
-class QwenNextFamily(ExpertsFamily):
+class QwenNextFamily(qwen.ExpertsFamily):
     """Qwen3-Next: gated attention in some layers, gated delta nets in the others."""
 
     name = "qwen_next"
@@ -59,7 +57,7 @@ class QwenNextFamily(ExpertsFamily):
     class_ends: Mapping[type[Readout], str] = {LanguageHead: "ForCausalLM"}
     gates_per = "head"
     layer: Mapping[str, Sources] = {
-        **LLAMA.layer,
+        **llama.LLAMA.layer,
         # Stored by key head: q k v z together, and b a together.
         "mixer.project": "linear_attn.in_proj_qkvz",
         "mixer.rates": "linear_attn.in_proj_ba",
@@ -73,11 +71,11 @@ class QwenNextFamily(ExpertsFamily):
     def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
         return super().complete({**DEFAULTS, **config_json})
 
-    def read_norm(self, parts: Parts) -> RMSNorm:
-        return RMSNorm(centered=True, **parts.norm)
+    def read_norm(self, parts: Parts) -> norms.RMSNorm:
+        return norms.RMSNorm(centered=True, **parts.norm)
 
     def read_inner(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
+        self, parts: Parts, norm: norms.RMSNorm, config_json: Mapping[str, Any], index: int
     ) -> AttentionConfig | MixerConfig:
         if layer_kinds(config_json)[index] == LINEAR:
             return read_delta(config_json, eps=norm.eps)
@@ -154,7 +152,7 @@ class Qwen35Family(QwenNextFamily):
         return super().complete({**DEFAULTS_3_5, **text, **ONLY_NEXT, **experts})
 
     def model_type(self, parts: Parts) -> str:
-        return SPARSE if any(map(has_experts, parts.stack.layers)) else DENSE
+        return SPARSE if any(map(qwen.has_experts, parts.stack.layers)) else DENSE
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         described = super().describe(config, parts)

@@ -6,23 +6,7 @@ from math import lcm
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    EPS,
-    FLOAT,
-    HIDDEN,
-    STD,
-    VOCABULARY,
-    WIDTH,
-    Key,
-    Parts,
-    one_of,
-)
-from manyheads.checkpoints.families.family import (
-    HIDDEN_ACTIVATIONS,
-    DecoderFamily,
-    Sources,
-    layer_of,
-)
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.tensor_map import Packed
 from manyheads.errors import ConfigError
 from manyheads.mixers.lsh_attention import LshAttention
@@ -69,20 +53,22 @@ DEFAULTS: dict[str, Any] = {
 ATTENTION = "attention.self_attention"
 
 
-class ReformerFamily(DecoderFamily):
+class ReformerFamily(family.DecoderFamily):
     """The Reformer with a language head."""
 
     name = "reformer"
     classes: Mapping[str, str] = {"reformer": "Reformer"}
     class_ends: Mapping[type[Readout], str] = {LanguageHead: "ModelWithLMHead"}
-    keys: Mapping[str, Key] = {
-        "hidden_size": WIDTH,
-        "vocab_size": VOCABULARY,
-        "feed_forward_size": HIDDEN,
-        "hidden_act": Key("feedforward.activation", form=one_of(HIDDEN_ACTIVATIONS)),
-        "hidden_dropout_prob": Key("embedding.dropout", form=FLOAT),
-        "layer_norm_eps": Key("norm.eps", form=EPS),
-        "initializer_range": STD,
+    keys: Mapping[str, config_keys.Key] = {
+        "hidden_size": config_keys.WIDTH,
+        "vocab_size": config_keys.VOCABULARY,
+        "feed_forward_size": config_keys.HIDDEN,
+        "hidden_act": config_keys.Key(
+            "feedforward.activation", form=config_keys.one_of(family.HIDDEN_ACTIVATIONS)
+        ),
+        "hidden_dropout_prob": config_keys.Key("embedding.dropout", form=config_keys.FLOAT),
+        "layer_norm_eps": config_keys.Key("norm.eps", form=config_keys.EPS),
+        "initializer_range": config_keys.STD,
     }
     constants: Mapping[str, Any] = {
         "is_decoder": True,
@@ -92,13 +78,13 @@ class ReformerFamily(DecoderFamily):
     }
 
     root = "reformer."
-    embedding: Mapping[str, Sources] = {
+    embedding: Mapping[str, family.Sources] = {
         "embedding.tokens": "embeddings.word_embeddings",
         "embedding.positions": "embeddings.position_embeddings.embedding",
         "stack.final_norm": "encoder.layer_norm",
     }
     layers = "encoder.layers"
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         "attention.project": tuple(f"{ATTENTION}.{part}" for part in ("query", "key", "value")),
         "attention.output": "attention.output.dense",
         "mixer.project": (f"{ATTENTION}.query_key", f"{ATTENTION}.value"),
@@ -108,7 +94,7 @@ class ReformerFamily(DecoderFamily):
         "feedforward.expand": "feed_forward.dense.dense",
         "feedforward.contract": "feed_forward.output.dense",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
         LanguageHead: {"readout": "lm_head.decoder"}
     }
     # `transformers` stores a bias of the language head and does not add it.
@@ -119,7 +105,7 @@ class ReformerFamily(DecoderFamily):
         _check(complete)
         return complete
 
-    def read_norm(self, parts: Parts) -> LayerNorm:
+    def read_norm(self, parts: config_keys.Parts) -> LayerNorm:
         return LayerNorm(**parts.norm)
 
     def read_config(self, config_json: Mapping[str, Any]) -> DecoderConfig:
@@ -127,18 +113,18 @@ class ReformerFamily(DecoderFamily):
         return replace(plain, embedding=replace(plain.embedding, position=position))
 
     def read_layers(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: LayerNorm, config_json: Mapping[str, Any]
     ) -> Iterator[LayerConfig]:
         dropout = parts.embedding["dropout"]
         feedforward = MLP(dropout=dropout, **parts.feedforward)
         for kind in config_json["attn_layers"]:
             inner = _local(config_json) if kind == "local" else _lsh(config_json)
-            yield layer_of(inner, feedforward, PreNorm(norm), dropout, residual="reversible")
+            yield family.layer_of(inner, feedforward, PreNorm(norm), dropout, residual="reversible")
 
-    def read_readout(self, parts: Parts, config_json: Mapping[str, Any]) -> Readout:  # noqa: ARG002
+    def read_readout(self, parts: config_keys.Parts, config_json: Mapping[str, Any]) -> Readout:  # noqa: ARG002
         return LanguageHead(tied=False)
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         kinds: list[str] = []
         described: dict[str, Any] = {}
         for layer in config.stack.layers:

@@ -6,20 +6,14 @@ from typing import Any
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.config_keys import FLOAT, Key, Parts
-from manyheads.checkpoints.families.encoders.bert import (
-    ACTIVATION,
-    EMBEDDING,
-    KEYS,
-    masked_heads,
-)
+from manyheads.checkpoints.families.encoders import bert
 from manyheads.checkpoints.families.family import EncoderFamily, Sources, embedding_of, layer_of
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.layer import LayerConfig
 from manyheads.models.readout import LanguageHead, Readout, ReadoutTransform
 from manyheads.models.stack import StackConfig
-from manyheads.parts.feedforward import MLP
-from manyheads.parts.norms import LayerNorm, PostNorm
+from manyheads.parts import feedforward, norms
 
 SHARING = ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
 
@@ -30,9 +24,9 @@ class AlbertFamily(EncoderFamily):
     name = "albert"
     classes: Mapping[str, str] = {"albert": "Albert"}
     keys: Mapping[str, Key] = {
-        **KEYS,
+        **bert.KEYS,
         "embedding_size": Key("embedding.table_width", 128, computed="embedding.size"),
-        "hidden_act": replace(ACTIVATION, default="gelu_new"),
+        "hidden_act": replace(bert.ACTIVATION, default="gelu_new"),
         "max_position_embeddings": Key("position.count", 512),
         "hidden_dropout_prob": Key("embedding.dropout", 0.0, FLOAT),
         "attention_probs_dropout_prob": Key("attention.dropout", 0.0, FLOAT),
@@ -40,7 +34,7 @@ class AlbertFamily(EncoderFamily):
 
     prefix = "albert."
     embedding: Mapping[str, Sources] = {
-        **EMBEDDING,
+        **bert.EMBEDDING,
         "embedding.project": "encoder.embedding_hidden_mapping_in",
     }
     layer: Mapping[str, Sources] = {
@@ -52,7 +46,7 @@ class AlbertFamily(EncoderFamily):
         "feedforward_residual.norm": "full_layer_layer_norm",
     }
     heads: Mapping[type[Readout], Mapping[str, Sources]] = {
-        **masked_heads("albert.", "pooler"),
+        **bert.masked_heads("albert.", "pooler"),
         LanguageHead: {
             "readout.transform.dense": "predictions.dense",
             "readout.transform.norm": "predictions.LayerNorm",
@@ -65,23 +59,23 @@ class AlbertFamily(EncoderFamily):
     unused_heads = ("sop_classifier.classifier.weight", "sop_classifier.classifier.bias")
     buffers = ("position_ids", "token_type_ids")
 
-    def read_embedding(self, parts: Parts, norm: LayerNorm) -> Embedding:
+    def read_embedding(self, parts: Parts, norm: norms.LayerNorm) -> Embedding:
         return embedding_of(parts, norm=norm, projected=True)
 
     def read_stack(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
     ) -> StackConfig:
         owners = _owners(*(config_json.get(key, 1) for key in SHARING))
         layer = layer_of(
             AttentionConfig(bias="all", **parts.attention),
-            MLP(**parts.feedforward),
-            PostNorm(norm),
+            feedforward.MLP(**parts.feedforward),
+            norms.PostNorm(norm),
             attention_dropout=parts.embedding["dropout"],
         )
         return StackConfig(width=parts.width, layers=(layer,) * len(owners), weights_of=owners)
 
     def transforms(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
     ) -> Mapping[type[Readout], ReadoutTransform]:
         transforms, size = (
             super().transforms(parts, norm, config_json),

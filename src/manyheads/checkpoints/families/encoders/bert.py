@@ -4,62 +4,39 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    EPS,
-    FLOAT,
-    HEADS,
-    HIDDEN,
-    POSITIONS,
-    TIED,
-    UNWRITTEN_STD,
-    VOCABULARY,
-    WIDTH,
-    Form,
-    Key,
-    Parts,
-    one_of,
-)
+from manyheads.checkpoints.families import config_keys
 from manyheads.checkpoints.families.family import EncoderFamily, Sources
 from manyheads.errors import ConfigError
-from manyheads.models.readout import (
-    ClassHead,
-    LanguageHead,
-    Readout,
-    ReadoutTransform,
-    SpanHead,
-    TokenHead,
-)
-from manyheads.parts.feedforward import Activation
-from manyheads.parts.norms import LayerNorm
+from manyheads.models import readout
+from manyheads.parts import feedforward, norms
 
 POOLED = ("pooler.dense.weight", "pooler.dense.bias")
 NEXT_SENTENCE = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
 # Positions and types that are counted up.
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 # Where several names mean one of our activations, we write the first.
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, feedforward.Activation] = {
     "gelu": "gelu",
     "relu": "relu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
 }
-ACTIVATION = Key("feedforward.activation", "gelu", one_of(ACTIVATIONS))
-KEYS: dict[str, Key] = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": DEPTH,
-    "num_attention_heads": HEADS,
-    "intermediate_size": HIDDEN,
+ACTIVATION = config_keys.Key("feedforward.activation", "gelu", config_keys.one_of(ACTIVATIONS))
+KEYS: dict[str, config_keys.Key] = {
+    "hidden_size": config_keys.WIDTH,
+    "num_hidden_layers": config_keys.DEPTH,
+    "num_attention_heads": config_keys.HEADS,
+    "intermediate_size": config_keys.HIDDEN,
     "hidden_act": ACTIVATION,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": POSITIONS,
-    "type_vocab_size": Key("embedding.types", 2),
-    "layer_norm_eps": Key("norm.eps", 1e-12, EPS),
-    "hidden_dropout_prob": Key("embedding.dropout", 0.1, FLOAT),
-    "attention_probs_dropout_prob": Key("attention.dropout", 0.1, FLOAT),
-    "tie_word_embeddings": TIED,
-    "initializer_range": UNWRITTEN_STD,
+    "vocab_size": config_keys.VOCABULARY,
+    "max_position_embeddings": config_keys.POSITIONS,
+    "type_vocab_size": config_keys.Key("embedding.types", 2),
+    "layer_norm_eps": config_keys.Key("norm.eps", 1e-12, config_keys.EPS),
+    "hidden_dropout_prob": config_keys.Key("embedding.dropout", 0.1, config_keys.FLOAT),
+    "attention_probs_dropout_prob": config_keys.Key("attention.dropout", 0.1, config_keys.FLOAT),
+    "tie_word_embeddings": config_keys.TIED,
+    "initializer_range": config_keys.UNWRITTEN_STD,
 }
 EMBEDDING: dict[str, Sources] = {
     "embedding.tokens": "embeddings.word_embeddings",
@@ -81,16 +58,16 @@ LAYER: dict[str, Sources] = {
 }
 
 
-def masked_heads(prefix: str, pooler: str) -> dict[type[Readout], dict[str, Sources]]:
+def masked_heads(prefix: str, pooler: str) -> dict[type[readout.Readout], dict[str, Sources]]:
     """The heads of BERT, with this prefix and pooler."""
     return {
-        LanguageHead: {
+        readout.LanguageHead: {
             "readout.transform.dense": "cls.predictions.transform.dense",
             "readout.transform.norm": "cls.predictions.transform.LayerNorm",
         },
-        ClassHead: {"readout.transform.dense": prefix + pooler, "readout": "classifier"},
-        TokenHead: {"readout": "classifier"},
-        SpanHead: {"readout": "qa_outputs"},
+        readout.ClassHead: {"readout.transform.dense": prefix + pooler, "readout": "classifier"},
+        readout.TokenHead: {"readout": "classifier"},
+        readout.SpanHead: {"readout": "qa_outputs"},
     }
 
 
@@ -99,14 +76,16 @@ class BertFamily(EncoderFamily):
 
     name = "bert"
     classes: Mapping[str, str] = {"bert": "Bert"}
-    keys: Mapping[str, Key] = KEYS
+    keys: Mapping[str, config_keys.Key] = KEYS
 
     prefix = "bert."
     other_prefixes: tuple[str, ...] = ("roberta.",)
     embedding: Mapping[str, Sources] = EMBEDDING
     layers = "encoder.layer"
     layer: Mapping[str, Sources] = LAYER
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = masked_heads("bert.", "pooler.dense")
+    heads: Mapping[type[readout.Readout], Mapping[str, Sources]] = masked_heads(
+        "bert.", "pooler.dense"
+    )
     words = "cls.predictions"
     tied_copies: tuple[str, ...] = (
         "cls.predictions.decoder.weight",
@@ -143,7 +122,9 @@ def _read_offset(key: str, padding: Any) -> int:
 
 
 # Positions are counted from the padding token on.
-OFFSET = Key("position.offset", 1, Form(_read_offset, lambda offset: offset - 1))
+OFFSET = config_keys.Key(
+    "position.offset", 1, config_keys.Form(_read_offset, lambda offset: offset - 1)
+)
 
 
 class RobertaFamily(BertFamily):
@@ -151,16 +132,16 @@ class RobertaFamily(BertFamily):
 
     name = "roberta"
     classes: Mapping[str, str] = {"roberta": "Roberta"}
-    keys: Mapping[str, Key] = {**KEYS, "pad_token_id": OFFSET}
+    keys: Mapping[str, config_keys.Key] = {**KEYS, "pad_token_id": OFFSET}
     prefix = "roberta."
     other_prefixes: tuple[str, ...] = ("bert.",)
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+    heads: Mapping[type[readout.Readout], Mapping[str, Sources]] = {
         **BERT.heads,
-        LanguageHead: {
+        readout.LanguageHead: {
             "readout.transform.dense": "lm_head.dense",
             "readout.transform.norm": "lm_head.layer_norm",
         },
-        ClassHead: {
+        readout.ClassHead: {
             "readout.transform.dense": "classifier.dense",
             "readout": "classifier.out_proj",
         },
@@ -169,13 +150,16 @@ class RobertaFamily(BertFamily):
     tied_copies = ("lm_head.decoder.weight", "lm_head.decoder.bias")
 
     def transforms(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Mapping[type[Readout], ReadoutTransform]:
+        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
+    ) -> Mapping[type[readout.Readout], readout.ReadoutTransform]:
         """The language head is GELU whatever the layers are."""
         transforms = super().transforms(parts, norm, config_json)
-        return {**transforms, LanguageHead: replace(transforms[LanguageHead], activation="gelu")}
+        return {
+            **transforms,
+            readout.LanguageHead: replace(transforms[readout.LanguageHead], activation="gelu"),
+        }
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:  # noqa: ARG002
         """Positions without an offset are those of BERT."""
         return {} if getattr(parts.position, "offset", 0) else None
 

@@ -6,16 +6,7 @@ from typing import Any
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.config_keys import FLOAT, Form, Key, Parts, flag
-from manyheads.checkpoints.families.encoders.bert import (
-    ACTIVATION,
-    BERT,
-    BUFFERS,
-    EMBEDDING,
-    KEYS,
-    LAYER,
-    NEXT_SENTENCE,
-    ROBERTA,
-)
+from manyheads.checkpoints.families.encoders import bert
 from manyheads.checkpoints.families.family import EncoderFamily, Sources, embedding_of, layer_of
 from manyheads.errors import ConfigError
 from manyheads.mixers.sparse.big_bird import BigBird
@@ -37,8 +28,8 @@ class BigBirdFamily(EncoderFamily):
     name = "big_bird"
     classes: Mapping[str, str] = {"big_bird": "BigBird"}
     keys: Mapping[str, Key] = {
-        **KEYS,
-        "hidden_act": replace(ACTIVATION, default="gelu_new"),
+        **bert.KEYS,
+        "hidden_act": replace(bert.ACTIVATION, default="gelu_new"),
         "max_position_embeddings": Key("position.count", 4096),
         "num_attention_heads": Key("attention.heads", computed="residual.inner.heads"),
         "attention_probs_dropout_prob": Key(
@@ -50,20 +41,20 @@ class BigBirdFamily(EncoderFamily):
     }
 
     prefix = "bert."
-    embedding: Mapping[str, Sources] = EMBEDDING
+    embedding: Mapping[str, Sources] = bert.EMBEDDING
     layers = "encoder.layer"
-    layer: Mapping[str, Sources] = LAYER
+    layer: Mapping[str, Sources] = bert.LAYER
     # A classifier of sequences has the names of RoBERTa's, every other head those of BERT's.
     heads: Mapping[type[Readout], Mapping[str, Sources]] = {
-        **BERT.heads,
-        ClassHead: ROBERTA.heads[ClassHead],
+        **bert.BERT.heads,
+        ClassHead: bert.ROBERTA.heads[ClassHead],
     }
-    words = BERT.words
-    tied_copies = BERT.tied_copies
+    words = bert.BERT.words
+    tied_copies = bert.BERT.tied_copies
     # No head uses the pooler.
     unused = ("pooler.weight", "pooler.bias")
-    unused_heads = NEXT_SENTENCE
-    buffers = BUFFERS
+    unused_heads = bert.NEXT_SENTENCE
+    buffers = bert.BUFFERS
 
     def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
         if config_json.get("is_decoder") or config_json.get("add_cross_attention"):

@@ -12,16 +12,9 @@ from manyheads.checkpoints.families.encoders.bert import ACTIVATIONS, BERT, EMBE
 from manyheads.checkpoints.families.family import EncoderFamily, Sources, embedding_of, layer_of
 from manyheads.checkpoints.tensor_map import Entry, TensorMap
 from manyheads.errors import ConfigError
+from manyheads.models import encoder, readout, recipes
 from manyheads.models.embedding import Embedding
-from manyheads.models.encoder import EncoderConfig
 from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import (
-    ClassHead,
-    LanguageHead,
-    Readout,
-    ReadoutTransform,
-)
-from manyheads.models.recipes import ModelConfig
 from manyheads.parts.feedforward import MLP, Activation
 from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm
 from manyheads.parts.positions import Disentangled, Learned, NoPosition
@@ -89,9 +82,9 @@ class DebertaFamily(EncoderFamily):
         "attention.distances.key": "attention.self.pos_key_proj",
         "attention.distances.query": "attention.self.pos_query_proj",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+    heads: Mapping[type[readout.Readout], Mapping[str, Sources]] = {
         **BERT.heads,
-        ClassHead: {"readout.transform.dense": "pooler.dense", "readout": "classifier"},
+        readout.ClassHead: {"readout.transform.dense": "pooler.dense", "readout": "classifier"},
     }
     words = BERT.words
     tied_copies = BERT.tied_copies
@@ -126,11 +119,14 @@ class DebertaFamily(EncoderFamily):
 
     def transforms(
         self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Mapping[type[Readout], ReadoutTransform]:
+    ) -> Mapping[type[readout.Readout], readout.ReadoutTransform]:
         transforms = super().transforms(parts, norm, config_json)
         name = config_json.get("pooler_hidden_act", "gelu")
         activation = POOLER.read("pooler_hidden_act", name)
-        return {**transforms, ClassHead: ReadoutTransform(activation=activation, norm=NoNorm())}
+        return {
+            **transforms,
+            readout.ClassHead: readout.ReadoutTransform(activation=activation, norm=NoNorm()),
+        }
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         position, head = getattr(parts.attention, "position", None), config.readout
@@ -139,13 +135,13 @@ class DebertaFamily(EncoderFamily):
         described = _describe_position(position) | {"legacy": not getattr(head, "tied", True)}
         longest = described["max_relative_positions"]
         described["max_position_embeddings"] = getattr(parts.position, "count", longest)
-        if isinstance(head, ClassHead) and head.transform is not None:
+        if isinstance(head, readout.ClassHead) and head.transform is not None:
             described["pooler_hidden_act"] = POOLER.write(head.transform.activation)
         return described
 
-    def tensor_map(self, config: ModelConfig, names: Iterable[str]) -> TensorMap:
+    def tensor_map(self, config: recipes.ModelConfig, names: Iterable[str]) -> TensorMap:
         table = super().tensor_map(config, names)
-        if not isinstance(config.readout, LanguageHead) or not config.readout.tied:
+        if not isinstance(config.readout, readout.LanguageHead) or not config.readout.tied:
             return table
         return [
             WrittenAs(entry.name, entry.sources, written=NEWER_HEAD[entry.sources[0]])
@@ -160,17 +156,19 @@ class DebertaFamily(EncoderFamily):
             return None
         return OLDER_HEAD.get(name, super().canonical_name(name))
 
-    def unused_tensors(self, config: ModelConfig) -> dict[str, str]:
+    def unused_tensors(self, config: recipes.ModelConfig) -> dict[str, str]:
         """Positions that are not added, and the language head beside another or none."""
-        assert isinstance(config, EncoderConfig)
+        assert isinstance(config, encoder.EncoderConfig)
         added = isinstance(config.embedding.position, Learned)
         unused = {} if added else {POSITIONS: self.prefix_of(config) + POSITIONS}
-        return unused | ({} if isinstance(config.readout, LanguageHead) else NEWER_HEAD)
+        return unused | ({} if isinstance(config.readout, readout.LanguageHead) else NEWER_HEAD)
 
-    def rewritten(self, config_json: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    def rewritten(
+        self, config_json: Mapping[str, Any], config: recipes.ModelConfig
+    ) -> dict[str, Any]:
         """A language head is written as the newer one, which an untied head cannot be."""
         head = config.readout
-        newer = {"legacy": not head.tied} if isinstance(head, LanguageHead) else {}
+        newer = {"legacy": not head.tied} if isinstance(head, readout.LanguageHead) else {}
         return {**config_json, **newer}
 
 

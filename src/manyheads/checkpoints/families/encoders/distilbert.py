@@ -4,60 +4,39 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    DEPTH,
-    FLOAT,
-    HEADS,
-    HIDDEN,
-    POSITIONS,
-    STD,
-    TIED,
-    VOCABULARY,
-    WIDTH,
-    Key,
-    Parts,
-)
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.families.encoders.bert import ACTIVATION, EMBEDDING
-from manyheads.checkpoints.families.family import EncoderFamily, Sources, layer_of
+from manyheads.models import readout
 from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import (
-    ClassHead,
-    LanguageHead,
-    Readout,
-    ReadoutTransform,
-    SpanHead,
-    TokenHead,
-)
-from manyheads.parts.feedforward import MLP
-from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm
+from manyheads.parts import feedforward, norms
 
-PRE_CLASSIFIER = ReadoutTransform(activation="relu", norm=NoNorm())
+PRE_CLASSIFIER = readout.ReadoutTransform(activation="relu", norm=norms.NoNorm())
 
 
-class DistilBertFamily(EncoderFamily):
+class DistilBertFamily(family.EncoderFamily):
     """DistilBERT."""
 
     name = "distilbert"
     classes: Mapping[str, str] = {"distilbert": "DistilBert"}
-    keys: Mapping[str, Key] = {
-        "dim": WIDTH,
-        "n_layers": DEPTH,
-        "n_heads": HEADS,
-        "hidden_dim": HIDDEN,
+    keys: Mapping[str, config_keys.Key] = {
+        "dim": config_keys.WIDTH,
+        "n_layers": config_keys.DEPTH,
+        "n_heads": config_keys.HEADS,
+        "hidden_dim": config_keys.HIDDEN,
         "activation": ACTIVATION,
-        "vocab_size": VOCABULARY,
+        "vocab_size": config_keys.VOCABULARY,
         # A sinusoidal table is stored too.
-        "max_position_embeddings": POSITIONS,
-        "dropout": Key("embedding.dropout", 0.1, FLOAT),
-        "attention_dropout": Key("attention.dropout", 0.1, FLOAT),
-        "initializer_range": STD,
-        "tie_word_embeddings": TIED,
+        "max_position_embeddings": config_keys.POSITIONS,
+        "dropout": config_keys.Key("embedding.dropout", 0.1, config_keys.FLOAT),
+        "attention_dropout": config_keys.Key("attention.dropout", 0.1, config_keys.FLOAT),
+        "initializer_range": config_keys.STD,
+        "tie_word_embeddings": config_keys.TIED,
     }
 
     prefix = "distilbert."
-    embedding: Mapping[str, Sources] = EMBEDDING
+    embedding: Mapping[str, family.Sources] = EMBEDDING
     layers = "transformer.layer"
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         "attention.project": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         "attention.output": "attention.out_lin",
         "attention_residual.norm": "sa_layer_norm",
@@ -65,42 +44,42 @@ class DistilBertFamily(EncoderFamily):
         "feedforward.contract": "ffn.lin2",
         "feedforward_residual.norm": "output_layer_norm",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
-        LanguageHead: {
+    heads: Mapping[type[readout.Readout], Mapping[str, family.Sources]] = {
+        readout.LanguageHead: {
             "readout.transform.dense": "vocab_transform",
             "readout.transform.norm": "vocab_layer_norm",
             "readout": "vocab_projector",
         },
-        ClassHead: {"readout.transform.dense": "pre_classifier", "readout": "classifier"},
-        TokenHead: {"readout": "classifier"},
-        SpanHead: {"readout": "qa_outputs"},
+        readout.ClassHead: {"readout.transform.dense": "pre_classifier", "readout": "classifier"},
+        readout.TokenHead: {"readout": "classifier"},
+        readout.SpanHead: {"readout": "qa_outputs"},
     }
     tied_copies = ("vocab_projector.weight",)
     buffers = ("position_ids",)
 
-    def read_norm(self, parts: Parts) -> LayerNorm:  # noqa: ARG002
+    def read_norm(self, parts: config_keys.Parts) -> norms.LayerNorm:  # noqa: ARG002
         """The family has no key for it."""
-        return LayerNorm(eps=1e-12)
+        return norms.LayerNorm(eps=1e-12)
 
     def read_layers(
         self,
-        parts: Parts,
-        norm: LayerNorm,
+        parts: config_keys.Parts,
+        norm: norms.LayerNorm,
         config_json: Mapping[str, Any],  # noqa: ARG002
     ) -> Iterable[LayerConfig]:
-        layer = layer_of(
+        layer = family.layer_of(
             AttentionConfig(bias="all", **parts.attention),
-            MLP(**parts.feedforward),
-            PostNorm(norm),
+            feedforward.MLP(**parts.feedforward),
+            norms.PostNorm(norm),
             parts.embedding["dropout"],
             attention_dropout=0.0,
         )
         return (layer,) * parts.depth
 
     def transforms(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Mapping[type[Readout], ReadoutTransform]:
-        return {**super().transforms(parts, norm, config_json), ClassHead: PRE_CLASSIFIER}
+        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
+    ) -> Mapping[type[readout.Readout], readout.ReadoutTransform]:
+        return {**super().transforms(parts, norm, config_json), readout.ClassHead: PRE_CLASSIFIER}
 
 
 DISTILBERT = DistilBertFamily()

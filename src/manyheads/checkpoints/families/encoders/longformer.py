@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from manyheads.checkpoints.families.config_keys import FLOAT, Key, Parts
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.checkpoints.families.encoders.bert import LAYER, ROBERTA, RobertaFamily
-from manyheads.checkpoints.families.family import Sources, layer_of
 from manyheads.errors import ConfigError
 from manyheads.mixers.sparse.longformer import Longformer
 from manyheads.models.layer import LayerConfig
@@ -22,15 +21,15 @@ class LongformerFamily(RobertaFamily):
 
     name = "longformer"
     classes: Mapping[str, str] = {"longformer": "Longformer"}
-    keys: Mapping[str, Key] = {
+    keys: Mapping[str, config_keys.Key] = {
         **ROBERTA.keys,
-        "num_attention_heads": Key("mixer.heads"),
-        "attention_probs_dropout_prob": Key("mixer.dropout", 0.1, FLOAT),
+        "num_attention_heads": config_keys.Key("mixer.heads"),
+        "attention_probs_dropout_prob": config_keys.Key("mixer.dropout", 0.1, config_keys.FLOAT),
     }
 
     prefix = "longformer."
     other_prefixes = ()
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         **LAYER,
         "mixer.project_global_query": "attention.self.query_global",
         "mixer.project_global": ("attention.self.key_global", "attention.self.value_global"),
@@ -43,15 +42,15 @@ class LongformerFamily(RobertaFamily):
         return config_json
 
     def read_layers(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: LayerNorm, config_json: Mapping[str, Any]
     ) -> Iterator[LayerConfig]:
         places = _global_positions(self.read_readout(parts, norm, config_json))
         dropout, feedforward = parts.embedding["dropout"], MLP(**parts.feedforward)
         for window in _windows(config_json):
             mixer = Longformer(window=window // 2, global_positions=places, **parts.mixer)
-            yield layer_of(mixer, feedforward, PostNorm(norm), dropout)
+            yield family.layer_of(mixer, feedforward, PostNorm(norm), dropout)
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:  # noqa: ARG002
         mixers = [layer.mixer.inner for layer in config.stack.layers if layer.mixer is not None]
         if not all(isinstance(mixer, Longformer) for mixer in mixers):
             return None

@@ -5,26 +5,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    BIAS,
-    BOOL,
-    DEPTH,
-    EPS,
-    FLOAT,
-    HEADS,
-    HIDDEN,
-    TIED,
-    UNWRITTEN_STD,
-    VOCABULARY,
-    WIDTH,
-    Key,
-    Parts,
-    one_of,
-)
-from manyheads.checkpoints.families.family import EncoderFamily, Sources
+from manyheads.checkpoints.families import config_keys, family
 from manyheads.errors import ConfigError
-from manyheads.models.encoder import EncoderConfig
-from manyheads.models.initialization import Initialization
+from manyheads.models import encoder, initialization, stack
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
 from manyheads.models.readout import (
     ClassHead,
@@ -35,10 +18,8 @@ from manyheads.models.readout import (
     SpanHead,
     TokenHead,
 )
-from manyheads.models.stack import StackConfig
+from manyheads.parts import masks, norms
 from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
-from manyheads.parts.masks import Full, Window
-from manyheads.parts.norms import LayerNorm, NoNorm, PreNorm
 from manyheads.parts.positions import Rotary
 
 # Where several names mean one of our activations, we write the first.
@@ -56,46 +37,46 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
 LOCAL = 128
 LAST_SPECIAL = 50283
-ACTIVATION = one_of(ACTIVATIONS)
-TRANSFORM: dict[str, Sources] = {
+ACTIVATION = config_keys.one_of(ACTIVATIONS)
+TRANSFORM: dict[str, family.Sources] = {
     "readout.transform.dense": "head.dense",
     "readout.transform.norm": "head.norm",
 }
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
-class ModernBertFamily(EncoderFamily):
+class ModernBertFamily(family.EncoderFamily):
     """ModernBERT."""
 
     name = "modernbert"
     classes: Mapping[str, str] = {"modernbert": "ModernBert"}
-    keys: Mapping[str, Key] = {
-        "hidden_size": WIDTH,
-        "num_hidden_layers": DEPTH,
-        "num_attention_heads": HEADS,
-        "intermediate_size": HIDDEN,
-        "hidden_activation": Key("feedforward.activation", "gelu", ACTIVATION),
-        "vocab_size": VOCABULARY,
-        "norm_eps": Key("norm.eps", 1e-5, EPS),
-        "norm_bias": Key("norm.bias", False, BOOL),
-        "attention_bias": BIAS,
-        "mlp_bias": Key("feedforward.bias", False, BOOL),
-        "attention_dropout": Key("attention.dropout", 0.0, FLOAT),
-        "mlp_dropout": Key("feedforward.dropout", 0.0, FLOAT),
-        "embedding_dropout": Key("embedding.dropout", 0.0, FLOAT),
-        "tie_word_embeddings": replace(TIED, written="never"),
-        "initializer_range": UNWRITTEN_STD,
+    keys: Mapping[str, config_keys.Key] = {
+        "hidden_size": config_keys.WIDTH,
+        "num_hidden_layers": config_keys.DEPTH,
+        "num_attention_heads": config_keys.HEADS,
+        "intermediate_size": config_keys.HIDDEN,
+        "hidden_activation": config_keys.Key("feedforward.activation", "gelu", ACTIVATION),
+        "vocab_size": config_keys.VOCABULARY,
+        "norm_eps": config_keys.Key("norm.eps", 1e-5, config_keys.EPS),
+        "norm_bias": config_keys.Key("norm.bias", False, config_keys.BOOL),
+        "attention_bias": config_keys.BIAS,
+        "mlp_bias": config_keys.Key("feedforward.bias", False, config_keys.BOOL),
+        "attention_dropout": config_keys.Key("attention.dropout", 0.0, config_keys.FLOAT),
+        "mlp_dropout": config_keys.Key("feedforward.dropout", 0.0, config_keys.FLOAT),
+        "embedding_dropout": config_keys.Key("embedding.dropout", 0.0, config_keys.FLOAT),
+        "tie_word_embeddings": replace(config_keys.TIED, written="never"),
+        "initializer_range": config_keys.UNWRITTEN_STD,
     }
-    init = Initialization(draw="truncated", scaled_outputs=True)
+    init = initialization.Initialization(draw="truncated", scaled_outputs=True)
 
     prefix = "model."
-    embedding: Mapping[str, Sources] = {
+    embedding: Mapping[str, family.Sources] = {
         "embedding.tokens": "embeddings.tok_embeddings",
         "embedding.norm": "embeddings.norm",
         "stack.final_norm": "final_norm",
     }
     layers = "layers"
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         "attention_residual.norm": "attn_norm",
         "attention.project": "attn.Wqkv",
         "attention.output": "attn.Wo",
@@ -103,7 +84,7 @@ class ModernBertFamily(EncoderFamily):
         "feedforward.expand": "mlp.Wi",
         "feedforward.contract": "mlp.Wo",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
         LanguageHead: {**TRANSFORM, "readout": "decoder"},
         ClassHead: {**TRANSFORM, "readout": "classifier"},
         TokenHead: {**TRANSFORM, "readout": "classifier"},
@@ -114,30 +95,30 @@ class ModernBertFamily(EncoderFamily):
     buffers = ("inv_freq",)
 
     def read_stack(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> StackConfig:
+        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
+    ) -> stack.StackConfig:
         # The two keys mean the same; `transformers` follows this one.
         side = config_json.get("sliding_window", config_json.get("local_attention", LOCAL) // 2)
         feedforward: Branch[FeedForwardConfig] = Branch(
-            _feedforward(parts.feedforward), PreNorm(norm)
+            _feedforward(parts.feedforward), norms.PreNorm(norm)
         )
         layers: list[LayerConfig] = []
         for kind in _kinds(config_json):
             attention = AttentionConfig(
                 position=_rotary(config_json, kind),
-                mask=Full() if kind == FULL else Window(side, side),
+                mask=masks.Full() if kind == FULL else masks.Window(side, side),
                 **parts.attention,
             )
             # The embedding is already normalized, so the first attention has no norm.
-            before = PreNorm(norm if layers else NoNorm())
+            before = norms.PreNorm(norm if layers else norms.NoNorm())
             branch = Branch(attention, before, attention.dropout)
             layers.append(LayerConfig(attention=branch, feedforward=feedforward))
-        return StackConfig(width=parts.width, layers=tuple(layers), final_norm=norm)
+        return stack.StackConfig(width=parts.width, layers=tuple(layers), final_norm=norm)
 
     def transforms(
         self,
-        parts: Parts,  # noqa: ARG002
-        norm: LayerNorm,
+        parts: config_keys.Parts,  # noqa: ARG002
+        norm: norms.LayerNorm,
         config_json: Mapping[str, Any],
     ) -> Mapping[type[Readout], ReadoutTransform]:
         name = config_json.get("classifier_activation", "gelu")
@@ -149,7 +130,7 @@ class ModernBertFamily(EncoderFamily):
         return dict.fromkeys(self.heads, transform)
 
     def read_readout(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
     ) -> Readout:
         head = super().read_readout(parts, norm, config_json)
         if isinstance(head, LanguageHead):
@@ -163,7 +144,7 @@ class ModernBertFamily(EncoderFamily):
             return replace(head, pool=POOLS[pool])
         return head
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
         layers, head = _describe_layers(config), _describe_head(config.readout)
         if layers is None or head is None:
             return None
@@ -222,7 +203,7 @@ def _feedforward(arguments: Mapping[str, Any]) -> GeGLU | SwiGLU:
     return SwiGLU(**{name: value for name, value in arguments.items() if name != "activation"})
 
 
-def _describe_layers(config: EncoderConfig) -> dict[str, Any] | None:
+def _describe_layers(config: encoder.EncoderConfig) -> dict[str, Any] | None:
     kinds, thetas, local = [], dict(THETAS), LOCAL
     for index in range(len(config.stack.layers)):
         attention = config.stack.attention(index)
@@ -230,8 +211,8 @@ def _describe_layers(config: EncoderConfig) -> dict[str, Any] | None:
             return None
         if attention.position != Rotary(theta=attention.position.theta):
             return None
-        kind = SLIDING if isinstance(attention.mask, Window) else FULL
-        if isinstance(attention.mask, Window):
+        kind = SLIDING if isinstance(attention.mask, masks.Window) else FULL
+        if isinstance(attention.mask, masks.Window):
             local = 2 * attention.mask.before
         thetas[kind] = attention.position.theta
         kinds.append(kind)

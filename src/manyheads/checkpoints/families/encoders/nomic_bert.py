@@ -4,37 +4,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import (
-    FLOAT,
-    HEAD_SIZE,
-    STD,
-    Key,
-    Parts,
-    one_of,
-)
-from manyheads.checkpoints.families.encoders.bert import (
-    BERT,
-    EMBEDDING,
-    KEYS,
-    POOLED,
-    masked_heads,
-)
-from manyheads.checkpoints.families.family import (
-    MASKED_HEADS,
-    EncoderFamily,
-    Sources,
-    layer_of,
-)
+from manyheads.checkpoints.families import config_keys, family
+from manyheads.checkpoints.families.encoders import bert
 from manyheads.checkpoints.tensor_map import Either, Entry
 from manyheads.errors import ConfigError
+from manyheads.models import readout
 from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import (
-    ClassHead,
-    LanguageHead,
-    NoReadout,
-    Readout,
-    TokenHead,
-)
 from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
 from manyheads.parts.norms import LayerNorm, PostNorm
 from manyheads.parts.positions import Rotary
@@ -75,29 +50,34 @@ FIXED: dict[str, Any] = {
 }
 
 
-class NomicBertFamily(EncoderFamily):
+class NomicBertFamily(family.EncoderFamily):
     """NomicBERT."""
 
     name = "nomic_bert"
     classes: Mapping[str, str] = {"nomic_bert": "NomicBert"}
-    class_ends: Mapping[type[Readout], str] = {
-        kind: MASKED_HEADS[kind] for kind in (NoReadout, LanguageHead, ClassHead, TokenHead)
+    class_ends: Mapping[type[readout.Readout], str] = {
+        kind: family.MASKED_HEADS[kind]
+        for kind in (readout.NoReadout, readout.LanguageHead, readout.ClassHead, readout.TokenHead)
     }
-    keys: Mapping[str, Key] = {
-        **{name: key for name, key in KEYS.items() if name != "max_position_embeddings"},
-        "head_dim": HEAD_SIZE,
-        "hidden_act": Key("feedforward.activation", "silu", one_of(ACTIVATIONS)),
-        "hidden_dropout_prob": Key("embedding.dropout", 0.0, FLOAT),
-        "attention_probs_dropout_prob": Key("attention.dropout", 0.0, FLOAT),
-        "initializer_range": STD,
+    keys: Mapping[str, config_keys.Key] = {
+        **{name: key for name, key in bert.KEYS.items() if name != "max_position_embeddings"},
+        "head_dim": config_keys.HEAD_SIZE,
+        "hidden_act": config_keys.Key(
+            "feedforward.activation", "silu", config_keys.one_of(ACTIVATIONS)
+        ),
+        "hidden_dropout_prob": config_keys.Key("embedding.dropout", 0.0, config_keys.FLOAT),
+        "attention_probs_dropout_prob": config_keys.Key(
+            "attention.dropout", 0.0, config_keys.FLOAT
+        ),
+        "initializer_range": config_keys.STD,
     }
 
     prefix = "nomic_bert."
     # That of the model's own code.
     other_prefixes = ("bert.",)
-    embedding: Mapping[str, Sources] = {**EMBEDDING, "embedding.norm": "emb_ln"}
+    embedding: Mapping[str, family.Sources] = {**bert.EMBEDDING, "embedding.norm": "emb_ln"}
     layers = "encoder.layers"
-    layer: Mapping[str, Sources] = {
+    layer: Mapping[str, family.Sources] = {
         "attention.project": "attn.Wqkv",
         "attention.output": "attn.out_proj",
         "attention_residual.norm": "norm1",
@@ -106,16 +86,16 @@ class NomicBertFamily(EncoderFamily):
         "feedforward.contract": "mlp.fc2",
         "feedforward_residual.norm": "norm2",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
-        **masked_heads("nomic_bert.", "pooler.dense"),
-        LanguageHead: {
+    heads: Mapping[type[readout.Readout], Mapping[str, family.Sources]] = {
+        **bert.masked_heads("nomic_bert.", "pooler.dense"),
+        readout.LanguageHead: {
             "readout.transform.dense": "cls.predictions.transform.dense",
             "readout.transform.norm": "cls.predictions.transform.layer_norm",
         },
     }
-    words = BERT.words
-    tied_copies = BERT.tied_copies
-    unused = POOLED
+    words = bert.BERT.words
+    tied_copies = bert.BERT.tied_copies
+    unused = bert.POOLED
     buffers = ("inv_freq", "position_ids", "token_type_ids")
     older: Mapping[str, str] = {"embeddings.LayerNorm.": "emb_ln."}
     module_layers = "layers"
@@ -139,7 +119,7 @@ class NomicBertFamily(EncoderFamily):
         return {**config_json, "head_dim": "even" if even else size}
 
     def read_layers(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
+        self, parts: config_keys.Parts, norm: LayerNorm, config_json: Mapping[str, Any]
     ) -> Iterable[LayerConfig]:
         attention = AttentionConfig(position=_rotary(config_json), **parts.attention)
         arguments = dict(parts.feedforward)
@@ -147,10 +127,10 @@ class NomicBertFamily(EncoderFamily):
         if silu:
             del arguments["activation"]
         feedforward = SwiGLU(**arguments) if silu else GeGLU(**arguments)
-        layer = layer_of(attention, feedforward, PostNorm(norm), parts.embedding["dropout"])
+        layer = family.layer_of(attention, feedforward, PostNorm(norm), parts.embedding["dropout"])
         return (layer,) * parts.depth
 
-    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002
+    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:  # noqa: ARG002
         if not isinstance(getattr(parts.attention, "position", None), Rotary):
             return None
         rope = {"rope_type": "default", "rope_theta": parts.attention.position.theta}

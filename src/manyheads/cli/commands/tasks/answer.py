@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from manyheads.cli import arguments
-from manyheads.cli.commands.tasks.search import (
-    IndexAddress,
-    IndexOptions,
-    JsonResults,
-    OptionalQuery,
-    print_question,
-    read_questions,
-)
+from manyheads.cli.commands.tasks import search
 from manyheads.cli.options import ComputeOptions
 from manyheads.errors import InputError
 
@@ -31,10 +24,10 @@ class AnswerCommand:
     For example: manyheads answer notes.index "Which heads are pruned first?" --reader smollm2
     """
 
-    address: IndexAddress
+    address: search.IndexAddress
 
     question: Annotated[
-        OptionalQuery, tyro.conf.arg(metavar="[QUESTION]", help_behavior_hint="")
+        search.OptionalQuery, tyro.conf.arg(metavar="[QUESTION]", help_behavior_hint="")
     ] = None
     """The question; without it, questions are asked for, or read from a pipe line by line."""
 
@@ -56,7 +49,7 @@ class AnswerCommand:
     json: arguments.JsonFile = None
     """A JSON file for all answers; - prints them instead of the page, one line per question."""
 
-    index: IndexOptions = IndexOptions()
+    index: search.IndexOptions = search.IndexOptions()
     compute: ComputeOptions = ComputeOptions()
 
     def run(self) -> int:
@@ -70,16 +63,16 @@ class AnswerCommand:
         if self.question is not None and not self.question.strip():
             raise InputError(f"QUESTION {self.question!r} is empty", "ask something")
         config = self._config()
-        results = JsonResults(self.json)
+        results = search.JsonResults(self.json)
         index = self.compute.open_index(self.address, self.index.model)
         reader = self.compute.open(self.reader)
-        for question in read_questions() if self.question is None else (self.question,):
+        for question in search.read_questions() if self.question is None else (self.question,):
             answer = self._answer(index, question, reader, config)
             results.add(answer.as_dict())
             if results.printed:
                 continue
             if self.question is None:
-                print_question(question)
+                search.print_question(question)
             print_answer(answer)
         results.write()
         return 0

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from manyheads.cli import arguments, inputs
-from manyheads.cli.match_page import print_explanation
-from manyheads.cli.options import DeviceOptions
+from manyheads.cli import arguments, inputs, match_page, options
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 
@@ -96,7 +94,7 @@ class Search:
     """A JSON file for all that was found; - prints it instead of the page, one line per query."""
 
     index: IndexOptions = IndexOptions()
-    compute: DeviceOptions = DeviceOptions()
+    compute: options.DeviceOptions = options.DeviceOptions()
 
     def run(self) -> int:
         """Print the documents found, from best to worst."""
@@ -181,7 +179,7 @@ class Search:
         for number, hit in enumerate(hits, 1):
             print_hit(page, number, hit, words, passage=not why)
             if why:
-                print_explanation(page, why[number - 1])
+                match_page.print_explanation(page, why[number - 1])
         sys.stdout.flush()
 
     def _score(self, index: "Index", file: Path, results: "JsonResults") -> None:

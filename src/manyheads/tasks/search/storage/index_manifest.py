@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
 from manyheads.errors import InputError, MissingPackageError
-from manyheads.tasks.search.chunking import ChunkSettings
-from manyheads.tasks.search.residual_codes import NUMBER_BYTES, PER_BYTE
+from manyheads.tasks.search import chunking, residual_codes
 
 IndexKind = Literal["dense", "late", "bm25", "hybrid"]
 VectorFormat = Literal["float32", "float16", "2bit"]
@@ -40,7 +39,7 @@ class IndexManifest:
     vectors: VectorFormat = "float32"
     model: str = ""
     model_fingerprint: str = ""
-    settings: ChunkSettings = field(default_factory=ChunkSettings)
+    settings: chunking.ChunkSettings = field(default_factory=chunking.ChunkSettings)
     width: int = 0
     table: str = ""
     version: int = 0
@@ -64,7 +63,7 @@ class IndexManifest:
     @property
     def row_width(self) -> int:
         """How many numbers, or bytes of a code, are stored per vector."""
-        coded = NUMBER_BYTES + -(-self.width // PER_BYTE)
+        coded = residual_codes.NUMBER_BYTES + -(-self.width // residual_codes.PER_BYTE)
         return coded if self.vectors == "2bit" else self.width
 
     def to_json(self) -> str:
@@ -81,7 +80,7 @@ class IndexManifest:
                     f"the index {where} has format {version}, and this version reads {FORMAT}",
                     "update manyheads, or create the index again",
                 )
-            values["settings"] = ChunkSettings(**values["settings"])
+            values["settings"] = chunking.ChunkSettings(**values["settings"])
             values["before"] = tuple(values["before"])
             return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -18,14 +18,7 @@ from manyheads.ragged import Ragged
 from manyheads.tasks.search.chunking import Chunker
 from manyheads.tasks.search.documents import Document, Documents, read_documents
 from manyheads.tasks.search.residual_codes import ResidualCodec, train_codec
-from manyheads.tasks.search.storage import vector_store
-from manyheads.tasks.search.storage.index_manifest import (
-    CODES,
-    KEYWORDS,
-    TABLE,
-    IndexLocation,
-    IndexManifest,
-)
+from manyheads.tasks.search.storage import index_manifest, vector_store
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
 from manyheads.tasks.search.storage.vector_store import ChunkRow, ChunkTable
 
@@ -88,7 +81,12 @@ class IndexingReport:
 class IndexWriter:
     """One change of an index, which is complete or did not happen. The lock must be held."""
 
-    def __init__(self, location: IndexLocation, plan: IndexManifest, model: Model | None) -> None:
+    def __init__(
+        self,
+        location: index_manifest.IndexLocation,
+        plan: index_manifest.IndexManifest,
+        model: Model | None,
+    ) -> None:
         self.location = location
         self.plan = plan
         self.model = model
@@ -120,7 +118,7 @@ class IndexWriter:
         keep_others: bool,
         remove: Iterable[str] = (),
         progress: bool = True,
-    ) -> IndexManifest:
+    ) -> index_manifest.IndexManifest:
         """Add or replace documents, remove some, and commit; `keep_others` keeps the rest."""
         started = time.perf_counter()
         keys_by_id = {name: key for key, name in self._committed.items()} if keep_others else {}
@@ -221,7 +219,7 @@ class IndexWriter:
                 self._codec.save(folder / CODEC_FILE)
         return self._codec.encode(vectors)
 
-    def _commit(self, keys_by_id: dict[str, str]) -> IndexManifest:
+    def _commit(self, keys_by_id: dict[str, str]) -> index_manifest.IndexManifest:
         keys = set(keys_by_id.values())
         stale = [key for key in self._staged if key not in keys]
         committed = set(self._committed)
@@ -259,7 +257,7 @@ class IndexWriter:
 
     def _write_keywords(self, version: int) -> str:
         """Words of all rows, in a folder of their own."""
-        name = f"{KEYWORDS}{self.plan.table_name.rpartition('-')[2]}-{version}"
+        name = f"{index_manifest.KEYWORDS}{self.plan.table_name.rpartition('-')[2]}-{version}"
         if name in self.location.names():
             return name
         index = KeywordIndex.of(self._table.searched_texts(), code=self.plan.settings.code)
@@ -275,16 +273,16 @@ def _count(documents: Documents) -> int | None:
     return None if any(isinstance(document, Path) for document in documents) else len(documents)
 
 
-def _same_index(old: IndexManifest, plan: IndexManifest) -> bool:
+def _same_index(old: index_manifest.IndexManifest, plan: index_manifest.IndexManifest) -> bool:
     return (old.kind, old.table, old.model) == (plan.kind, plan.table_name, plan.model)
 
 
-def codes_name(plan: IndexManifest) -> str:
+def codes_name(plan: index_manifest.IndexManifest) -> str:
     """The folder of the codec of a table."""
-    return CODES + plan.table_name.removeprefix(TABLE)
+    return index_manifest.CODES + plan.table_name.removeprefix(index_manifest.TABLE)
 
 
-def read_codec(location: IndexLocation, name: str) -> ResidualCodec | None:
+def read_codec(location: index_manifest.IndexLocation, name: str) -> ResidualCodec | None:
     """The codec of a table, None if it was not trained yet."""
     if name not in location.names():
         return None

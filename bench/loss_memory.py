@@ -16,7 +16,7 @@ from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
 Given = tuple[Tensor, Tensor, Tensor]
 
 
-def given(tokens: int, vocabulary: int, width: int, device: str) -> Given:
+def loss_inputs(tokens: int, vocabulary: int, width: int, device: str) -> Given:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, width, generator=draw).to(device).requires_grad_()
     vectors = (torch.randn(vocabulary, width, generator=draw) * 0.02).to(device).requires_grad_()
@@ -51,9 +51,9 @@ def step(way: str, inputs: Given, half: bool) -> Tensor:
 
 
 def peak(way: str, shape: tuple[int, int, int], device: str, half: bool) -> int:
-    inputs = given(*shape, device)
+    inputs = loss_inputs(*shape, device)
     # What libraries keep for themselves after their first call is not the step's.
-    step(way, given(16, 64, 32, device), half)
+    step(way, loss_inputs(16, 64, 32, device), half)
     return peak_extra(lambda: step(way, inputs, half), device)
 
 
@@ -72,9 +72,9 @@ def main() -> None:
 
 
 def _measure(shape: tuple[int, int, int], device: str, rounds: int, half: bool) -> None:
-    inputs = given(*shape, device)
+    inputs = loss_inputs(*shape, device)
     entrants: dict[str, Work] = {way: partial(step, way, inputs, half) for way in WAYS}
-    few: Given = given(512, *shape[1:], device)
+    few: Given = loss_inputs(512, *shape[1:], device)
     worst = check_agreement(
         {way: partial(step, way, few, half) for way in WAYS},
         truth="all at once",

@@ -78,7 +78,7 @@ class _Ours:
         return lambda: updater.begin(pinned).numbers
 
 
-def _theirs(model: nn.Module, loss: Callable[[Any], Tensor], *, compiled: bool = True) -> Work:
+def _peer(model: nn.Module, loss: Callable[[Any], Tensor], *, compiled: bool = True) -> Work:
     """The plain loop around a model."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     called = torch.compile(model.train()) if compiled else model.train()
@@ -113,7 +113,7 @@ def _gpt2(rounds: int) -> None:
     entrants = {
         OURS: _Ours(ours, CausalLM(), texts).work(),
         HALF: _Ours(half.bfloat16(), CausalLM(), texts).work(),
-        THEIRS: _theirs(peer, loss),
+        THEIRS: _peer(peer, loss),
     }
     _tell(f"GPT-2 124M, {TEXTS} texts of {LENGTH}", entrants, ours, ids.numel(), rounds, 1.5)
 
@@ -144,8 +144,8 @@ def _masked(rounds: int) -> None:
     entrants = {
         OURS: _Ours(ours, objective, texts).work(),
         HALF: _Ours(half.bfloat16(), objective, texts).work(),
-        THEIRS: _theirs(peer, loss),
-        EAGER: _theirs(eager, loss, compiled=False),
+        THEIRS: _peer(peer, loss),
+        EAGER: _peer(eager, loss, compiled=False),
     }
     tokens = texts.lengths.total
     mean = tokens / MASKED_TEXTS

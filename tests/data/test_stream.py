@@ -31,7 +31,7 @@ def growing(*sizes: int) -> Callable[[int], int]:
     return lambda step: sizes[min(step // 2, len(sizes) - 1)]
 
 
-def told(step: StreamStep) -> list[tuple[int, list[list[int]]]]:
+def chunks_of(step: StreamStep) -> list[tuple[int, list[list[int]]]]:
     """A step as plain numbers: the place and the sequences of each micro-batch."""
     shown = []
     for place, batch in zip(step.indices, step.batches, strict=True):
@@ -103,7 +103,7 @@ def test_processes_together_do_what_one_does(
     shares = [stream.steps(rank=rank, world_size=world) for rank in range(world)]
     for _ in range(12):
         whole, parts = next(alone), [next(share) for share in shares]
-        assert sorted(pair for part in parts for pair in told(part)) == told(whole)
+        assert sorted(pair for part in parts for pair in chunks_of(part)) == chunks_of(whole)
         assert [list(part.indices) for part in parts] == [
             list(range(rank, len(whole.batches), world)) for rank in range(world)
         ]
@@ -127,7 +127,9 @@ def test_going_on_from_any_step_is_as_never_having_stopped(
         since = BEGINNING if done == 0 else whole[done - 1].after
         anew = Stream(pieces, batch_tokens=25, micro_batches=micro_batches, seed=seed)
         rest = first_steps(anew, min(3, LATER - done), since)
-        assert [told(step) for step in rest] == [told(step) for step in whole[done : done + 3]]
+        assert [chunks_of(step) for step in rest] == [
+            chunks_of(step) for step in whole[done : done + 3]
+        ]
         assert [step.number for step in rest] == [*range(done, LATER)][:3]
         assert [step.after for step in rest] == [step.after for step in whole[done : done + 3]]
         assert anew.position(done) == since

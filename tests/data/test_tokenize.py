@@ -243,11 +243,11 @@ def test_two_writers_take_turns(
     pytest.importorskip("fcntl")
     waits, tell = threading.Event(), tokenize._report_waiting
 
-    def told(folder: Path) -> None:
+    def note(folder: Path) -> None:
         tell(folder)
         waits.set()
 
-    monkeypatch.setattr(tokenize, "_report_waiting", told)
+    monkeypatch.setattr(tokenize, "_report_waiting", note)
     with exclusive_lock(tmp_path / "lock", lambda: None):
         other = threading.Thread(target=write_store, args=(InMemoryTexts(TEXTS), BYTES, tmp_path))
         other.start()

@@ -25,7 +25,7 @@ from manyheads.train.run_file.run_config import parse_run
 WORDS = 517
 
 
-def given(dtype: torch.dtype, tokens: int = 300) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def loss_inputs(dtype: torch.dtype, tokens: int = 300) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, 64, generator=draw)
     vectors, bias = torch.randn(WORDS, 64, generator=draw) / 4, torch.randn(WORDS, generator=draw)
@@ -40,7 +40,7 @@ def given(dtype: torch.dtype, tokens: int = 300) -> tuple[Tensor, Tensor, Tensor
 def test_the_fused_loss_is_the_plain_one(
     dtype: torch.dtype, limit: float, squares: bool, smoothing: float
 ) -> None:
-    x, vectors, bias, labels = given(dtype)
+    x, vectors, bias, labels = loss_inputs(dtype)
     result = cross_entropy_sums(
         x, vectors, bias, labels, smoothing=smoothing, squares=squares, max_logits=50 * WORDS
     )
@@ -56,7 +56,7 @@ def test_the_fused_loss_is_the_plain_one(
 
 
 def test_the_fused_loss_of_capped_logits_is_the_plain_one() -> None:
-    x, vectors, bias, labels = given(torch.float32)
+    x, vectors, bias, labels = loss_inputs(torch.float32)
     result = cross_entropy_sums(x, vectors, bias, labels, softcap=2.0, max_logits=50 * WORDS)
     got = torch.autograd.grad(result[0], (x, vectors, bias))
     doubles = [each.detach().double().requires_grad_() for each in (x, vectors, bias)]

@@ -39,7 +39,7 @@ DEBERTA = DisentangledBias(
 SHAW_VALUES = ShawBias(1, torch.zeros(1317, 8, 3), torch.zeros(3, 64))
 
 
-def asked(
+def request_for(
     mask: Mask,
     lengths: Lengths = MIXED,
     *,
@@ -63,38 +63,38 @@ def asked(
 @pytest.mark.parametrize(
     ("request_", "facts", "kernel"),
     [
-        (asked(Full()), CPU, "fused"),
-        (asked(Full(), SHORT), CPU, "batched"),
-        (asked(Full(), SHORT), replace(CPU, grad=False), "fused"),
-        (asked(Full(), Lengths.of([17, 17])), CPU, "fused"),
-        (asked(Causal()), CPU, "fused"),
-        (asked(Blocks(64) | RandomBlocks(64) | GlobalTokens()), CPU, "fused"),
-        (asked(Window(64, 64)), CPU, "banded"),
-        (asked(Window(128) & Blocks(16)), CPU, "banded"),
-        (asked(Window(64, 64), bias=ALIBI), CPU, "banded"),
-        (asked(Window(600)), CPU, "fused"),
-        (asked(Window(64, 64), EQUAL, sink=True), replace(CPU, grad=False), "banded"),
-        (asked(Window(64, 64), sink=True), CPU, "batched"),
-        (asked(Full(), bias=T5), CPU, "batched"),
-        (asked(Full(), bias=DEBERTA), replace(CPU, grad=False), "fused"),
-        (asked(Full(), bias=DEBERTA), CUDA, "batched"),
-        (asked(Full(), bias=T5), replace(CPU, grad=False), "fused"),
-        (asked(Full(), bias=T5_FIXED), CPU, "fused"),
-        (asked(Full(), bias=SHAW_VALUES), replace(CPU, grad=False), "batched"),
-        (asked(Causal(), dropout=0.1), CPU, "batched"),
-        (asked(Window(64), pattern=True), CPU, "reference"),
-        (asked(Window(64)), replace(CPU, value_size=32), "fused"),
-        (asked(Causal()), CUDA, "varlen"),
-        (asked(Window(64, 64)), CUDA, "varlen"),
-        (asked(Causal(), EQUAL), CUDA, "fused"),
-        (asked(Window(64), EQUAL), CUDA, "varlen"),
-        (asked(Causal(), bias=ALIBI), CUDA, "flex"),
-        (asked(Causal(), sink=True), CUDA, "flex"),
-        (asked(Window(64) | GlobalTokens()), CUDA, "flex"),
-        (asked(Causal(), dropout=0.1), CUDA, "fused"),
-        (asked(Full(), bias=SHAW_VALUES), CUDA, "batched"),
-        (asked(Causal(), pattern=True), CUDA, "reference"),
-        (asked(Full()), replace(CPU, device="mps"), "batched"),
+        (request_for(Full()), CPU, "fused"),
+        (request_for(Full(), SHORT), CPU, "batched"),
+        (request_for(Full(), SHORT), replace(CPU, grad=False), "fused"),
+        (request_for(Full(), Lengths.of([17, 17])), CPU, "fused"),
+        (request_for(Causal()), CPU, "fused"),
+        (request_for(Blocks(64) | RandomBlocks(64) | GlobalTokens()), CPU, "fused"),
+        (request_for(Window(64, 64)), CPU, "banded"),
+        (request_for(Window(128) & Blocks(16)), CPU, "banded"),
+        (request_for(Window(64, 64), bias=ALIBI), CPU, "banded"),
+        (request_for(Window(600)), CPU, "fused"),
+        (request_for(Window(64, 64), EQUAL, sink=True), replace(CPU, grad=False), "banded"),
+        (request_for(Window(64, 64), sink=True), CPU, "batched"),
+        (request_for(Full(), bias=T5), CPU, "batched"),
+        (request_for(Full(), bias=DEBERTA), replace(CPU, grad=False), "fused"),
+        (request_for(Full(), bias=DEBERTA), CUDA, "batched"),
+        (request_for(Full(), bias=T5), replace(CPU, grad=False), "fused"),
+        (request_for(Full(), bias=T5_FIXED), CPU, "fused"),
+        (request_for(Full(), bias=SHAW_VALUES), replace(CPU, grad=False), "batched"),
+        (request_for(Causal(), dropout=0.1), CPU, "batched"),
+        (request_for(Window(64), pattern=True), CPU, "reference"),
+        (request_for(Window(64)), replace(CPU, value_size=32), "fused"),
+        (request_for(Causal()), CUDA, "varlen"),
+        (request_for(Window(64, 64)), CUDA, "varlen"),
+        (request_for(Causal(), EQUAL), CUDA, "fused"),
+        (request_for(Window(64), EQUAL), CUDA, "varlen"),
+        (request_for(Causal(), bias=ALIBI), CUDA, "flex"),
+        (request_for(Causal(), sink=True), CUDA, "flex"),
+        (request_for(Window(64) | GlobalTokens()), CUDA, "flex"),
+        (request_for(Causal(), dropout=0.1), CUDA, "fused"),
+        (request_for(Full(), bias=SHAW_VALUES), CUDA, "batched"),
+        (request_for(Causal(), pattern=True), CUDA, "reference"),
+        (request_for(Full()), replace(CPU, device="mps"), "batched"),
     ],
 )
 def test_the_fastest_kernel_that_can_is_chosen(
@@ -106,18 +106,18 @@ def test_the_fastest_kernel_that_can_is_chosen(
 
 
 def test_a_choice_has_the_reason_of_each_skipped_kernel() -> None:
-    assert str(choose(asked(Causal(), dropout=0.1), CPU)) == (
+    assert str(choose(request_for(Causal(), dropout=0.1), CPU)) == (
         "batched (not banded: the mask is not limited on both sides; "
         "not fused: the CPU's fused kernel has no dropout)"
     )
-    assert str(choose(asked(Window(400)), CPU)) == "banded"
+    assert str(choose(request_for(Window(400)), CPU)) == "banded"
     assert str(Choice("varlen", ())) == "varlen"
 
 
 def test_a_window_that_saves_nothing_is_no_reason_for_bands() -> None:
     lengths = Lengths.of([257])
-    assert choose(asked(Window(64, 63), lengths), CPU).kernel == "banded"
-    choice = choose(asked(Window(64, 64), lengths), CPU)
+    assert choose(request_for(Window(64, 63), lengths), CPU).kernel == "banded"
+    choice = choose(request_for(Window(64, 64), lengths), CPU)
     assert choice.kernel == "fused"
     assert dict(choice.skipped)["banded"] == (
         "the window saves nothing on sequences of at most 257 tokens"
@@ -135,7 +135,7 @@ def test_auto_and_every_able_kernel_by_name_give_one_answer() -> None:
 
 def test_a_kernel_requested_by_name_that_cannot_serve_names_those_that_can() -> None:
     q = torch.randn(5, 2, 8)
-    request = asked(Full(), Lengths.of([5]))
+    request = request_for(Full(), Lengths.of([5]))
     with refuses(
         KernelError,
         "the mask is not limited on both sides: use auto, reference, fused, batched.",
@@ -150,17 +150,17 @@ def test_an_unknown_kernel_is_an_error_that_lists_the_known() -> None:
         "there is no kernel 'flash': "
         "use auto, reference, fused, banded, batched, varlen, flex, step.",
     ):
-        attend(q, q, q, asked(Full(), Lengths.of([5])), "flash")
+        attend(q, q, q, request_for(Full(), Lengths.of([5])), "flash")
 
 
 def test_facts_need_gradients_where_anything_learns() -> None:
     q = torch.randn(5, 2, 8)
     learns = q.clone().requires_grad_()
     lengths = Lengths.of([5])
-    plain = asked(Full(), lengths)
+    plain = request_for(Full(), lengths)
     assert not TensorFacts.of(q, q, q, plain).grad
     assert TensorFacts.of(q, q, learns, plain).grad
-    assert TensorFacts.of(q, q, q, asked(Full(), lengths, bias=T5)).grad
+    assert TensorFacts.of(q, q, q, request_for(Full(), lengths, bias=T5)).grad
     assert TensorFacts.of(q, q, q, replace(plain, sink=torch.zeros(2, requires_grad=True))).grad
     with torch.no_grad():
         assert not TensorFacts.of(learns, learns, learns, plain).grad
@@ -168,7 +168,9 @@ def test_facts_need_gradients_where_anything_learns() -> None:
 
 @pytest.mark.parametrize("kernel", ["varlen", "flex"])
 def test_kernels_of_the_gpu_refuse_the_cpu(kernel: str) -> None:
-    assert KERNELS[kernel].cannot(asked(Causal()), CPU) == (f"{kernel} runs on CUDA, not on cpu")
+    assert KERNELS[kernel].cannot(request_for(Causal()), CPU) == (
+        f"{kernel} runs on CUDA, not on cpu"
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def bias_of(name: str, q: Tensor) -> Bias | None:
     return None
 
 
-def asked(mask: Mask, bias: Bias | None, sink: bool = False) -> Request:
+def request_for(mask: Mask, bias: Bias | None, sink: bool = False) -> Request:
     rooms = Lengths.of([ROOM] * len(FILLED))
     return Request(
         queries=Lengths.of([1] * len(FILLED)),
@@ -63,7 +63,7 @@ def asked(mask: Mask, bias: Bias | None, sink: bool = False) -> Request:
 def test_it_equals_the_reference_over_what_is_filled(mask: Mask, bias: str, sink: bool) -> None:
     q = drawn(len(FILLED), HEADS, SIZE)
     k, v = (drawn(len(FILLED) * ROOM, KV_HEADS, SIZE, seed=seed) for seed in (1, 2))
-    request = asked(mask, bias_of(bias, q), sink)
+    request = request_for(mask, bias_of(bias, q), sink)
     result = attend(q, k, v, request)
     kept = [k.view(-1, ROOM, KV_HEADS, SIZE)[i, :length] for i, length in enumerate(FILLED)]
     read = [v.view(-1, ROOM, KV_HEADS, SIZE)[i, :length] for i, length in enumerate(FILLED)]
@@ -76,7 +76,7 @@ def test_it_equals_the_reference_over_what_is_filled(mask: Mask, bias: str, sink
 def test_what_lies_behind_the_filling_is_never_read() -> None:
     q = drawn(len(FILLED), HEADS, SIZE)
     k, v = (drawn(len(FILLED) * ROOM, KV_HEADS, SIZE, seed=seed) for seed in (1, 2))
-    request = asked(Causal(), None)
+    request = request_for(Causal(), None)
     before = attend(q, k, v, request).output
     for index, length in enumerate(FILLED):
         k.view(-1, ROOM, KV_HEADS, SIZE)[index, length:] = 1e4
@@ -86,7 +86,7 @@ def test_what_lies_behind_the_filling_is_never_read() -> None:
 
 def test_only_it_serves_such_keys_and_it_serves_no_others() -> None:
     q, k = drawn(len(FILLED), HEADS, SIZE), drawn(len(FILLED) * ROOM, KV_HEADS, SIZE)
-    request = asked(Causal(), None)
+    request = request_for(Causal(), None)
     facts = TensorFacts.of(q, k, k, request)
     assert choose(request, facts).kernel == "step"
     plain = replace(request, keys=Lengths.of([ROOM] * len(FILLED)))

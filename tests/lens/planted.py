@@ -64,7 +64,7 @@ class Stream:
         return slice(self.size, self.size + self.words)
 
     @property
-    def found(self) -> slice:
+    def match_slice(self) -> slice:
         return slice(self.before.stop, self.before.stop + self.words)
 
     @property
@@ -74,7 +74,7 @@ class Stream:
 
     @property
     def width(self) -> int:
-        return self.found.stop
+        return self.match_slice.stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +193,7 @@ def model_of_looks(stream: Stream, layers: Sequence[Sequence[Look]], mask: Mask)
         model.embedding.positions.weight[:, stream.place] = torch.eye(stream.places)
         # What heads find and move raises words too, but others than those they read.
         every = torch.eye(stream.words)
-        for part, turned in ((stream.word, 0), (stream.found, 1), (stream.before, 2)):
+        for part, turned in ((stream.word, 0), (stream.match_slice, 1), (stream.before, 2)):
             model.readout.weight[:, part] = every.roll(turned, dims=1)
         for layer, looks in enumerate(layers):
             for head, look in enumerate(looks):

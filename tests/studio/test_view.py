@@ -24,7 +24,7 @@ def pattern() -> torch.Tensor:
     return patterns(models.decoder(), TEXT, [Head(1, 2)]).of(Head(1, 2)).weights
 
 
-def told(page: Page) -> list[float]:
+def shares_shown(page: Page) -> list[float]:
     """The shares that are response of one head at the chosen token."""
     line = page.locator(".attention-list > div").first.locator("li").first
     return [float(each) for each in re.findall(r"([\d.]+)%", line.text_content() or "")]
@@ -51,7 +51,7 @@ def test_shares_are_those_of_the_pattern(
         page.locator(".token").nth(place).click()
         expect(page.locator("#live")).to_contain_text(f"Token {place + 1},")
         best = pattern[place].topk(min(3, place + 1)).values.tolist()
-        assert told(page) == [rounded(weight) for weight in best if weight >= 5e-4]
+        assert shares_shown(page) == [rounded(weight) for weight in best if weight >= 5e-4]
 
 
 def test_exported_weights_are_those_of_the_pattern(

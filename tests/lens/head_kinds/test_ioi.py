@@ -118,7 +118,7 @@ def name_model(*, backup: bool) -> Any:
     look = Look(places=moves)
     built = model_of_looks(stream, [[look, Look()], [look if backup else Look()]], Causal())
     with torch.no_grad():
-        built.readout.weight[:, stream.found] = torch.eye(12)
+        built.readout.weight[:, stream.match_slice] = torch.eye(12)
         for layer in (0, 1):
             for head in range(attention_of(built.stack, layer).config.heads):
                 if (layer, head) != (0, 0) and not (backup and layer):
@@ -127,7 +127,7 @@ def name_model(*, backup: bool) -> Any:
                     ] = 0
         if backup:
             query = attention_of(built.stack, 1).projections()["query"]
-            query[:12, stream.found] = -2 * SHARP * torch.eye(12)
+            query[:12, stream.match_slice] = -2 * SHARP * torch.eye(12)
     return built
 
 

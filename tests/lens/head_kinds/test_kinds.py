@@ -116,7 +116,7 @@ def test_a_partner_that_ablation_denies_is_named_by_weights_alone() -> None:
         # L0H3 writes, where the keys of L1H0 read, the same at every token; L0H0 elsewhere too.
         output[:, 3 * stream.size :] = output[:, : stream.size]
         value[3 * stream.size :] = 1e-3
-        output[stream.found, :WORDS] = 5 * torch.eye(WORDS)
+        output[stream.match_slice, :WORDS] = 5 * torch.eye(WORDS)
     previous = dict.fromkeys((Address(Head(0, head)) for head in range(4)), 0.0)
     previous[Address(Head(0, 0))] = 0.9
     scores = composition_scores(model, "key")

@@ -21,14 +21,14 @@ CPU = torch.device("cpu")
 def test_the_codes_are_those_of_bitsandbytes(shape: tuple[int, int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import bitsandbytes.functional as theirs
+        import bitsandbytes.functional as peer
 
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    codes, state = theirs.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    codes, state = peer.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     packed = pack(weight)
     assert torch.equal(packed.codes[: codes.numel()], codes.flatten())
     result = unpack(packed, QuantizationLevels.on(CPU), shape)
-    expected = theirs.dequantize_4bit(codes, state)
+    expected = peer.dequantize_4bit(codes, state)
     # A scale that lies between two of its levels may fall to either.
     assert torch.isclose(result, expected, atol=1e-5).float().mean() > 0.99
     torch.testing.assert_close(result, expected, atol=0.05, rtol=0)

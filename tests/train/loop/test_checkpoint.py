@@ -65,7 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(folder, documents=40)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        train(asked(folder), progress=False)
+        train(run_of(folder), progress=False)
     return folder
 
 
@@ -80,7 +80,7 @@ def place(finished: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(folder: Path, **settings: Any) -> Run:
+def run_of(folder: Path, **settings: Any) -> Run:
     requested = tables(folder, **{"steps": STEPS, "checkpoint_every": 2, "keep": 9, **settings})
     # So that the paths are the same wherever the run is.
     requested["data"] |= {"train": "corpus.txt", "tokenizer": "tokenizer.json"}
@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_is_the_same(
     monkeypatch.chdir(place)
     work, message = DAMAGES[damage]
     work(place / "out/checkpoints/step-6")
-    train(asked(place), progress=False)
+    train(run_of(place), progress=False)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"damaged in {place}/out/checkpoints: step-6 (")
     assert message in line
@@ -159,9 +159,9 @@ def test_without_an_intact_checkpoint_a_run_does_not_start_again(
     for step in (2, 4, 6):
         flip(shard(place / f"out/checkpoints/step-{step}"))
     with refuses(InputError, "no intact checkpoint: step-6 (...), step-4 (", "--fresh"):
-        train(asked(place), progress=False)
+        train(run_of(place), progress=False)
     with refuses(InputError, "step-2 is damaged", "--from"):
-        train(asked(place), resume_from="step-2", progress=False)
+        train(run_of(place), resume_from="step-2", progress=False)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_used_where_it_is_named(
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_an_earlier_version_is_used_where_it_is_named(
 ) -> None:
     monkeypatch.chdir(place)
     (place / "out/checkpoints/step-6/manifest.json").unlink()
-    train(asked(place), resume_from="step-6", progress=False)
+    train(run_of(place), resume_from="step-6", progress=False)
     assert "step-6 has no manifest.json, so it may be damaged" in capsys.readouterr().err
     assert weights(place) == weights(finished)
 
@@ -186,7 +186,7 @@ def test_a_folder_without_a_state_is_replaced_when_its_step_comes(
         (checkpoints / "step-6" / file).unlink()
     (checkpoints / "step-8").mkdir()
     (checkpoints / "step-8/notes.txt").write_text("not a checkpoint")
-    train(asked(place), progress=False)
+    train(run_of(place), progress=False)
     assert weights(place) == weights(finished)
     assert all(not find_damage(path) for path in checkpoints.iterdir())
     assert len(list(checkpoints.iterdir())) == 4
@@ -232,7 +232,7 @@ def test_the_last_good_checkpoint_outlives_damaged_ones(
         return begin(self, prepared, **more)
 
     monkeypatch.setattr(Updater, "begin", damaging)
-    train(asked(place, keep=1), progress=False)
+    train(run_of(place, keep=1), progress=False)
     assert weights(place) == weights(finished)
     # Step 6 would be the newest that a finite step followed.
     assert {path.name for path in (place / "out/checkpoints").iterdir()} == {"step-4", "step-8"}
@@ -245,9 +245,9 @@ def test_a_flipped_bit_of_the_tokens_ends_the_run_and_new_tokens_continue_it(
     [store] = (place / "out/data").iterdir()
     flip(store / "tokens.bin")
     with refuses(InputError, f"{store}/tokens.bin is damaged in tokens 0 to", "remove this folder"):
-        train(asked(place), progress=False)
+        train(run_of(place), progress=False)
     shutil.rmtree(store)
-    train(asked(place), progress=False)
+    train(run_of(place), progress=False)
     assert weights(place) == weights(finished)
 
 
@@ -260,7 +260,7 @@ def test_other_texts_than_those_of_the_run_are_refused_without_a_store(
     text = (finished / "corpus.txt").read_text()
     (place / "corpus.txt").write_text(text.replace("cat", "dog"))
     with refuses(ConfigError, "corpus.txt have changed", "restore them"):
-        train(asked(place), progress=False)
+        train(run_of(place), progress=False)
 
 
 def test_damaged_lines_of_a_log_are_left_out_with_a_warning(
@@ -277,7 +277,7 @@ def test_damaged_lines_of_a_log_are_left_out_with_a_warning(
     log.write_bytes(b"\n".join(lines))
     with refuses(InputError, f"{log}, line 2 is damaged", "remove that line"):
         MetricsLog(log).read()
-    train(asked(place), progress=False)
+    train(run_of(place), progress=False)
     said = capsys.readouterr().err
     assert said.splitlines() == [
         f"{log}: lines 2, 4 are damaged and left out; the file as it was is metrics.jsonl.damaged"

@@ -314,14 +314,14 @@ def test_a_run_file_that_asks_for_another_run_is_refused(place: Path) -> None:
 def test_a_run_made_longer_after_its_decay_warns_of_a_higher_learning_rate(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def asked(steps: int) -> Run:
+    def run_of(steps: int) -> Run:
         decays = {"kind": "WarmupStableDecay", "decay": 4, "shape": "linear"}
         return parse_run({**tables(place, steps=steps), "schedule": decays})
 
-    train(asked(4))
-    train(asked(4))
+    train(run_of(4))
+    train(run_of(4))
     assert "its rate goes" not in capsys.readouterr().err
-    train(asked(6))
+    train(run_of(6))
     said = capsys.readouterr().err
     assert "longer than before: at step 4 its learning rate rises from 0.0025 to 0.0075;" in said
 

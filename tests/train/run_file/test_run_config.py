@@ -53,7 +53,7 @@ precision = "bfloat16"
 """
 
 
-def asked(**sections: Any) -> dict[str, Any]:
+def sections_of(**sections: Any) -> dict[str, Any]:
     return tables(Path("nowhere")) | sections
 
 
@@ -168,7 +168,7 @@ def test_a_file_becomes_values(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message: str) -> None:
     with refuses(ConfigError, message):
-        parse_run(asked(**{section: table}))
+        parse_run(sections_of(**{section: table}))
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,14 @@ def test_what_does_not_fit_is_named_by_its_key(section: str, table: Any, message
     ],
 )
 def test_data_that_do_not_fit_are_named_too(change: dict[str, Any], message: str) -> None:
-    made = asked()
+    made = sections_of()
     made["data"] |= change
     with refuses(ConfigError, message):
         parse_run(made)
 
 
 def test_keys_of_earlier_versions_are_read() -> None:
-    made = asked()
+    made = sections_of()
     expected = parse_run(made)
     made["optimiser"] = {"rate": made.pop("optimizer", {}).get("lr", 1e-3)}
     made["data"]["length"] = made["data"].pop("max_length")
@@ -214,7 +214,7 @@ def test_keys_of_earlier_versions_are_read() -> None:
 
 
 def test_phases_inherit_the_tables_of_the_file() -> None:
-    made = asked(phase=[{"tokens": 256}, {"steps": 3, "data": {"max_length": 8}}])
+    made = sections_of(phase=[{"tokens": 256}, {"steps": 3, "data": {"max_length": 8}}])
     del made["run"]["steps"]
     run = parse_run(made)
     assert (run.ends, run.data[0].max_length, run.data[1].max_length) == ((2, 5), 16, 8)
@@ -226,7 +226,7 @@ def test_phases_inherit_the_tables_of_the_file() -> None:
 
 def test_a_phase_that_is_no_table_is_refused() -> None:
     with refuses(ConfigError, "phase.0...'a'...write [[phase]]"):
-        parse_run(asked(run={"folder": "o"}, phase=["a"]))
+        parse_run(sections_of(run={"folder": "o"}, phase=["a"]))
 
 
 def test_a_setting_reaches_into_lists_and_is_refused_elsewhere() -> None:

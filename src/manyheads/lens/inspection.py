@@ -23,7 +23,6 @@ from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, FloatsByHead, Tabular
 from manyheads.models import build, vision
-from manyheads.taps import Sublayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +362,8 @@ def inspect(
         on_progress("duplicate heads")
         limit = len(inputs) if redundancy_texts is None else redundancy_texts
         first = inputs.select(range(min(limit, len(inputs))))
-        for stack, sublayer in _attention_parts(measured) if complete else ():
+        parts = dict.fromkeys((block.stack, block.sublayer) for block in measured.blocks)
+        for stack, sublayer in parts if complete else ():
             result = redundancy(model, first, stack=stack, sublayer=sublayer, **shared)
             redundant.append(result)
             complete &= bool(result.metadata["complete"])
@@ -376,7 +376,3 @@ def inspect(
         redundancy=tuple(redundant),
         metadata={"complete": complete, "seed": seed, "default_texts": texts is None},
     )
-
-
-def _attention_parts(measured: Statistics) -> list[tuple[Any, Sublayer]]:
-    return list(dict.fromkeys((block.stack, block.sublayer) for block in measured.blocks))

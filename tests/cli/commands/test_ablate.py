@@ -45,11 +45,15 @@ def test_every_head_is_printed_with_the_numbers_of_the_lens(
     ]
 
 
-def test_chosen_heads_alone_are_ablated(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["ablate", str(place / "decoder"), "--text", TEXT, "--heads", "L0H1,L1H2"]
+@pytest.mark.parametrize("heads", ["L0H1,L1H2", "l0h1, main L1H2", "L1, L0H1 attention"])
+def test_chosen_heads_alone_are_ablated(
+    place: Path, heads: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["ablate", str(place / "decoder"), "--text", TEXT, "--heads", heads]
     assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "L0H1" in said
+    assert "L1H2" in said
     assert "L0H0" not in said
 
 

@@ -82,7 +82,7 @@ def test_a_change_has_an_error_of_its_own(measured: Comparison) -> None:
     assert message.z == pytest.approx(mean / error, rel=1e-4)
 
 
-def test_what_did_not_change_is_not_told(measured: Comparison) -> None:
+def test_heads_without_a_change_are_not_listed(measured: Comparison) -> None:
     for name in measured.names:
         below = measured.change[name].layers()[0]
         # Ablation alone looks at a head through all that lies above it.
@@ -174,7 +174,7 @@ def test_gated_and_not() -> None:
     assert np.isfinite(measured.shift()).all()
 
 
-def test_a_new_role_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_of_a_head_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("manyheads.lens.diff.comparison")
     monkeypatch.setattr(module, "kinds", partial(kinds, sequences=6))
     model = copy.deepcopy(whole())

@@ -92,7 +92,7 @@ def test_a_layer_without_heads_has_lost_all() -> None:
     ]
 
 
-def test_weights_that_moved_are_told_by_slice() -> None:
+def test_changes_of_weights_are_listed_by_slice() -> None:
     one, two = whole(kv_heads=2), whole(kv_heads=2)
     with torch.no_grad():
         rows = two.stack.layers[0].attention.projections()

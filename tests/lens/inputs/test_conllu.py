@@ -76,7 +76,9 @@ def test_sentences_are_read_with_the_letters_of_each_word(tmp_path: Path) -> Non
     assert [second.text[slice(*span)] for span in second.spans] == ["du", "", "pain"]
 
 
-def test_each_relation_is_asked_both_ways_and_marks_are_not(tmp_path: Path) -> None:
+def test_each_relation_is_measured_in_both_directions_and_punctuation_in_none(
+    tmp_path: Path,
+) -> None:
     path = written(
         tmp_path,
         row(1, "Big", 3, "amod"),
@@ -165,7 +167,7 @@ def test_tokens_belong_to_the_word_their_first_letter_lies_in() -> None:
         align_words(made.encode(text), text, [(3, 99)])
 
 
-def test_what_no_token_stands_for_is_not_asked() -> None:
+def test_words_without_a_token_are_left_out() -> None:
     made = in_pieces(["a", "b", "c"], framed=False)
     pair = WordPair(task="x", source=1, targets=(2,))
     text = AnnotatedText.from_words(["a", "b", "c"], [pair])
@@ -219,7 +221,7 @@ def test_shares_are_those_of_the_definition_on_the_pattern(name: str) -> None:
         assert result["some"].accuracy[place] == pytest.approx(sum(known) / len(known))
 
 
-def test_the_weight_on_rivals_is_told_and_a_word_that_sees_none_is_not_asked() -> None:
+def test_the_weight_on_rivals_is_measured_for_words_that_see_some() -> None:
     model = small(DECODERS["gpt2"])
     words = tuple((place,) for place in range(1, 7))
     request = {"source": 5, "targets": (1,), "task": "some"}
@@ -239,7 +241,7 @@ def test_the_weight_on_rivals_is_told_and_a_word_that_sees_none_is_not_asked() -
     assert plain["some"].rivals.tolist() == [0.0] * 8
 
 
-def test_both_stacks_of_an_encoder_decoder_are_asked_and_cross_attention_is_not() -> None:
+def test_both_stacks_of_an_encoder_decoder_are_measured_without_cross_attention() -> None:
     model = small(SEQ2SEQS["t5"])
     words = tuple((place,) for place in range(1, 7))
     pairs = (
@@ -289,7 +291,7 @@ def reader() -> Any:
     return text_model([Look(finds), Look(other)], tokenizer=made, places=160, causal=False)
 
 
-def test_a_head_for_a_relation_is_told_where_no_offset_does_as_well(
+def test_a_head_has_a_relation_only_where_no_offset_does_as_well(
     reader: Any, tmp_path: Path
 ) -> None:
     bank = written(tmp_path, *(line for rows in TREEBANK * 8 for line in rows))
@@ -407,7 +409,7 @@ def test_words_of_one_text_count_as_dependent() -> None:
         assert whole.errors[head] == pytest.approx(max(expected, 0.5 / 80))
 
 
-def test_a_model_that_reads_only_back_is_asked_for_what_it_can_see(tmp_path: Path) -> None:
+def test_a_causal_model_is_measured_on_the_words_that_it_sees(tmp_path: Path) -> None:
     made = in_pieces(["look", "the", "big", *NOUNS, "runs", "sleeps"], framed=True)
     model: Any = build(
         "gpt2", layers=1, width=32, heads=2, vocabulary=made.get_vocab_size(), positions=64, seed=0

@@ -142,7 +142,7 @@ def test_unknown_sites_are_refused(site: str, tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
         lens.activations(native(), TEXTS, "L0.z", tmp_path, progress=False)

@@ -111,7 +111,7 @@ def test_earlier_copies_and_what_comes_after_them() -> None:
     assert result["induction_score_without_first"] == near(0.85 / (5 - 1.6))
 
 
-def test_a_text_without_repeats_says_nothing_of_induction() -> None:
+def test_a_text_without_repeats_has_no_induction() -> None:
     result = measured(even_head(5), ids=[1, 2, 3, 4, 5])
     assert math.isnan(result["duplicate_token"])
     assert math.isnan(result["induction"])

@@ -215,7 +215,7 @@ def test_a_break_before_anything_was_measured_is_a_break(monkeypatch: pytest.Mon
         statistics(small(DECODERS["gpt2"]), [[1, 2]], progress=False)
 
 
-def test_the_largest_activation_is_found_where_it_stands() -> None:
+def test_the_largest_activation_has_its_position() -> None:
     model = build(DECODERS["uneven"], seed=0)
     with torch.no_grad():
         model.embedding.tokens.weight[17, 5] = -5000.0
@@ -237,7 +237,7 @@ def test_a_model_in_training_is_measured_at_rest_and_goes_on_training() -> None:
     assert model.training
 
 
-def test_no_pattern_is_asked_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_computes_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("a pattern was formed")
 

@@ -32,7 +32,7 @@ def planted() -> Any:
     return model
 
 
-def test_each_layer_is_told_for_its_own_reason() -> None:
+def test_each_layer_has_its_own_reasons() -> None:
     result = collapse(planted(), TEXTS, progress=False)
     assert result.head_collapse == (0,)
     assert result.token_collapse == (1,)

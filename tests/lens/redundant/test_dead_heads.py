@@ -36,7 +36,7 @@ def measured() -> DeadHeads:
     return dead_heads(planted(), TEXTS, progress=False)
 
 
-def test_each_is_dead_of_what_it_was_given(measured: DeadHeads) -> None:
+def test_each_dead_head_has_its_planted_reason(measured: DeadHeads) -> None:
     names = {str(head): why for head, why in measured.reasons.items()}
     assert names == {"L0H1": ("ablation", "norm"), "L1H2": ("entropy",)}
     assert measured.why(Head(0, 1)) == ("ablation", "norm")

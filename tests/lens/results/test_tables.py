@@ -148,7 +148,7 @@ def test_json_holds_no_nan(tmp_path: Path) -> None:
     assert read["arrays"]["means/entropy"][2] is None
 
 
-def test_a_save_that_fails_leaves_what_was_there(
+def test_a_save_that_fails_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "result.json"

@@ -120,7 +120,7 @@ def test_neurons_have_addresses() -> None:
         Neuron.parse("5")
 
 
-def test_neurons_that_are_not_there_are_refused() -> None:
+def test_unknown_neurons_are_refused() -> None:
     feeds = feed_forwards_of(small(DECODERS["uneven"]))
     assert feeds.find([(0, 3), "L1N2", Neuron(3, 39)])[0] == Neuron(0, 3)
     with refuses(InputError, "L2N0", "0, 1, 3"):
@@ -222,7 +222,7 @@ def test_models_without_words() -> None:
         key_value_memories(both, progress=False).of(7)
 
 
-def test_a_value_of_nothing_says_nothing() -> None:
+def test_a_value_of_zeros_writes_no_token() -> None:
     model: Any = build(DECODERS["gpt2"], seed=0)
     with torch.no_grad():
         model.stack.layers[0].feedforward.contract.weight.zero_()

@@ -303,13 +303,11 @@ def _chunks(texts: Any) -> Iterator[Any]:
     """Texts in chunks; a batch that is a single object is one chunk."""
     if isinstance(texts, str):
         yield [texts]
-    elif isinstance(texts, ModelInputs | Ragged | Tensor) or _pair_of_ragged(texts):
+    elif isinstance(texts, ModelInputs | Ragged | Tensor) or (
+        isinstance(texts, tuple) and texts and isinstance(texts[0], Ragged)
+    ):
         yield texts
     else:
         rest = iter(texts)
         while chunk := list(islice(rest, TEXTS_PER_CHUNK)):
             yield chunk
-
-
-def _pair_of_ragged(texts: Any) -> bool:
-    return isinstance(texts, tuple) and bool(texts) and isinstance(texts[0], Ragged)

@@ -66,7 +66,8 @@ def token_classes(
             "token classes need a tokenizer",
             "set model.tokenizer, or pass ids, as in {'mine': [7, 8]}",
         )
-    special = _special(tokenizer) if classes else set()
+    added = tokenizer.get_added_tokens_decoder() if classes else {}
+    special = {token for token, kind in added.items() if kind.special}
     texts = _texts(tokenizer, vocabulary) if set(classes) & set(BY_TEXT) else []
     columns = {}
     for name in classes:
@@ -90,11 +91,6 @@ def _column(name: str, ids: Iterable[int], vocabulary: int) -> Float[Tensor, " v
     column = torch.zeros(vocabulary)
     column[torch.tensor(members, dtype=torch.long)] = 1.0
     return column
-
-
-def _special(tokenizer: Any) -> set[int]:
-    added = tokenizer.get_added_tokens_decoder()
-    return {token for token, kind in added.items() if kind.special}
 
 
 def _texts(tokenizer: Any, vocabulary: int) -> list[str]:

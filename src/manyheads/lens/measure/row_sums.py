@@ -72,7 +72,7 @@ class RowSums:
         shapes = {"offsets": len(spec.offsets), "marks": spec.marks.shape[1]}
         tensors = {field.name: zeros.clone() for field in fields(cls)}
         tensors["visible"] = zeros.new_zeros(queries)
-        if not _remembers(tiled):
+        if not (isinstance(tiled, TiledWeights) and tiled.weights.causal):
             del tensors["memory"]
         tensors |= {name: zeros.new_zeros(queries, heads, last) for name, last in shapes.items()}
         return cls(**tensors)
@@ -229,10 +229,6 @@ def _offset_sums(
     )
     gathered = weights.powers.gather(-1, index) * inside * weights.factor[..., None]
     sums.offsets[at] = rearrange(gathered, "h t offsets -> t h offsets")
-
-
-def _remembers(tiled: TiledScores) -> bool:
-    return isinstance(tiled, TiledWeights) and tiled.weights.causal
 
 
 def _memory(weights: _TileWeights) -> Float[Tensor, "h t"]:

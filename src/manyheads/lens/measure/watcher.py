@@ -205,8 +205,11 @@ class StatisticsWatcher:
                 self._residual = norms
             case Tap.HEAD_OUTPUT:
                 self._see_output(site, value)
+            case Tap.AFTER if value.values.numel():
+                ids = self._ids.get(site.stack)
+                self._peaks[site.stack, site.layer] = find_peak(value, ids)
             case Tap.AFTER:
-                self._see_residual(site, value)
+                pass
             case _:
                 self._see_gate(site, value)
 
@@ -313,8 +316,3 @@ class StatisticsWatcher:
             # |W o|^2 = o W'W o: a d x d matrix instead of the whole width.
             self._plan.grams[site] = slices @ slices.mT
         return self._plan.grams[site]
-
-    def _see_residual(self, site: Site, value: Ragged) -> None:
-        if value.values.numel():
-            ids = self._ids.get(site.stack)
-            self._peaks[site.stack, site.layer] = find_peak(value, ids)

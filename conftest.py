@@ -7,6 +7,7 @@ installed is left out: `make gpu-test` runs on machines that have torch and pyte
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import is_dataclass
@@ -31,6 +32,11 @@ NEED_TRITON = [
 collect_ignore = [] if find_spec("triton") else NEED_TRITON
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# No test depends on how it was started: a shell ignores Ctrl-C for what it runs in the background,
+# and some terminals ask for colors or a width.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
+    os.environ.pop(name, None)
 
 if SHAPES_ARE_CHECKED:
     import jaxtyping

@@ -153,7 +153,8 @@ size = sum(parameter.nbytes for parameter in model.parameters())
 print((status("VmHWM") - before) / size)
 """
     ran = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert float(ran.stdout) < 1.2
+    # On some machines pages of the file itself count too; a second copy would make it 2.
+    assert float(ran.stdout) < 1.4
 
 
 def there_and_back(kind: Any, value: object) -> object:

@@ -69,7 +69,7 @@ def test_qwen3_5(name: str, tmp_path: Path) -> None:
     expected = each_alone(peer, texts())
     ours: Any = load(tmp_path / "theirs")
     with torch.no_grad():
-        assert_same(ours(Ragged.from_list(texts())).logits, expected)
+        assert_same(ours(Ragged.from_list(texts())).logits, expected, tolerance=2e-4)
     check_padding(peer, ours)
     check_generation(peer, ours)
     # Our own words must do: those of the file describe another model.

@@ -4,6 +4,7 @@ It stands at the root because the doctests under src need it as much as the test
 installed is left out: `make gpu-test` runs on machines that have torch and pytest alone.
 """
 
+import gc
 import inspect
 import os
 import re
@@ -122,6 +123,12 @@ if find_spec("hypothesis"):
         "manyheads", deadline=None, max_examples=25, derandomize=bool(os.getenv("CI"))
     )
     settings.load_profile("manyheads")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -142,8 +142,8 @@ def run_lane(lane: Lane, parts: list[Part]) -> None:
         )
 
 
-def run(lanes: Sequence[Lane]) -> int:
-    """Run all lanes at once; print the time of every part; 1 if any part failed."""
+def run(lanes: Sequence[Lane]) -> list[Part]:
+    """Run all lanes at once, and print the time of every part."""
     LOGS.mkdir(parents=True, exist_ok=True)
     parts: list[Part] = []
     started = time.monotonic()
@@ -160,13 +160,12 @@ def run(lanes: Sequence[Lane]) -> int:
         )
     cpu = sum(part.cpu_seconds for part in parts)
     print(f" all                 {time.monotonic() - started:5.0f} s {cpu:5.0f} s")
-    # pytest ends with 5 where no test was selected.
-    return int(any(part.returncode not in (0, 5) for part in parts))
+    return parts
 
 
-def record_durations() -> None:
-    """Note the seconds of each file, summed over its tests, from the reports of this run."""
-    seconds: dict[str, float] = {}
+def record_durations(parts: Iterable[Part]) -> None:
+    """Note the seconds of each file, summed over its tests, and of the jobs before them."""
+    seconds = {part.name: part.seconds for part in parts if part.name != "tests"}
     for report in LOGS.glob("*.xml"):
         if report.stem == "compiled":
             continue
@@ -205,10 +204,12 @@ def main() -> int:
         from tests.changed import choose
 
         files = choose(files, read_durations())
-    status = run(plan(files, lanes=options.lanes, types=True, record=options.record))
-    if options.record and not status:
-        record_durations()
-    return status
+    parts = run(plan(files, lanes=options.lanes, types=True, record=options.record))
+    # pytest ends with 5 where no test was selected.
+    failed = any(part.returncode not in (0, 5) for part in parts)
+    if options.record and not failed:
+        record_durations(parts)
+    return int(failed)
 
 
 if __name__ == "__main__":

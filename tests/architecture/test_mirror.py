@@ -4,6 +4,7 @@ A second file of a module adds a word to its name: test_b_word.py. Files that te
 modules do together are listed in TOPICS, modules that are tested through another one in THROUGH.
 """
 
+from functools import cache
 from pathlib import Path
 
 from tests.architecture.house import PACKAGE, ROOT
@@ -161,6 +162,7 @@ THROUGH = {
 }
 
 
+@cache
 def modules() -> set[str]:
     """Every module; kernels in Triton are tested in tests/gpu."""
     return {
@@ -170,6 +172,7 @@ def modules() -> set[str]:
     }
 
 
+@cache
 def files_with_tests() -> set[str]:
     files = (path.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))
     return {file.as_posix() for file in files if file.parts[0] not in OWN_ROOMS}
@@ -183,8 +186,7 @@ def mirrored(file: str) -> str | None:
     """
     folder, words = Path(file).parent, Path(file).stem.removeprefix("test_").split("_")
     names = [folder / f"{'_'.join(words[:count])}.py" for count in range(len(words), 0, -1)]
-    known = modules()
-    return next((name.as_posix() for name in names if name.as_posix() in known), None)
+    return next((name.as_posix() for name in names if name.as_posix() in modules()), None)
 
 
 def test_every_test_file_is_named_after_a_module_or_is_a_topic() -> None:

@@ -7,6 +7,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def bound_names(tree: ast.AST) -> Iterator[str]:
             yield node.name or ""
 
 
+@cache
 def count(folder: Path) -> Counter[str]:
     trees = (ast.parse(path.read_text("utf-8")) for path in sorted(folder.rglob("*.py")))
     return Counter(name.strip("_") for tree in trees for name in bound_names(tree))

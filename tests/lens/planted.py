@@ -88,7 +88,7 @@ class Look:
     places: Tensor | None = None
     words_before: bool = False
     writes: Tensor | None = None
-    to: str = "found"
+    to: str = "match_slice"
 
 
 def offset_look(offset: int, places: int = PLACES) -> Look:

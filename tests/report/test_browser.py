@@ -1,6 +1,5 @@
 """The page in a browser: hover, lines, map, the way back, sorting, themes, and nothing else."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import Any
 import pytest
 
 from manyheads.report.page import render_report, write_report
+from tests.chromium import launch, needs_chromium
 from tests.report.small import report
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +21,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
     write_report(render_report(report(), model_path="it", text_file="text.txt"), path)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(playwright)
         opened: Any = browser.new_page(viewport={"width": 1280, "height": 900})
         opened.trouble = []
         opened.on("console", lambda said: opened.trouble.append(said.text))

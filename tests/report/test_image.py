@@ -1,6 +1,5 @@
 """A report of an image: patches in place of tokens, weights laid over the picture."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from manyheads.report.data import ReportData, collect_report
 from manyheads.report.inputs import read_image
 from manyheads.report.page import render_report, write_report
 from manyheads.taps import Head
+from tests.chromium import launch, needs_chromium
 from tests.studio.models import vision
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def sharp() -> Any:
@@ -95,14 +93,14 @@ def test_the_command_draws_where_the_class_token_looks(
     assert "does not read images" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+@needs_chromium
 def test_patches_lie_over_the_image_in_a_browser(measured: ReportData, tmp_path: Path) -> None:
     from playwright.sync_api import expect, sync_playwright
 
     path = tmp_path / "report.html"
     write_report(render_report(measured, model_path="vit/", text_file="text.txt"), path)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(playwright)
         page = browser.new_page(viewport={"width": 1280, "height": 1400})
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))

@@ -1,16 +1,8 @@
 """The page in a browser, opened on a short text."""
 
-import shutil
-
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.studio.live_server import LiveServer
-
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
 TEXT = "The cat sat on the mat. The cat sat"
 # The machine that runs the tests may have other things to do.

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.chromium import launch
 from tests.studio import models
 from tests.studio.live_server import LiveServer, live_server
 
@@ -28,11 +29,11 @@ def studio() -> Iterator[LiveServer]:
 def browser() -> Iterator["Browser"]:
     from playwright.sync_api import expect, sync_playwright
 
-    from tests.studio.browsing import CHROMIUM, PATIENCE
+    from tests.studio.browsing import PATIENCE
 
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        result = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        result = launch(playwright)
         yield result
         result.close()
 

@@ -11,7 +11,8 @@ from playwright.sync_api import Page, expect
 
 from manyheads import load
 from manyheads.studio.examples import BUNDLED
-from tests.studio.browsing import TEXT, needs_chromium, visit
+from tests.chromium import needs_chromium
+from tests.studio.browsing import TEXT, visit
 from tests.studio.live_server import LiveServer, live_server
 
 pytestmark = needs_chromium

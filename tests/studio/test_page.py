@@ -8,8 +8,9 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
+from tests.chromium import needs_chromium
 from tests.studio import models
-from tests.studio.browsing import TEXT, needs_chromium, visit
+from tests.studio.browsing import TEXT, visit
 from tests.studio.live_server import LiveServer, live_server
 
 pytestmark = needs_chromium

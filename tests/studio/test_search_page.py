@@ -14,8 +14,8 @@ from manyheads.studio.security import Endpoint
 from manyheads.studio.server import make_app
 from manyheads.tasks.search.documents import Document
 from manyheads.tasks.search.index import Index
+from tests.chromium import needs_chromium
 from tests.studio import models
-from tests.studio.browsing import needs_chromium
 from tests.studio.live_server import LiveServer, live_server
 
 DOCUMENTS = [

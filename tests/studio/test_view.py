@@ -11,8 +11,9 @@ from playwright.sync_api import Page, expect
 
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.taps import Head
+from tests.chromium import needs_chromium
 from tests.studio import models
-from tests.studio.browsing import TEXT, needs_chromium, visit
+from tests.studio.browsing import TEXT, visit
 from tests.studio.live_server import LiveServer
 
 pytestmark = needs_chromium

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DURATIONS = ROOT / "tests" / "durations.json"
 LOGS = ROOT / "build" / "tests"
-# Seconds of a file that nobody has timed yet, and of the start of a process with torch in it.
+# Seconds of a file that nobody has timed yet.
 UNKNOWN = 2.0
 # torch.compile cannot trace shape checks: these tests share a process without them.
 COMPILED = "shapes_unchecked"
@@ -83,25 +83,23 @@ def deal(
     return lanes
 
 
-def plan(files: Sequence[str], *, lanes: int, types: bool, record: bool) -> Sequence[Lane]:
+def plan(files: Sequence[str], *, lanes: int, compiled: bool, record: bool) -> Sequence[Lane]:
     """The lanes with their jobs; types and compiled tests start first, in different lanes."""
     durations = read_durations()
-    made = [Lane(number + 1) for number in range(lanes)]
-    if types:
-        made[0].jobs.append(("types", [sys.executable, "-m", "mypy"]))
-        made[0].seconds += durations.get("types", 60.0)
-    if compiled := [name for name in compiled_files() if name in files]:
-        lane = made[-1]
-        lane.jobs.append(
-            ("compiled tests", pytest_command(compiled, lane.number, record, only=COMPILED))
-        )
+    planned = [Lane(number + 1) for number in range(lanes)]
+    planned[0].jobs.append(("types", [sys.executable, "-m", "mypy"]))
+    planned[0].seconds += durations.get("types", 60.0)
+    if compiled:
+        lane = planned[-1]
+        command = pytest_command(compiled_files(), lane.number, record, only=COMPILED)
+        lane.jobs.append(("compiled tests", command))
         lane.seconds += durations.get("compiled tests", 90.0)
-    deal(files, durations, made)
-    for lane in made:
+    deal(files, durations, planned)
+    for lane in planned:
         if lane.files:
             command = pytest_command(lane.files, lane.number, record, only=f"not {COMPILED}")
             lane.jobs.append(("tests", command))
-    return made
+    return planned
 
 
 def pytest_command(files: Sequence[str], lane: int, record: bool, *, only: str) -> list[str]:
@@ -204,7 +202,9 @@ def main() -> int:
         from tests.changed import choose
 
         files = choose(files, read_durations())
-    parts = run(plan(files, lanes=options.lanes, types=True, record=options.record))
+    parts = run(
+        plan(files, lanes=options.lanes, compiled=not options.changed, record=options.record)
+    )
     # pytest ends with 5 where no test was selected.
     failed = any(part.returncode not in (0, 5) for part in parts)
     if options.record and not failed:

@@ -22,11 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.changed import ROOT, UNKNOWN, choose
+
 DURATIONS = ROOT / "tests" / "durations.json"
 LOGS = ROOT / "build" / "tests"
-# Seconds of a file that nobody has timed yet.
-UNKNOWN = 2.0
 # torch.compile cannot trace shape checks: these tests share a process without them.
 COMPILED = "shapes_unchecked"
 
@@ -199,8 +198,6 @@ def main() -> int:
     options = parser.parse_args()
     files = files_with_tests()
     if options.changed:
-        from tests.changed import choose
-
         files = choose(files, read_durations())
     parts = run(
         plan(files, lanes=options.lanes, compiled=not options.changed, record=options.record)

@@ -87,7 +87,7 @@ if SHAPES_ARE_CHECKED:
                 if times & (times - 1):
                     return checked(*given, **named)
                 if prepared is None:
-                    prepared, cheap = prepare(checked, typechecker)
+                    prepared, _ = prepare(checked, typechecker)
             return prepared(*given, **named)
 
         return call

@@ -50,6 +50,8 @@ class Part:
     cpu_seconds: float
     returncode: int
     summary: str
+    # Its lines from the first failure on; where nothing failed, none.
+    failures: Sequence[str] = ()
 
 
 def files_with_tests() -> list[str]:
@@ -115,7 +117,7 @@ def run_lane(lane: Lane, parts: list[Part]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if name == "compiled tests":
             environment["MANYHEADS_NO_TYPECHECK"] = "1"
-        started, last = time.monotonic(), ""
+        started, lines = time.monotonic(), []
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -130,13 +132,20 @@ def run_lane(lane: Lane, parts: list[Part]) -> None:
             for line in process.stdout:
                 log.write(line)
                 print(f"{lane.number}| {line}", end="", flush=True)
-                last = line.strip() or last
+                lines.append(line.rstrip())
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         cpu = usage.ru_utime + usage.ru_stime
-        parts.append(
-            Part(lane.number, name, time.monotonic() - started, cpu, process.returncode, last)
-        )
+        summary = next((line for line in reversed(lines) if line.strip()), "")
+        seconds, code = time.monotonic() - started, process.returncode
+        failures = lines_of_failures(lines) if code else []
+        parts.append(Part(lane.number, name, seconds, cpu, code, summary, failures))
+
+
+def lines_of_failures(lines: Sequence[str]) -> Sequence[str]:
+    """What to read when only the end of a log is left: the errors of a tool, or of tests."""
+    marks = ("E  ", "FAILED ", "ERROR ")
+    return [line for line in lines if line.startswith(marks) or " error: " in line][-40:]
 
 
 def run(lanes: Sequence[Lane]) -> list[Part]:
@@ -149,6 +158,9 @@ def run(lanes: Sequence[Lane]) -> list[Part]:
         thread.start()
     for thread in threads:
         thread.join()
+    for part in parts:
+        for line in part.failures:
+            print(f"{part.lane}! {line}")
     print("\nlane  part             wall    core  result")
     for part in sorted(parts, key=lambda part: part.lane):
         print(

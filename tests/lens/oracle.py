@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class _Head:
 
     values: list[tuple[int, float]]
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return float(np.mean([value for _, value in self.values])) if self.values else math.nan
 

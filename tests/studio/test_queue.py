@@ -211,7 +211,7 @@ def test_a_tab_closed_in_mid_writing_leaves_the_server_well(
 
 
 def test_a_generation_that_is_stopped_leaves_no_complaint(
-    studio: LiveServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    studio: LiveServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for pause in (0.0, 0.01, 0.02, 0.03):
         connection = http.client.HTTPConnection(
@@ -226,8 +226,8 @@ def test_a_generation_that_is_stopped_leaves_no_complaint(
         answer.close()
     assert studio.quiet_within(10)
     gc.collect()
-    # A future whose exception nobody asked for complains when it is collected.
-    assert not caplog.records
+    # A future whose exception nobody reads complains when it is collected: logging without a
+    # handler writes to stderr.
     assert capfd.readouterr() == ("", "")
 
 

@@ -59,9 +59,9 @@ if SHAPES_ARE_CHECKED:
     def check_shapes(checked: Any = None, *, typechecker: Any) -> Any:
         """What jaxtyping's own decorator does, where a check is due.
 
-        To check the shapes of every call takes more time than the tests themselves do, and to
-        prepare every function more than to import torch. So a function is prepared when it is
-        first called, and in each file its shapes are checked ever more rarely.
+        To check every call takes more time than the tests themselves do, and to prepare every
+        function more than to import torch. So a function is prepared when it is first called, and
+        in each file its arguments are checked ever more rarely.
         """
         if checked is None:
             return partial(check_shapes, typechecker=typechecker)
@@ -75,25 +75,24 @@ if SHAPES_ARE_CHECKED:
         inner = "<locals>" in checked.__qualname__
         if inner and not is_due(checked.__code__):
             return checked
-        key, cheap = object(), False
+        key = object()
         prepared: Any = None
 
         @wraps(checked)
         def call(*given: Any, **named: Any) -> Any:
-            nonlocal prepared, cheap
-            if not cheap:
-                # `is_due` in two lines: most calls end here.
-                SEEN[key] = times = SEEN.get(key, 0) + 1
-                if times & (times - 1):
-                    return checked(*given, **named)
-                if prepared is None:
-                    prepared, _ = prepare(checked, typechecker)
+            nonlocal prepared
+            # `is_due` in two lines: most calls end here.
+            SEEN[key] = times = SEEN.get(key, 0) + 1
+            if times & (times - 1):
+                return checked(*given, **named)
+            if prepared is None:
+                prepared = prepare(checked, typechecker)
             return prepared(*given, **named)
 
         return call
 
-    def prepare(function: Any, typechecker: Any) -> tuple[Any, bool]:
-        """The function with its checks, and whether these are cheap, for there is no shape in them.
+    def prepare(function: Any, typechecker: Any) -> Any:
+        """The function with its checks.
 
         It does without most of the bookkeeping of jaxtyping, which binds arguments to names and
         checks them twice, for a message that tells shapes. Annotations in quotes may name what is
@@ -102,16 +101,16 @@ if SHAPES_ARE_CHECKED:
         hints = repr(list(getattr(function, "__annotations__", {}).values()))
         # A generator runs after its context has ended, so that its shapes would leak into another.
         if inspect.isgeneratorfunction(function) or QUOTED.search(hints):
-            return jaxtyped(function, typechecker=typechecker), False
+            return jaxtyped(function, typechecker=typechecker)
         checking = typechecker(function)
         if "jaxtyping" not in hints:
-            return checking, True
+            return checking
 
         def with_shapes(*given: Any, **named: Any) -> Any:
             with jaxtyped("context"):
                 return checking(*given, **named)
 
-        return with_shapes, False
+        return with_shapes
 
     jaxtyping.jaxtyped = check_shapes  # type: ignore[assignment]
     install_import_hook("manyheads", "beartype.beartype")

@@ -13,6 +13,8 @@ COMPLETE := .venv/complete-$(notdir $(PYTHON))
 # Python compiles what is imported, once; pip would compile all there is, for minutes.
 INSTALL := $(BIN)/python -m pip install --no-compile --progress-bar off --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
+# torch without CUDA, a tenth of the size; the package index has it for some machines only.
+CPU_TORCH := https://download.pytorch.org/whl/cpu
 
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 
@@ -89,10 +91,16 @@ $(READY): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory check-python
 	@rm -f .venv/ready-* .venv/complete-*
 	@test "$$($(BIN)/python --version 2>&1)" = "$$($(PYTHON) --version 2>&1)" || rm -rf .venv
-	@echo "[1/3] creating .venv"
+	@echo "[1/3] creating .venv; two more steps download torch and 0.2 GB of other packages"
 	@$(PYTHON) -m venv .venv
-	@echo "[2/3] installing torch"
-	@$(INSTALL) torch
+	@index=""; size="0.2 GB"; \
+	if [ "$$(uname -s)" = Linux ]; then \
+	  if command -v nvidia-smi >/dev/null || [ -e /dev/nvidia0 ]; then size="with CUDA, 3 GB"; \
+	  elif $(BIN)/python -c 'import urllib.request as web; web.urlopen("$(CPU_TORCH)/torch/", timeout=5)' 2>/dev/null; \
+	  then index="--extra-index-url $(CPU_TORCH)"; size="the build without CUDA, as there is no GPU, 0.2 GB"; \
+	  else size="0.2 GB, or 3 GB with CUDA if your package index has no other: $(CPU_TORCH) cannot be reached"; fi; fi; \
+	echo "[2/3] installing torch ($$size)"; \
+	$(INSTALL) $$index torch
 	@echo "[3/3] installing manyheads and its studio"
 	@$(INSTALL) --editable '.[studio]'
 	@touch $@

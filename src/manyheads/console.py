@@ -46,7 +46,10 @@ class TerminalPage:
         self.console.print(Text.assemble(*parts, f" {right}" if right else ""), no_wrap=True)
 
     def paragraph(self, text: str, style: str = "") -> None:
-        for line in Text(text, style=style).wrap(self.console, self.width):
+        self.wrapped(Text(text, style=style))
+
+    def wrapped(self, text: Text) -> None:
+        for line in text.wrap(self.console, self.width):
             line.rstrip()
             self.console.print(Text(" " * INDENT) + line)
 

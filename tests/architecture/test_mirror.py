@@ -76,7 +76,6 @@ THROUGH = {
     "checkpoints/pip_models.py": "cli/commands/test_get.py",
     "cli/commands/tasks/answer.py": "cli/commands/tasks/test_search.py",
     "cli/commands/tasks/index.py": "cli/commands/tasks/test_search.py",
-    "cli/match_page.py": "cli/commands/tasks/test_search.py",
     "console.py": "cli/test_main.py",
     "data/batch.py": "data/test_stream.py",
     "data/chunks.py": "data/test_stream.py",

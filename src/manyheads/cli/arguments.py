@@ -16,72 +16,45 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "house-gpt"
 
+
+def metavar(name: str, hint: str = "", /, **more: Any) -> Any:
+    """How help shows an argument: a name for its value, and a hint instead of its default."""
+    return tyro.conf.arg(metavar=name, help_behavior_hint=hint, **more)
+
+
+def repeatable(name: str, /, **more: Any) -> Any:
+    return metavar(name, "(repeatable)", **more)
+
+
+Strings = tyro.conf.UseAppendAction[tuple[str, ...]]
+Integers = tyro.conf.UseAppendAction[tuple[int, ...]]
+Paths = tyro.conf.UseAppendAction[tuple[Path, ...]]
 # A type without `help` is described by the docstring below the field.
-OptionalModel = Annotated[
-    str,
-    tyro.conf.Positional,
-    tyro.conf.arg(metavar="[MODEL]", help_behavior_hint=f"(default: {DEFAULT_MODEL})"),
-]
-AnyModel = Annotated[
-    str,
-    tyro.conf.Positional,
-    tyro.conf.arg(
-        metavar="[MODEL]",
-        help_behavior_hint=f"(default: {DEFAULT_MODEL})",
-        help="The folder of a model, a bundled model, or a model of the hub: org/name.",
-    ),
-]
-RequiredModel = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
-ManyTexts = Annotated[
-    tyro.conf.UseAppendAction[tuple[str, ...]],
-    tyro.conf.arg(metavar="TEXT", help_behavior_hint="(repeatable)"),
-]
-TextFile = Annotated[Path | None, tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="")]
-LineFiles = Annotated[
-    tyro.conf.UseAppendAction[tuple[Path, ...]],
-    tyro.conf.arg(metavar="TEXTFILE", help_behavior_hint="(repeatable)"),
-]
+PositionalText = Annotated[str, tyro.conf.Positional]
+OptionalModel = Annotated[PositionalText, metavar("[MODEL]", f"(default: {DEFAULT_MODEL})")]
+MODEL_HELP = "The folder of a model, a bundled model, or a model of the hub: org/name."
+AnyModel = Annotated[OptionalModel, tyro.conf.arg(help=MODEL_HELP)]
+RequiredModel = Annotated[PositionalText, tyro.conf.arg(metavar="MODEL")]
+OptionalText = Annotated[str | None, metavar("TEXT")]
+OptionalInt = Annotated[int | None, metavar("INT")]
+OptionalFloat = Annotated[float | None, metavar("FLOAT")]
+ManyTexts = Annotated[Strings, repeatable("TEXT")]
+TextFile = Annotated[Path | None, metavar("TEXTFILE")]
+LineFiles = Annotated[Paths, repeatable("TEXTFILE")]
 # Token ids instead of a text, such as "1 2 3".
-ManyIds = Annotated[
-    tyro.conf.UseAppendAction[tuple[str, ...]],
-    tyro.conf.arg(metavar='"1 2 3"', help_behavior_hint="(repeatable)"),
-]
-ImageFolder = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        metavar="FOLDER",
-        help_behavior_hint="",
-        help="For a vision model: a folder of images; for a classifier, one folder per class.",
-    ),
-]
-JsonFile = Annotated[Path | None, tyro.conf.arg(metavar="OUT", help_behavior_hint="")]
-ResultFile = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        metavar="OUT",
-        help_behavior_hint="",
-        help="A JSON file to save everything to; manyheads.lens reads it back.",
-    ),
-]
-PngFile = Annotated[Path | None, tyro.conf.arg(metavar="PNG", help_behavior_hint="")]
+ManyIds = Annotated[Strings, repeatable('"1 2 3"')]
+FOLDER_HELP = "For a vision model: a folder of images; for a classifier, one folder per class."
+ImageFolder = Annotated[Path | None, metavar("FOLDER", help=FOLDER_HELP)]
+JsonFile = Annotated[Path | None, metavar("OUT")]
+RESULT_HELP = "A JSON file to save everything to; manyheads.lens reads it back."
+ResultFile = Annotated[Path | None, metavar("OUT", help=RESULT_HELP)]
+PngFile = Annotated[Path | None, metavar("PNG")]
 OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
-OptionalOutFolder = Annotated[
-    Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")
-]
-OutFile = Annotated[
-    Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
-]
+OptionalOutFolder = Annotated[Path | None, metavar("FOLDER", aliases=["-o"])]
+OutFile = Annotated[Path | None, metavar("FILE", aliases=["-o"])]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionName = Annotated[
-    Literal["attention", "encoder", "cross"],
-    tyro.conf.arg(
-        help="Of an encoder-decoder: the decoder's self-attention, the encoder's, or "
-        "cross-attention."
-    ),
-]
+OF_HELP = "Of an encoder-decoder: the decoder's self-attention, the encoder's, or cross-attention."
+AttentionName = Annotated[Literal["attention", "encoder", "cross"], tyro.conf.arg(help=OF_HELP)]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
 
@@ -113,6 +86,25 @@ def check_exclusive(flags: str, *values: object) -> None:
     """Refuse more than one of the options; `flags` names them, as in "--text and --file"."""
     if sum(value is not None and value != () for value in values) > 1:
         raise InputError(f"{flags} exclude each other", "give one of them")
+
+
+def check_one_of(command: str, flags: str, *values: object) -> None:
+    """Refuse none and more than one of the options, as in "--text or --file"."""
+    if sum(value is not None and value != () for value in values) != 1:
+        raise InputError(f"manyheads {command} needs {flags}", "give one of them")
+
+
+def check_not_empty(flag: str, text: str | None) -> None:
+    if text is not None and not text.strip():
+        raise InputError(f"{flag} {text!r} is empty", "give at least one word")
+
+
+def check_picture(path: Path | None, suffixes: tuple[str, ...] = (".png",)) -> None:
+    """Refuse a picture that cannot be written, before any work."""
+    if path is not None:
+        from manyheads.pictures import check_image_path
+
+        check_image_path(path, suffixes)
 
 
 def check_out_folder(path: Path | None, source: str = "", flag: str = "--out") -> None:

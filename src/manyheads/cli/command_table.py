@@ -34,7 +34,8 @@ from manyheads.cli.commands.tasks.filter import FilterCommand
 class Command(Protocol):
     """The parsed arguments of a command, which run it."""
 
-    def run(self) -> int: ...
+    def run(self) -> int | None:
+        """Do the work and return the exit code, by default 0."""
 
 
 COMMANDS: dict[str, Callable[..., Command]] = {
@@ -127,10 +128,9 @@ def arguments_of(command: Callable[..., object]) -> list[Option]:
     result = []
     for field in fields(command):  # type: ignore[arg-type]
         if is_dataclass(field.type):
-            options = arguments_of(type(field.default))
             result += [
                 replace(option, group=field.name, default=getattr(field.default, option.field))
-                for option in options
+                for option in arguments_of(type(field.default))
             ]
         else:
             result.append(_argument(field.name, annotations[field.name], field.default))

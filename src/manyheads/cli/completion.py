@@ -134,8 +134,8 @@ def zsh(commands: Commands, models: Sequence[str]) -> str:
     ]
     cases = []
     for name, command in commands.items():
-        specs = [spec for option in options_of(command) for spec in _zsh_options(option)]
-        specs += [_zsh_positional(positional) for positional in positionals_of(command)]
+        arguments = (*options_of(command), *positionals_of(command))
+        specs = [spec for option in arguments for spec in _zsh_specs(option)]
         cases.append(f"    {name}) _arguments -S {' '.join(map(_quoted, specs))} ;;")
     return _filled(
         ZSH, MODELS=" ".join(models), COMMANDS="\n".join(descriptions), CASES="\n".join(cases)
@@ -154,9 +154,10 @@ def fish(commands: Commands, models: Sequence[str]) -> str:
                 f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
                 for flag in option.names
             )
-            lines.append(f"{prefix} {names}{_fish_value(option)}")
-        for positional in positionals_of(command):
-            lines.extend(f"{prefix} {offer}" for offer in _fish_positional(positional, models))
+            value = {"flag": "", "file": " -r"}.get(option.kind, " -x")
+            lines.append(f"{prefix} {names}{value}{_fish_offer(option, models)}")
+        offers = (_fish_offer(positional, models) for positional in positionals_of(command))
+        lines += [f"{prefix}{offer}" for offer in offers if offer]
     return FISH + "\n".join(lines) + "\n"
 
 
@@ -167,32 +168,20 @@ def _bash_offer(options: Sequence[Option], models: Sequence[str]) -> str:
     return f'_manyheads_offer "{" ".join(words)}"{more}; ' if words or more else ""
 
 
-def _zsh_options(option: Option) -> list[str]:
-    action = {"file": "_files", "choice": f"({' '.join(option.choices)})"}.get(option.kind, " ")
-    value = "" if option.kind == "flag" else f":{option.metavar}:{action}"
-    star = "*" if option.repeatable else ""
-    return [f"{star}{flag}{value}" for flag in option.names]
-
-
-def _zsh_positional(positional: Option) -> str:
+def _zsh_specs(option: Option) -> list[str]:
+    """One per name of an option; a positional argument has no name."""
     actions = {"file": "_files", "model": "_manyheads_models"}
-    actions["choice"] = f"({' '.join(positional.choices)})"
-    star = "*" if positional.many else ""
-    return f"{star}:{positional.metavar}:{actions.get(positional.kind, ' ')}"
+    actions["choice"] = f"({' '.join(option.choices)})"
+    value = "" if option.kind == "flag" else f":{option.metavar}:{actions.get(option.kind, ' ')}"
+    star = "*" if (option.repeatable if option.names else option.many) else ""
+    return [f"{star}{flag}{value}" for flag in option.names or ("",)]
 
 
-def _fish_value(option: Option) -> str:
+def _fish_offer(option: Option, models: Sequence[str]) -> str:
     if option.kind == "choice":
-        return f" -x -a '{' '.join(option.choices)}'"
-    return {"flag": "", "file": " -r -F"}.get(option.kind, " -x")
-
-
-def _fish_positional(positional: Option, models: Sequence[str]) -> list[str]:
-    if positional.kind == "model":
-        return [f"-a '{' '.join(models)} (__fish_complete_directories)'"]
-    if positional.kind == "choice":
-        return [f"-a '{' '.join(positional.choices)}'"]
-    return ["-F"] if positional.kind == "file" else []
+        return f" -a '{' '.join(option.choices)}'"
+    folders = f" -a '{' '.join(models)} (__fish_complete_directories)'"
+    return {"file": " -F", "model": folders}.get(option.kind, "")
 
 
 def _quoted(text: str) -> str:

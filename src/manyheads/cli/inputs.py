@@ -214,42 +214,32 @@ def sample_images(
     """
     import torch
 
-    from manyheads.data.images import find_images
+    from manyheads.data.images import ImageFolder, find_images, read_image
     from manyheads.models.readout import ClassHead
     from manyheads.models.vision import Vision
 
     assert isinstance(model, Vision)
     check_minimum("--tokens", tokens, 1)
     per_image = _tokens_per_image(model)
-    labeled = isinstance(model.config.readout, ClassHead)
-    files = _class_files(model, folder) if labeled else [(file, 0) for file in find_images(folder)]
+    head = model.config.readout
+    labeled = isinstance(head, ClassHead)
+    files: Sequence[tuple[Path, int]]
+    if isinstance(head, ClassHead):
+        folders = ImageFolder(folder, names=model.class_names)
+        if len(folders.names) != head.classes:
+            raise InputError(
+                f"--image {folder} has {len(folders.names)} folders and the model {head.classes} "
+                "classes",
+                "put the images of each class into a folder of its own",
+            )
+        files = folders.files
+    else:
+        files = [(file, 0) for file in find_images(folder)]
+
+    def read(indices: list[int]) -> ClassInputs:
+        images = [read_image(model, files[index][0]) for index in indices]
+        return ClassInputs(images, [files[index][1] for index in indices] if labeled else None)
+
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
     first, last = max(1, tokens // per_image), -(-more // per_image)
-    return (
-        _read_images(model, [files[index] for index in order[:first]], labeled),
-        _read_images(model, [files[index] for index in order[first : first + last]], labeled),
-    )
-
-
-def _class_files(model: "Vision", folder: Path) -> Sequence[tuple[Path, int]]:
-    """The images of each class's folder, with the model's id of the class."""
-    from manyheads.data.images import ImageFolder
-    from manyheads.models.readout import ClassHead
-
-    head: Any = model.config.readout
-    assert isinstance(head, ClassHead)
-    images = ImageFolder(folder, names=model.class_names)
-    if len(images.names) != head.classes:
-        raise InputError(
-            f"--image {folder} has {len(images.names)} folders and the model {head.classes} "
-            "classes",
-            "put the images of each class into a folder of its own",
-        )
-    return images.files
-
-
-def _read_images(model: "Vision", files: Sequence[tuple[Path, int]], labeled: bool) -> ClassInputs:
-    from manyheads.data.images import read_image
-
-    images = [read_image(model, file) for file, _ in files]
-    return ClassInputs(images, [label for _, label in files] if labeled else None)
+    return read(order[:first]), read(order[first : first + last])

@@ -10,21 +10,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
+from functools import partial
 from io import StringIO
 from itertools import takewhile
 from typing import Any
 
 import tyro
 
-from manyheads.cli.command_table import (
-    COMMANDS,
-    Command,
-    Option,
-    arguments_of,
-    options_of,
-    positionals_of,
-    summary_of,
-)
+from manyheads.cli import command_table
+from manyheads.cli.command_table import COMMANDS, Command, Option, options_of
 from manyheads.cli.completion import Completion
 from manyheads.errors import InputError, LongTextWarning, ManyheadsError, ManyheadsWarning
 from manyheads.formatting import alternatives
@@ -66,7 +60,10 @@ LONGEST_ERROR = 800
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong use."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    _never_fail_to_print()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # Characters that the terminal cannot show become question marks.
+            stream.reconfigure(errors="replace")
     command: Command | None = None
     try:
         page = _front_page(words)
@@ -77,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_encoding(command)
         talks = words[0] in TALKING
         with warnings_on_stderr(), Progress(words[0], enabled=not talks, draws_bar=False):
-            return command.run()
+            return command.run() or DONE
     except BrokenPipeError:
         # The reader of the output, such as head, has closed it.
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115, kept open until the end
@@ -97,8 +94,9 @@ def _front_page(words: Sequence[str]) -> str:
     if not words:
         return FIRST
     if words in (["--help"], ["-h"]):
-        names = [f"  {name:<12}{summary_of(command)}" for name, command in ALL_COMMANDS.items()]
-        return HELP.format(commands="\n".join(names))
+        summaries = {name: command_table.summary_of(ALL_COMMANDS[name]) for name in ALL_COMMANDS}
+        lines = [f"  {name:<12}{summary}" for name, summary in summaries.items()]
+        return HELP.format(commands="\n".join(lines))
     return f"manyheads {_version()}" if words == ["--version"] else ""
 
 
@@ -124,7 +122,7 @@ def warnings_on_stderr() -> Iterator[None]:
 
 def _check_encoding(command: Command) -> None:
     """Refuse texts with bytes that are not UTF-8; the name of a file may have any."""
-    for option in arguments_of(type(command)):
+    for option in command_table.arguments_of(type(command)):
         if option.kind in ("file", "model"):
             continue
         value = option.value_in(command)
@@ -138,17 +136,8 @@ def _check_encoding(command: Command) -> None:
 
 def _parse(words: list[str]) -> Command:
     """The command with its arguments; help ends the program, and wrong use is an InputError."""
-
-    def parse(console_outputs: bool) -> Command:
-        command: Command = tyro.extras.subcommand_cli_from_dict(
-            ALL_COMMANDS,
-            prog="manyheads",
-            args=words,
-            console_outputs=console_outputs,
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
-        return command
-
+    read = partial(tyro.extras.subcommand_cli_from_dict, ALL_COMMANDS, prog="manyheads")
+    parse = partial(read, args=words, config=(tyro.conf.OmitArgPrefixes,))
     try:
         # What tyro prints of wrong use is longer than one line.
         with redirect_stderr(StringIO()):
@@ -187,11 +176,7 @@ def wrapped(text: str) -> str:
         name = re.match(r" +(\S+ {2,})?", line)
         indent = " " * (len(name[0]) if name else 0)
         lines += textwrap.wrap(
-            line,
-            columns,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
+            line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines)
 
@@ -220,7 +205,7 @@ class _Reader:
     def __init__(self, name: str, command: Callable[..., object]) -> None:
         self.program = f"manyheads {name}"
         self.options = {flag: option for option in options_of(command) for flag in option.names}
-        self.positionals = list(positionals_of(command))
+        self.positionals = list(command_table.positionals_of(command))
         self.options_read: list[Option] = []
 
     def read(self, words: Sequence[str]) -> InputError | None:
@@ -253,17 +238,13 @@ class _Reader:
         return InputError(f"{name} needs a value", remedy)
 
     def _positional(self, rest: list[str]) -> InputError | None:
-        missing = (option for option in self.positionals if option not in self.options_read)
-        option = next(missing, None)
-        if option is None:
-            return self._surplus(rest)
-        self.options_read.append(option)
-        return _wrong_value(option.metavar, option, _take_values(rest, many=option.many))
-
-    def _surplus(self, words: Sequence[str]) -> InputError:
-        text = " ".join(takewhile(lambda word: not _is_option(word), words))
-        if "--set" in self.options and "=" in words[0]:
-            text, remedy = words[0], f"use --set {shlex.quote(words[0])}"
+        for option in self.positionals:
+            if option not in self.options_read:
+                self.options_read.append(option)
+                return _wrong_value(option.metavar, option, _take_values(rest, many=option.many))
+        text = " ".join(takewhile(lambda word: not _is_option(word), rest))
+        if "--set" in self.options and "=" in rest[0]:
+            text, remedy = rest[0], f"use --set {shlex.quote(rest[0])}"
         elif "--text" in self.options:
             remedy = f"use --text {shlex.quote(text)}"
         elif self.positionals and self.positionals[-1].many:
@@ -329,13 +310,6 @@ def _fail(reason: str, code: int) -> int:
         line = f"{line[: LONGEST_ERROR // 2]} … {line[-LONGEST_ERROR // 2 :]}"
     print(f"error: {line}", file=sys.stderr)
     return code
-
-
-def _never_fail_to_print() -> None:
-    """Replace characters that the terminal cannot show by question marks."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
 
 
 def _version() -> str:

@@ -121,8 +121,7 @@ class TextOptions:
             return default_texts(model)
         inputs.check_tokenizer(model)
         for text in texts:
-            if not text.strip():
-                raise InputError(f"--text {text!r} is empty", "give at least one word")
+            arguments.check_not_empty("--text", text)
         if isinstance(model, Seq2Seq):
             texts = inputs.split_pairs(texts)
         return texts if self.text else inputs.split_texts(model, texts, self.tokens)[0]

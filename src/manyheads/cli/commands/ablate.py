@@ -4,8 +4,6 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import DeviceOptions, TextOrImageOptions
 from manyheads.errors import InputError
@@ -32,13 +30,13 @@ class Ablate:
 
     model: arguments.AnyModel = arguments.DEFAULT_MODEL
 
-    heads: Annotated[str, tyro.conf.arg(metavar="L2H7,...", help_behavior_hint="(all)")] = ""
+    heads: Annotated[str, arguments.metavar("L2H7,...", "(all)")] = ""
     """The heads to ablate."""
 
     replace_with: Literal["zero", "mean", "resample"] = "zero"
     """What replaces a head: zero, its mean, or its output in another text."""
 
-    greedy: Annotated[int, tyro.conf.arg(metavar="N", help_behavior_hint="")] = 0
+    greedy: Annotated[int, arguments.metavar("N")] = 0
     """Also ablate N heads one after another, each time the one that matters least."""
 
     of: arguments.AttentionName = "attention"
@@ -61,24 +59,16 @@ class Ablate:
         heads, scope = self.heads or "all", self._scope(model)
         texts, targets = self._inputs(model)
         prepared = prepare_inputs(model, texts, targets=targets, seed=self.seed)
-        shared: dict[str, Any] = {
-            "targets": prepared.targets,
-            "stack": scope.stack_name,
-            "sublayer": scope.sublayer,
-        }
-        options: dict[str, Any] = {
-            "metric": prepared.metric,
-            "replace_with": self.replace_with,
-            "seed": self.seed,
-        }
-        ablation = ablate(model, prepared.model_inputs, heads, **options, **shared)
+        site: dict[str, Any] = {"stack": scope.stack_name, "sublayer": scope.sublayer}
+        site["targets"] = prepared.targets
+        options = site | {"metric": prepared.metric, "seed": self.seed}
+        options["replace_with"] = self.replace_with
+        ablation = ablate(model, prepared.model_inputs, heads, **options)
         estimate = order = None
         if ablation.complete and prepared.metric == "loss":
-            estimate = importance(model, prepared.model_inputs, **shared)
+            estimate = importance(model, prepared.model_inputs, **site)
         if ablation.complete and self.greedy:
-            order = ablate_greedily(
-                model, prepared.model_inputs, self.greedy, heads, **options, **shared
-            )
+            order = ablate_greedily(model, prepared.model_inputs, self.greedy, heads, **options)
         ablation = _merge(ablation, estimate, order)
         _print(self.model, ablation, order, "text" if self.input.image is None else "image")
         arguments.save_result(self.json, ablation)
@@ -91,9 +81,8 @@ class Ablate:
         if self.input.image is not None or not inputs.is_text_classifier(model):
             return self.input.load(model, self.seed)
         if self.input.text or self.input.ids:
-            raise InputError(
-                "--text and --ids have no label", "give --file with rows of text and label"
-            )
+            remedy = "give --file with rows of text and label"
+            raise InputError("--text and --ids have no label", remedy)
         return inputs.split_labeled(model, self.input.file, self.input.tokens)[0]
 
     def _scope(self, model: Any) -> "HeadScope":

@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import DeviceOptions
-from manyheads.errors import InputError
 
 if TYPE_CHECKING:
     from manyheads.lens.attribution.attribute import Attribution
 
-Word = Annotated[str | None, tyro.conf.arg(metavar="WORD", help_behavior_hint="")]
+Word = Annotated[str | None, arguments.metavar("WORD")]
 
 # How many characters of the end of a text are printed.
 SHOWN_CHARACTERS = 60
@@ -42,7 +39,7 @@ class Attribute:
     method: Literal["direct", "integrated", "heads", "rollout"] = "direct"
     """Direct logit attribution, integrated gradients by token or by head, or attention rollout."""
 
-    steps: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    steps: Annotated[int | None, arguments.metavar("N")] = None
     """Steps of integrated gradients; by default as many as it takes, up to 512."""
 
     all: arguments.Flag = False
@@ -70,13 +67,10 @@ class Attribute:
         arguments.check_exclusive("--text and --file", self.text, self.file)
         if self.file is not None:
             return inputs.read_file(self.file).strip("\n")
-        if self.text is None:
-            from manyheads.lens.inputs.synthetic import UNFINISHED_PASSAGE
+        arguments.check_not_empty("--text", self.text)
+        from manyheads.lens.inputs.synthetic import UNFINISHED_PASSAGE
 
-            return UNFINISHED_PASSAGE
-        if not self.text.strip():
-            raise InputError(f"--text {self.text!r} is empty", "give at least one word")
-        return self.text
+        return UNFINISHED_PASSAGE if self.text is None else self.text
 
 
 def _print(name: str, attribution: "Attribution", *, every_row: bool) -> None:

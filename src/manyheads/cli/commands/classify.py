@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from manyheads.cli import arguments
 from manyheads.cli.options import EngineOptions, LineOptions
 from manyheads.errors import InputError
@@ -17,13 +15,8 @@ from manyheads.formatting import UNKNOWN, pluralise
 if TYPE_CHECKING:
     from manyheads.encoding.classify import Classification
     from manyheads.models.build import Model
-    from manyheads.tasks.extraction.classification_scores import ClassificationScores
 
-LabeledFile = Annotated[Path | None, tyro.conf.arg(metavar="LABELED", help_behavior_hint="")]
-ImageFiles = Annotated[
-    tyro.conf.UseAppendAction[tuple[Path, ...]],
-    tyro.conf.arg(metavar="IMAGE", help_behavior_hint="(repeatable)"),
-]
+LabeledFile = Annotated[Path | None, arguments.metavar("LABELED")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +30,7 @@ class Classify:
     model: arguments.RequiredModel
     """The folder of a model with classes, or a model of the hub: org/name."""
 
-    image: ImageFiles = ()
+    image: Annotated[arguments.Paths, arguments.repeatable("IMAGE")] = ()
     """For a vision model: a PNG, a JPEG, or a folder of them."""
 
     evaluate: LabeledFile = None
@@ -58,26 +51,19 @@ class Classify:
     input: LineOptions = LineOptions()
     compute: EngineOptions = EngineOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print label, probability and text of each, or write them and print the counts."""
-        labeled = (self.evaluate is not None, self.calibrate is not None)
-        if sum((bool(self.input.text), bool(self.input.file), bool(self.image), *labeled)) != 1:
-            raise InputError(
-                "manyheads classify needs --evaluate or --calibrate with labels, or --text, --file "
-                "or --image",
-                "give one of them",
-            )
+        flags = "--evaluate or --calibrate with labels, or --text, --file or --image"
+        inputs = (self.input.text, self.input.file, self.image)
+        arguments.check_one_of("classify", flags, self.evaluate, self.calibrate, *inputs)
         for flag, value in (("--confusion", self.confusion), ("--json", self.json)):
             if value is not None and self.evaluate is None:
                 raise InputError(f"{flag} needs labels", "add --evaluate labels.jsonl")
         arguments.check_json(self.json)
-        if self.out is not None and any(labeled):
+        if self.out is not None and not any(inputs):
             raise InputError("--out is for classes of texts, not for scores", "leave it out")
         arguments.check_jsonl(self.out)
-        if self.confusion is not None:
-            from manyheads.pictures.canvas import IMAGE_SUFFIXES, check_image_path
-
-            check_image_path(self.confusion, IMAGE_SUFFIXES)
+        arguments.check_picture(self.confusion, (".png", ".svg"))
         if self.evaluate is not None:
             self._evaluate(self.evaluate)
         elif self.calibrate is not None:
@@ -86,7 +72,6 @@ class Classify:
             self._classify_images()
         else:
             self._classify_texts()
-        return 0
 
     def _classify_texts(self) -> None:
         self.compute.check()
@@ -147,22 +132,18 @@ class Classify:
         print(f"{pluralise(len(texts), 'text')} of {file}")
         print(scores)
         if self.confusion is not None:
-            self._draw(scores, len(texts))
+            from manyheads.pictures.class_charts import draw_confusion
 
-    def _draw(self, scores: "ClassificationScores", texts: int) -> None:
-        from manyheads.pictures.class_charts import draw_confusion
-
-        assert self.confusion is not None
-        assert scores.confusion is not None
-        draw_confusion(
-            scores.confusion.tolist(),
-            scores.names,
-            self.confusion,
-            title="Confusion matrix",
-            subtitle=f"accuracy {scores.accuracy:.3f}, macro F1 {scores.macro_f1:.3f} on "
-            f"{pluralise(texts, 'text')}",
-        )
-        print(f"drawn to {self.confusion}")
+            assert scores.confusion is not None
+            draw_confusion(
+                scores.confusion.tolist(),
+                scores.names,
+                self.confusion,
+                title="Confusion matrix",
+                subtitle=f"accuracy {scores.accuracy:.3f}, macro F1 {scores.macro_f1:.3f} on "
+                f"{pluralise(len(texts), 'text')}",
+            )
+            print(f"drawn to {self.confusion}")
 
     def _calibrate(self, file: Path) -> None:
         """Fit the temperature and write it to the config.json of the folder."""
@@ -178,10 +159,8 @@ class Classify:
                 "save the model to a folder first, with manyheads convert",
             )
         model, texts, labels = self._labeled(file, "--calibrate")
-        several = classifier_of(model).multi_label
-        result = calibrate(
-            model, texts, labels, thresholds=several, batch_tokens=self.compute.batch_tokens
-        )
+        several, size = classifier_of(model).multi_label, self.compute.batch_tokens
+        result = calibrate(model, texts, labels, thresholds=several, batch_tokens=size)
         before = json.loads(config.read_text("utf-8"))
         others = {key: value for key, value in before.items() if key not in SETTINGS}
         arguments.write_json(config, others | classifier_of(model).description())

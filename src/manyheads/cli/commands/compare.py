@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from manyheads.cli import arguments
 from manyheads.cli.options import DeviceOptions, TextOrImageOptions
 
@@ -24,16 +22,12 @@ class Compare:
     """
 
     before: Annotated[
-        str,
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="[BEFORE]", help_behavior_hint="(default: house-gpt)"),
+        arguments.PositionalText, arguments.metavar("[BEFORE]", "(default: house-gpt)")
     ] = "house-gpt"
     """The folder of a model with a tokenizer, a bundled model, or a model of the hub: org/name."""
 
     after: Annotated[
-        str,
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="[AFTER]", help_behavior_hint="(default: house-gpt-gated)"),
+        arguments.PositionalText, arguments.metavar("[AFTER]", "(default: house-gpt-gated)")
     ] = "house-gpt-gated"
     """The same model after fine-tuning, gating or pruning."""
 
@@ -41,8 +35,7 @@ class Compare:
     """Do not compare the kinds of the heads."""
 
     replace_with: Annotated[
-        Literal["zero", "mean", "resample"] | None,
-        tyro.conf.arg(metavar="{zero,mean,resample}", help_behavior_hint=""),
+        Literal["zero", "mean", "resample"] | None, arguments.metavar("{zero,mean,resample}")
     ] = None
     """Also ablate every head of both models, and replace it with this."""
 

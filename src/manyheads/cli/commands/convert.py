@@ -22,11 +22,9 @@ class Convert:
     model: arguments.RequiredModel
     """The folder of a model, or a model of the hub: org/name or org/name@revision."""
 
-    folder: Annotated[
-        Path | None,
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(or -o)"),
-    ] = None
+    folder: Annotated[Path | None, tyro.conf.Positional, arguments.metavar("FOLDER", "(or -o)")] = (
+        None
+    )
     """The folder to write, or a file that ends in .onnx."""
 
     out: arguments.OptionalOutFolder = None
@@ -38,29 +36,27 @@ class Convert:
     int8: arguments.Flag = False
     """Store the weights of an ONNX file in 8 bits, for example for a browser."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print where the model is and what can open it."""
         from manyheads.checkpoints.folder import save
 
         target = self.folder or self.out
         if target is None:
-            raise InputError(
-                "manyheads convert needs a folder to write", f"add it: {self.model} FOLDER"
-            )
+            remedy = f"add it: {self.model} FOLDER"
+            raise InputError("manyheads convert needs a folder to write", remedy)
         if self.folder is not None and self.out is not None:
-            raise InputError(
-                f"two folders are given, {self.folder} and {self.out}", "leave out one of them"
-            )
+            both = f"{self.folder} and {self.out}"
+            raise InputError(f"two folders are given, {both}", "leave out one of them")
         if target.suffix.lower() == ".onnx":
-            return self._write_onnx(target)
+            self._write_onnx(target)
+            return
         if self.int8:
             raise InputError("--int8 is for ONNX files", f"write to {target}.onnx, or leave it out")
         # In its own dtype a model loses nothing by being overwritten.
         arguments.check_out_folder(target, "" if self.dtype == "auto" else self.model)
         print(save(open_model(self.model, "cpu", self.dtype), target))
-        return 0
 
-    def _write_onnx(self, target: Path) -> int:
+    def _write_onnx(self, target: Path) -> None:
         from manyheads.checkpoints.onnx_file import WeightFormat, save_onnx
 
         if self.dtype == "bfloat16" or (self.int8 and self.dtype != "auto"):
@@ -71,4 +67,3 @@ class Convert:
         plain: WeightFormat = "float16" if self.dtype == "float16" else "float32"
         weights: WeightFormat = "int8" if self.int8 else plain
         print(save_onnx(open_model(self.model, "cpu", "float32"), target, weights))
-        return 0

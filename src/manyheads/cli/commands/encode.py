@@ -3,17 +3,12 @@
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import Annotated, Any, Literal
 
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import EngineOptions, LineOptions
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
-
-if TYPE_CHECKING:
-    from manyheads.encoding.encode import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +28,7 @@ class Encode:
     out: arguments.OutFile = None
     """The file to write the vectors to: .npy, .safetensors or .jsonl; with --site a folder."""
 
-    site: Annotated[
-        tuple[str, ...],
-        tyro.conf.UseAppendAction,
-        tyro.conf.arg(metavar="SITE", help_behavior_hint="(repeatable)"),
-    ] = ()
+    site: Annotated[arguments.Strings, arguments.repeatable("SITE")] = ()
     """Write the activations of every token at a site: L3.before, L3.after, L3.z, L3H5, ..."""
 
     parquet: arguments.Flag = False
@@ -45,7 +36,7 @@ class Encode:
 
     pooling: Annotated[
         Literal["mean", "cls", "last"] | None,
-        tyro.conf.arg(metavar="{mean,cls,last}", help_behavior_hint="(default: the model's own)"),
+        arguments.metavar("{mean,cls,last}", "(default: the model's own)"),
     ] = None
     """The mean of a text's tokens, the first or the last."""
 
@@ -58,36 +49,38 @@ class Encode:
     input: LineOptions = LineOptions()
     compute: EngineOptions = EngineOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print how many texts were encoded, how fast, and where the vectors are."""
         if self.out is None:
             raise InputError("manyheads encode needs --out FILE", "add --out vectors.npy")
-        if bool(self.input.file) + bool(self.input.text) + bool(self.ids) != 1:
-            raise InputError("manyheads encode needs --text, --file or --ids", "give one of them")
+        flags = "--text, --file or --ids"
+        arguments.check_one_of("encode", flags, self.input.text, self.input.file, self.ids)
         self.compute.check()
         if self.site and self.compute.ray:
             raise InputError("--engine ray does not write activations", "leave out --site or it")
         if self.site:
-            return self._write_activations()
+            self._write_activations()
+            return
         if self.parquet:
             raise InputError("--parquet is for activations", "add --site L3.after, or leave it out")
-        from manyheads.encoding.encode import check_target, encode_with_counts, store
+        from manyheads.encoding.encode import Options, check_target, encode_with_counts, store
 
         check_target(self.out)
-        options = self._options()
+        if self.normalize and self.no_normalize:
+            raise InputError("--normalize and --no-normalize exclude each other", "give one")
+        options = Options(
+            pooling=self.pooling,
+            normalize=self.normalize if self.normalize or self.no_normalize else None,
+            batch_tokens=self.compute.batch_tokens,
+        )
         texts = self._texts()
         model = self.compute.open_for_engine(self.model)
         started = time.perf_counter()
         if self.compute.ray:
             from manyheads.tasks.filtering.ray_engine import encode_with_ray
 
-            done = encode_with_ray(
-                model,
-                texts,
-                options,
-                workers=self.compute.workers,
-                device=self.compute.device,
-            )
+            workers, device = self.compute.workers, self.compute.device
+            done = encode_with_ray(model, texts, options, workers=workers, device=device)
         else:
             done = encode_with_counts(model, texts, options)
         seconds = time.perf_counter() - started
@@ -99,12 +92,11 @@ class Encode:
             f"({done.tokens / seconds:,.0f} tokens/s): "
             f"vectors of {done.vectors.shape[1]} to {self.out}"
         )
-        return 0
 
     def _texts(self) -> list[Any]:
         return inputs.read_ids(self.ids) if self.ids else self.input.lines()
 
-    def _write_activations(self) -> int:
+    def _write_activations(self) -> None:
         from manyheads import lens
 
         if self.pooling is not None or self.normalize or self.no_normalize:
@@ -122,15 +114,3 @@ class Encode:
             batch_tokens=self.compute.batch_tokens,
         )
         print(files)
-        return 0
-
-    def _options(self) -> "Options":
-        from manyheads.encoding.encode import Options
-
-        if self.normalize and self.no_normalize:
-            raise InputError("--normalize and --no-normalize exclude each other", "give one")
-        return Options(
-            pooling=self.pooling,
-            normalize=self.normalize if self.normalize or self.no_normalize else None,
-            batch_tokens=self.compute.batch_tokens,
-        )

@@ -1,16 +1,12 @@
 """manyheads explain: one sentence through one layer, step by step."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from manyheads.cli import arguments
 from manyheads.errors import InputError
-
-if TYPE_CHECKING:
-    from manyheads.explain.scaling import ScalingPage
-    from manyheads.explain.walk_page import WalkPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +16,7 @@ class Explain:
     For example: manyheads explain "Hello, world!" --head 3 --position 2 --picture heads.png
     """
 
-    texts: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="TEXT ...", help_behavior_hint=""),
-    ] = ()
+    texts: Annotated[tuple[str, ...], tyro.conf.Positional, arguments.metavar("TEXT ...")] = ()
     """The sentence; several make a batch, as in "Hello, world!" "How are you?"."""
 
     sentence: int = 0
@@ -50,14 +42,6 @@ class Explain:
 
     def run(self) -> int:
         """Print the page and draw the picture, if any; 1 if the model differs from the hand."""
-        self._check()
-        page, agrees = self._scaling_page() if self.scaling else self._walk_page()
-        page.show()
-        if self.picture is not None:
-            page.draw(self.picture)
-        return 0 if agrees else 1
-
-    def _check(self) -> None:
         if self.scaling and (self.texts or self.sentence or self.head or self.position):
             raise InputError(
                 "--scaling measures random vectors and reads no sentence",
@@ -67,34 +51,32 @@ class Explain:
             raise InputError("there is no text", 'give one: manyheads explain "Hello, world!"')
         if not 0 <= self.seed < 2**63:
             raise InputError(f"--seed must be in 0 to 2^63 - 1, got {self.seed}")
-        if self.picture is not None:
-            from manyheads.pictures import check_image_path
-
-            check_image_path(self.picture)
-
-    def _walk_page(self) -> "tuple[WalkPage, bool]":
+        arguments.check_picture(self.picture)
         from rich.console import Console
 
         from manyheads.explain import load_words
         from manyheads.explain.layer_walk import walk
+        from manyheads.explain.scaling import ScalingPage, measure
         from manyheads.explain.walk_page import WalkPage
         from manyheads.models.build import build
 
-        walked = walk(
-            build("tiny-encoder", seed=self.seed),
-            self.texts,
-            sentence=self.sentence,
-            head=self.head,
-            position=self.position,
-        )
-        words = load_words(self.language)
-        return WalkPage(walked, words, Console(highlight=False), seed=self.seed), walked.agrees
-
-    def _scaling_page(self) -> "tuple[ScalingPage, bool]":
-        from rich.console import Console
-
-        from manyheads.explain import load_words
-        from manyheads.explain.scaling import ScalingPage, measure
-
         words, console = load_words(self.language), Console(highlight=False)
-        return ScalingPage(measure(seed=self.seed), words, console, seed=self.seed), True
+        page: ScalingPage | WalkPage
+        if self.scaling:
+            page, agrees = (
+                ScalingPage(measure(seed=self.seed), words, console, seed=self.seed),
+                True,
+            )
+        else:
+            walked = walk(
+                build("tiny-encoder", seed=self.seed),
+                self.texts,
+                sentence=self.sentence,
+                head=self.head,
+                position=self.position,
+            )
+            page, agrees = WalkPage(walked, words, console, seed=self.seed), walked.agrees
+        page.show()
+        if self.picture is not None:
+            page.draw(self.picture)
+        return 0 if agrees else 1

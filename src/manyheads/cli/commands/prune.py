@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import tyro
-
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import DeviceOptions
 from manyheads.errors import InputError
@@ -56,19 +54,15 @@ class Prune:
     what: Literal["heads", "neurons", "layers"] = "heads"
     """Prune heads, neurons of the feed-forwards, or whole layers."""
 
-    fraction: Annotated[float | None, tyro.conf.arg(metavar="FRACTION", help_behavior_hint="")] = (
-        None
-    )
+    fraction: Annotated[float | None, arguments.metavar("FRACTION")] = None
     """The fraction of them to remove, such as 0.4."""
 
-    loss_budget: Annotated[float | None, tyro.conf.arg(metavar="NATS", help_behavior_hint="")] = (
-        None
-    )
+    loss_budget: Annotated[float | None, arguments.metavar("NATS")] = None
     """How much the loss per token may rise, or the similarity of an embedding model may drop."""
 
     by: Annotated[
         Literal["ablation", "gradient", "redundancy", "l0", "random"] | None,
-        tyro.conf.arg(metavar="{ablation,gradient,redundancy,l0,random}", help_behavior_hint=""),
+        arguments.metavar("{ablation,gradient,redundancy,l0,random}"),
     ] = None
     """The measure of importance; by default ablation, and gradient for neurons."""
 
@@ -104,6 +98,7 @@ class Prune:
         """Print what was removed, why, and size and speed; 1 where the budget cannot be met."""
         from rich.console import Console
 
+        from manyheads.surgery.finetune.loop import RecoveryConfig
         from manyheads.surgery.pipeline import run_pruning
 
         config = self._config()
@@ -112,7 +107,11 @@ class Prune:
         texts = [] if self.file is None else inputs.read_paragraphs(self.file)
         model = self.compute.open(self.model)
         folder = inputs.image_source(model, self.image, texts=self.file is not None)
-        both = self._texts(model, texts) if folder is None else self._images(model, folder)
+        if folder is None:
+            both = self._texts(model, texts)
+        else:
+            more_tokens = self.recover * RecoveryConfig().batch_tokens
+            both = inputs.sample_images(model, folder, self.tokens, self.seed, more_tokens)
         (measured, targets), (more, more_targets) = both
         if self.recover and not more:
             print(TRAINED_ON_MEASURED, file=sys.stderr)
@@ -136,12 +135,12 @@ class Prune:
                 "measured, and no model was saved",
                 file=sys.stderr,
             )
-            return 1
-        if result.model is None:
+        elif result.model is None:
             print(f"nothing was saved: {result.selection.shortfall}", file=sys.stderr)
-            return 1
-        self._save(result)
-        return 0
+        else:
+            self._save(result)
+            return 0
+        return 1
 
     def _texts(self, model: Any, texts: list[str]) -> tuple[Any, Any]:
         """The texts to measure and to recover on, each with its classes if there are any."""
@@ -154,14 +153,7 @@ class Prune:
         measured, more = inputs.split_texts(model, pairs, self.tokens)
         return (measured, None), (more, None)
 
-    def _images(self, model: Any, folder: Path) -> tuple[Any, Any]:
-        from manyheads.surgery.finetune.loop import RecoveryConfig
-
-        more = self.recover * RecoveryConfig().batch_tokens
-        return inputs.sample_images(model, folder, self.tokens, self.seed, more)
-
     def _config(self) -> "PruningConfig":
-        from manyheads.pictures import check_image_path
         from manyheads.surgery.pipeline import PruningConfig
         from manyheads.surgery.selection.l0_selection import L0Config
 
@@ -170,8 +162,7 @@ class Prune:
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise InputError(f"--fraction must be in [0, 1], got {self.fraction:g}")
         arguments.check_json(self.json)
-        if self.picture is not None:
-            check_image_path(self.picture)
+        arguments.check_picture(self.picture)
         arguments.check_out_folder(self.out, self.model)
         return PruningConfig(
             unit=self.what,

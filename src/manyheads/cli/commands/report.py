@@ -32,7 +32,7 @@ class Report:
     file: arguments.TextFile = None
     """A UTF-8 file with the text to read."""
 
-    image: Annotated[Path | None, tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")] = None
+    image: Annotated[Path | None, arguments.metavar("IMAGE")] = None
     """A PNG or JPEG file to read instead of a text, for a vision model."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="HTML")] = Path("report.html")
@@ -47,9 +47,7 @@ class Report:
     by: Literal["auto", "ablation", "gradient", "none"] = "auto"
     """How to measure the importance of a head: exactly by ablation, or by gradients."""
 
-    pictures: Annotated[
-        Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(none are drawn)")
-    ] = None
+    pictures: Annotated[Path | None, arguments.metavar("FOLDER", "(none are drawn)")] = None
     """A folder to draw the atlas, one head and one layer into, as PNG files."""
 
     json: arguments.JsonFile = None
@@ -58,7 +56,7 @@ class Report:
     annotated: AnnotatedTextOptions = AnnotatedTextOptions()
     compute: DeviceOptions = DeviceOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Measure, write the file, print the heads and what to try next."""
         from manyheads.report import check_report_path
 
@@ -104,14 +102,13 @@ class Report:
                 print(f"saved {path}")
         seconds = time.monotonic() - started
         print(f"saved the report to {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
-        return 0
 
     def _input(self) -> str | Path:
         """The text, or the path of an image."""
         arguments.check_exclusive("--text and --file", self.text, self.file)
-        if self.image is not None and (self.text is not None or self.file is not None):
-            raise InputError("--image excludes --text and --file", "give one of them")
         if self.image is not None:
+            if self.text is not None or self.file is not None:
+                raise InputError("--image excludes --text and --file", "give one of them")
             return self.image
         if self.text is not None:
             return self.text

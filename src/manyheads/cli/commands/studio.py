@@ -26,14 +26,11 @@ class Studio:
     models: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="[MODEL ...]", help_behavior_hint="(default: house-gpt)"),
+        arguments.metavar("[MODEL ...]", "(default: house-gpt)"),
     ] = ()
     """Folders of models or models of the hub: org/name; two or more can be compared."""
 
-    index: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(metavar="INDEX", help_behavior_hint="(repeatable)"),
-    ] = ()
+    index: Annotated[arguments.Strings, arguments.repeatable("INDEX")] = ()
     """An index that manyheads index wrote: search it, and see why each document matched."""
 
     port: int = 8765
@@ -47,7 +44,7 @@ class Studio:
 
     compute: DeviceOptions = DeviceOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Serve the page until Ctrl-C."""
         try:
             from manyheads.studio.server import bind_endpoint, serve
@@ -59,20 +56,12 @@ class Studio:
 
         endpoint, server_socket = bind_endpoint(self.host, self.port)
         with server_socket:
-            indexes = self._open_indexes()
+            indexes = [(last_part(name), self.compute.open_index(name)) for name in self.index]
             models = [(last_part(name), self.compute.open(name)) for name in self.models]
             models = models or _index_models(indexes)
             models = models or [("house-gpt", self.compute.open("house-gpt"))]
             browser = not self.no_browser
             serve(models, endpoint, server_socket, open_browser=browser, indexes=indexes)
-        return 0
-
-    def _open_indexes(self) -> "list[tuple[str, Index]]":
-        if not self.index:
-            return []
-        from manyheads.studio.models import last_part
-
-        return [(last_part(address), self.compute.open_index(address)) for address in self.index]
 
 
 def _index_models(indexes: "Sequence[tuple[str, Index]]") -> "list[tuple[str, Model]]":

@@ -19,16 +19,9 @@ class TrainTokenizer:
     For example: manyheads tokenizer corpus/ -o tokenizer.json --vocab-size 4096
     """
 
-    PYTHON_NAMES: ClassVar[dict[str, str]] = {
-        "size": "--vocab-size",
-        "specials": "--special-token",
-    }
+    PYTHON_NAMES: ClassVar = {"size": "--vocab-size", "specials": "--special-token"}
 
-    files: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="FILE ...", help_behavior_hint=""),
-    ]
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, arguments.metavar("FILE ...")]
     """Files, folders or quoted globs: plain text and code, .jsonl, .parquet, compressed too; or
     hub:ORG/NAME, a dataset of the Hugging Face hub."""
 
@@ -41,10 +34,7 @@ class TrainTokenizer:
     kind: Literal["bytes", "wordpiece"] = "bytes"
     """Byte-level BPE, which can encode any text, or WordPiece as in BERT."""
 
-    special_token: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(metavar="TOKEN", help_behavior_hint="(repeatable)"),
-    ] = ()
+    special_token: Annotated[arguments.Strings, arguments.repeatable("TOKEN")] = ()
     """A token that is never produced from text, such as [MASK] for a masked model of bytes."""
 
     text_column: Annotated[str, tyro.conf.arg(metavar="COLUMN")] = "text"
@@ -59,7 +49,7 @@ class TrainTokenizer:
     cased: arguments.Flag = False
     """Distinguish capital letters in wordpiece; bytes always does."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the size of the vocabulary and where it is."""
         folder = self.out.absolute().parent
         if not folder.is_dir():
@@ -74,17 +64,11 @@ class TrainTokenizer:
             self.files, text_column=self.text_column, format=format, errors=self.errors
         )
         source.check()
-        tokenizer = train_tokenizer(
-            source,
-            self.vocab_size,
-            self.kind,
-            lowercase=not self.cased,
-            specials=self.special_token,
-        )
+        size, lowercase, specials = self.vocab_size, not self.cased, self.special_token
+        tokenizer = train_tokenizer(source, size, self.kind, lowercase=lowercase, specials=specials)
         with atomic_write(self.out) as partial:
             tokenizer.save(str(partial))
         origin = "the hub"
         if isinstance(source, TextFiles):
             origin = pluralise(len(source.files()), "file")
         print(f"a vocabulary of {tokenizer.get_vocab_size():,} from {origin}: {self.out}")
-        return 0

@@ -22,13 +22,10 @@ RunFile = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN.TOML"
 class TrainingOptions:
     """What differs from the run file, and where to start."""
 
-    set: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(metavar="KEY=VALUE", help_behavior_hint="(repeatable)"),
-    ] = ()
+    set: Annotated[arguments.Strings, arguments.repeatable("KEY=VALUE")] = ()
     """A value that overrides the run file, such as run.steps=100 or adapter.rank=16."""
 
-    since: Annotated[str, tyro.conf.arg(name="from", metavar="STEP-N", help_behavior_hint="")] = ""
+    since: Annotated[str, arguments.metavar("STEP-N", name="from")] = ""
     """The checkpoint to resume from, by name or path; by default the newest."""
 
     fresh: arguments.Flag = False

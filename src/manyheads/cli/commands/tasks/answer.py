@@ -2,9 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Annotated
 
 from manyheads.cli import arguments
 from manyheads.cli.commands.tasks import search
@@ -12,9 +10,7 @@ from manyheads.cli.options import ComputeOptions
 from manyheads.errors import InputError
 
 if TYPE_CHECKING:
-    from manyheads.decoding.generation_config import GenerationConfig
     from manyheads.tasks.search.answering import Answer
-    from manyheads.tasks.search.index import Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +22,10 @@ class AnswerCommand:
 
     address: search.IndexAddress
 
-    question: Annotated[
-        search.OptionalQuery, tyro.conf.arg(metavar="[QUESTION]", help_behavior_hint="")
-    ] = None
+    question: Annotated[search.OptionalQuery, arguments.metavar("[QUESTION]")] = None
     """The question; without it, questions are asked for, or read from a pipe line by line."""
 
-    reader: Annotated[str, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(required)")] = ""
+    reader: Annotated[str, arguments.metavar("MODEL", "(required)")] = ""
     """The model that answers: a folder, a bundled model, smollm2, or a model of the hub."""
 
     top_k: int = 5
@@ -52,52 +46,39 @@ class AnswerCommand:
     index: search.IndexOptions = search.IndexOptions()
     compute: ComputeOptions = ComputeOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the answer and the passages that it was written from."""
-        if not self.reader:
-            raise InputError(
-                "manyheads answer needs --reader MODEL", "name a decoder, such as smollm2"
-            )
-        arguments.check_minimum("--top-k", self.top_k, 1)
-        arguments.check_minimum("--max-new-tokens", self.max_new_tokens, 1)
-        if self.question is not None and not self.question.strip():
-            raise InputError(f"QUESTION {self.question!r} is empty", "ask something")
-        config = self._config()
-        results = search.JsonResults(self.json)
-        index = self.compute.open_index(self.address, self.index.model)
-        reader = self.compute.open(self.reader)
-        for question in search.read_questions() if self.question is None else (self.question,):
-            answer = self._answer(index, question, reader, config)
-            results.add(answer.as_dict())
-            if results.printed:
-                continue
-            if self.question is None:
-                search.print_question(question)
-            print_answer(answer)
-        results.write()
-        return 0
-
-    def _config(self) -> "GenerationConfig":
         from manyheads.decoding.generation_config import GenerationConfig
         from manyheads.decoding.sampling import Greedy, Sample
+        from manyheads.tasks.search.answering import answer
 
+        if not self.reader:
+            remedy = "name a decoder, such as smollm2"
+            raise InputError("manyheads answer needs --reader MODEL", remedy)
+        arguments.check_minimum("--top-k", self.top_k, 1)
+        arguments.check_minimum("--max-new-tokens", self.max_new_tokens, 1)
+        arguments.check_not_empty("QUESTION", self.question)
         arguments.check_temperature(self.temperature)
-        return GenerationConfig(
+        config = GenerationConfig(
             max_new_tokens=self.max_new_tokens,
             sampling=Greedy() if self.temperature is None else Sample(temperature=self.temperature),
             seed=self.seed,
         )
-
-    def _answer(
-        self, index: "Index", question: str, reader: Any, config: "GenerationConfig"
-    ) -> "Answer":
-        from manyheads.tasks.search.answering import answer
-
-        where = self.index.where
-        result = answer(index, question, reader, top_k=self.top_k, where=where, config=config)
-        if result.truncation:
-            print(f"note: {result.truncation}", file=sys.stderr, flush=True)
-        return result
+        results = search.JsonResults(self.json)
+        index = self.compute.open_index(self.address, self.index.model)
+        reader = self.compute.open(self.reader)
+        for question in search.read_questions() if self.question is None else (self.question,):
+            where = self.index.where
+            result = answer(index, question, reader, top_k=self.top_k, where=where, config=config)
+            if result.truncation:
+                print(f"note: {result.truncation}", file=sys.stderr, flush=True)
+            results.add(result.as_dict())
+            if results.printed:
+                continue
+            if self.question is None:
+                search.print_question(question)
+            print_answer(result)
+        results.write()
 
 
 def print_answer(answer: "Answer") -> None:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from manyheads.cli import arguments
 from manyheads.cli.options import BatchOptions, LineOptions
 from manyheads.errors import InputError
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from manyheads.models.build import Model
     from manyheads.tasks.extraction.entity_recognition import Entity
 
-TaggedFile = Annotated[Path | None, tyro.conf.arg(metavar="TAGGED", help_behavior_hint="")]
 # Colors of types on a terminal, by their order.
 STYLES = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
@@ -32,7 +29,7 @@ class Extract:
     model: arguments.RequiredModel
     """The folder of a model that tags words, or a model of the hub: org/name."""
 
-    evaluate: TaggedFile = None
+    evaluate: Annotated[Path | None, arguments.metavar("TAGGED")] = None
     """Tagged words (.conll, .jsonl or .parquet): print precision, recall and F1 of the entities."""
 
     out: arguments.OutFile = None
@@ -47,12 +44,10 @@ class Extract:
     input: LineOptions = LineOptions()
     compute: BatchOptions = BatchOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print each text with its entities marked, or write them, or print their scores."""
-        if bool(self.input.text) + bool(self.input.file) + (self.evaluate is not None) != 1:
-            raise InputError(
-                "manyheads extract needs --text, --file or --evaluate", "give one of them"
-            )
+        flags = "--text, --file or --evaluate"
+        arguments.check_one_of("extract", flags, self.input.text, self.input.file, self.evaluate)
         if not 0 <= self.min_score <= 1:
             raise InputError(f"--min-score must be in [0, 1], got {self.min_score:g}")
         if self.out is not None and self.evaluate is not None:
@@ -61,10 +56,9 @@ class Extract:
         arguments.check_json(self.json)
         if self.evaluate is not None:
             self._score(self.evaluate)
-            return 0
+            return
         texts = self.input.lines()
         self._show(texts, self._entities(self.compute.open(self.model), texts))
-        return 0
 
     def _entities(self, model: "Model", texts: Sequence[Any]) -> "list[list[Entity]]":
         from manyheads.tasks import entities
@@ -94,9 +88,8 @@ class Extract:
         if not rows:
             raise InputError(f"--evaluate {file} has no sentences", "give tagged words")
         if not all(isinstance(tag, str) for row in rows for tag in row.tags):
-            raise InputError(
-                f"--evaluate {file} has numbers as tags", "use names such as B-person and O"
-            )
+            remedy = "use names such as B-person and O"
+            raise InputError(f"--evaluate {file} has numbers as tags", remedy)
         model = self.compute.open(self.model)
         expected = [entities_of_tags(row.words, [str(tag) for tag in row.tags]) for row in rows]
         scores = score_entities(expected, self._entities(model, [row.words for row in rows]))

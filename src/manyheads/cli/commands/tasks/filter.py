@@ -54,17 +54,16 @@ class FilterCommand:
 
     compute: EngineOptions = EngineOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print how many documents were kept, how fast, and what was wrong with others."""
         arguments.check_out_folder(self.out, self.model)
         self.compute.check()
-        # A wrong rule or corpus is reported before a model is loaded.
         from manyheads.encoding.filter_rule import TextRule
-
-        TextRule.parse(self.keep)
         from manyheads.tasks.filtering.corpus import plan
         from manyheads.tasks.filtering.corpus_filter import filter_corpus
 
+        # A wrong rule or corpus is reported before a model is loaded.
+        TextRule.parse(self.keep)
         plan(self.corpus)
         # Shells pass a line feed as two characters.
         separator = self.separator and self.separator.replace("\\n", "\n").replace("\\t", "\t")
@@ -91,4 +90,3 @@ class FilterCommand:
             print("run the same command again to continue", file=sys.stderr)
             raise
         print(result)
-        return 0

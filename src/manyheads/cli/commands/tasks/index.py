@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -10,9 +10,6 @@ from manyheads.cli import arguments
 from manyheads.cli.options import ComputeOptions
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
-
-if TYPE_CHECKING:
-    from manyheads.tasks.search.index import Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +21,14 @@ class IndexCommand:
     continues where it was.
     """
 
-    documents: Annotated[
-        tuple[Path, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="DOCS ...", help_behavior_hint=""),
-    ] = ()
+    documents: Annotated[tuple[Path, ...], tyro.conf.Positional, arguments.metavar("DOCS ...")] = ()
     """Folders, files or quoted globs: text, .md, .html, code, .jsonl and .parquet with a field
     "text"."""
 
-    out: Annotated[
-        Path | None, tyro.conf.arg(aliases=["-o"], metavar="INDEX", help_behavior_hint="")
-    ] = None
+    out: Annotated[Path | None, arguments.metavar("INDEX", aliases=["-o"])] = None
     """The folder of the index, or an address of an object store: s3://bucket/notes."""
 
-    model: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    model: Annotated[str | None, arguments.metavar("MODEL")] = None
     """The model that encodes the documents: a folder, minilm (after manyheads get minilm),
     house-bert or org/name; bm25 needs none."""
 
@@ -62,29 +53,45 @@ class IndexCommand:
     add: arguments.Flag = False
     """Add the documents to an index, instead of making it equal to them."""
 
-    delete: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(metavar="ID", help_behavior_hint="(repeatable)"),
-    ] = ()
+    delete: Annotated[arguments.Strings, arguments.repeatable("ID")] = ()
     """Remove the document with this id from an index."""
 
     compute: ComputeOptions = ComputeOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print what was indexed, how fast, and what was skipped and why."""
+        from manyheads.tasks.search.index import Index
+
         if self.out is None:
             raise InputError("manyheads index needs --out INDEX", "add -o notes.index")
         if self.delete and (self.documents or self.add):
             raise InputError("--delete takes no documents", "add and delete in two steps")
         if not self.delete and not self.documents:
-            raise InputError(
-                "manyheads index needs documents", "name a folder, a file or a quoted glob"
-            )
+            remedy = "name a folder, a file or a quoted glob"
+            raise InputError("manyheads index needs documents", remedy)
         if self.add or self.delete:
-            index = self._open()
+            name = self.model or Index.model_name(self.out)
+            index = Index.open(self.out, self.compute.open(name) if name else None)
             report = index.delete(self.delete) if self.delete else index.add(self.documents)
         else:
-            index = self._create()
+            if self.model is None and self.kind != "bm25":
+                raise InputError(
+                    f"--kind {self.kind} needs --model",
+                    "run manyheads get minilm and add --model minilm, or use --kind bm25",
+                )
+            index = Index.create(
+                self.out,
+                None
+                if self.model is None or self.kind == "bm25"
+                else self.compute.open(self.model),
+                self.documents,
+                kind=self.kind,
+                chunk_tokens=self.chunk_tokens,
+                overlap=self.overlap,
+                whole=self.whole,
+                code=self.code,
+                vectors=self.vectors,
+            )
             assert index.report is not None
             report = index.report
         size = f"{pluralise(len(index), 'document')} and {pluralise(index.chunks, 'chunk')}"
@@ -97,35 +104,3 @@ class IndexCommand:
                 f"{self.model or 'the model'} was not trained to embed texts, so that its ranking "
                 "is rough: train it for search, or use minilm, after manyheads get minilm"
             )
-        return 0
-
-    def _create(self) -> "Index":
-        from manyheads.tasks.search.index import Index
-
-        if self.model is None and self.kind != "bm25":
-            raise InputError(
-                f"--kind {self.kind} needs --model",
-                "run manyheads get minilm and add --model minilm, or use --kind bm25",
-            )
-        assert self.out is not None
-        model = None
-        if self.model is not None and self.kind != "bm25":
-            model = self.compute.open(self.model)
-        return Index.create(
-            self.out,
-            model,
-            self.documents,
-            kind=self.kind,
-            chunk_tokens=self.chunk_tokens,
-            overlap=self.overlap,
-            whole=self.whole,
-            code=self.code,
-            vectors=self.vectors,
-        )
-
-    def _open(self) -> "Index":
-        from manyheads.tasks.search.index import Index
-
-        assert self.out is not None
-        name = self.model or Index.model_name(self.out)
-        return Index.open(self.out, self.compute.open(name) if name else None)

@@ -9,31 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from manyheads.cli import arguments, inputs, match_page, options
+from manyheads.cli import arguments, inputs, options
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from manyheads.console import TerminalPage
     from manyheads.tasks.search.index import Hit, Index
     from manyheads.tasks.search.match_result import MatchExplanation
 
+ADDRESS_HELP = (
+    "The folder of an index that manyheads index wrote, or its address in an object store."
+)
 IndexAddress = Annotated[
-    str,
-    tyro.conf.Positional,
-    tyro.conf.arg(
-        metavar="INDEX",
-        help="The folder of an index that manyheads index wrote, or its address in an object "
-        "store.",
-    ),
+    arguments.PositionalText, tyro.conf.arg(metavar="INDEX", help=ADDRESS_HELP)
 ]
-OptionalQuery = Annotated[
-    str | None,
-    tyro.conf.Positional,
-    tyro.conf.arg(metavar="[QUERY]", help_behavior_hint=""),
-]
+OptionalQuery = Annotated[str | None, tyro.conf.Positional, arguments.metavar("[QUERY]")]
 
 # Documents found per query, and the depth that measures of rankings look at.
 SHOWN, SCORED = 10, 100
@@ -41,19 +32,18 @@ SHOWN, SCORED = 10, 100
 EXPLAINED = 3
 # Characters of a passage on the page.
 EXCERPT = 320
+# A word is colored if it adds at least this fraction of what the strongest adds.
+COLORED = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
     """Which documents of the index, and its model."""
 
-    where: Annotated[str | None, tyro.conf.arg(metavar="CONDITION", help_behavior_hint="")] = None
+    where: Annotated[str | None, arguments.metavar("CONDITION")] = None
     """Only documents whose metadata fits, such as "year > 1960 and author = 'Ann'"."""
 
-    model: Annotated[
-        str | None,
-        tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: that of the index)"),
-    ] = None
+    model: Annotated[str | None, arguments.metavar("MODEL", "(default: that of the index)")] = None
     """The model to encode queries with, if the one that the index was made with has moved."""
 
 
@@ -69,13 +59,13 @@ class Search:
     query: OptionalQuery = None
     """What to look for; without it, queries are asked for, or read from a pipe line by line."""
 
-    like: Annotated[str | None, tyro.conf.arg(metavar="DOCUMENT", help_behavior_hint="")] = None
+    like: Annotated[str | None, arguments.metavar("DOCUMENT")] = None
     """Instead of a query: the id of a document of the index, to find others like it."""
 
     top_k: arguments.OptionalInt = None
     """Show so many documents, by default 10; with --evaluate, look at the first 100 or so many."""
 
-    evaluate: Annotated[Path | None, tyro.conf.arg(metavar="JSONL", help_behavior_hint="")] = None
+    evaluate: Annotated[Path | None, arguments.metavar("JSONL")] = None
     """A file of queries with the ids of relevant documents: print nDCG, MRR, recall and MAP."""
 
     grades: Literal["best-last", "best-first"] = "best-last"
@@ -96,23 +86,18 @@ class Search:
     index: IndexOptions = IndexOptions()
     compute: options.DeviceOptions = options.DeviceOptions()
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the documents found, from best to worst."""
-        arguments.check_exclusive(
-            "QUERY, --like and --evaluate", self.query, self.like, self.evaluate
-        )
+        exclusive = (self.query, self.like, self.evaluate)
+        arguments.check_exclusive("QUERY, --like and --evaluate", *exclusive)
         if self.top_k is not None:
             arguments.check_minimum("--top-k", self.top_k, 1)
-        if self.query is not None and not self.query.strip():
-            raise InputError(f"QUERY {self.query!r} is empty", "give at least one word")
+        arguments.check_not_empty("QUERY", self.query)
         if self.evaluate is not None and self.index.where is not None:
             raise InputError("--where cannot be combined with --evaluate", "leave out one of them")
         if self._explains and (self.like is not None or self.evaluate is not None):
             raise InputError("--explain needs a QUERY", "leave out --like and --evaluate")
-        if self.picture is not None:
-            from manyheads.pictures import check_image_path
-
-            check_image_path(self.picture, (".png", ".svg"))
+        arguments.check_picture(self.picture, (".png", ".svg"))
         results = JsonResults(self.json)
         index = self.compute.open_index(self.address, self.index.model)
         if self._explains:
@@ -121,14 +106,13 @@ class Search:
             check_explains(index)
         if self.evaluate is not None:
             self._score(index, self.evaluate, results)
-            return 0
+            return
         if self.like is not None:
             self._show(results, self.like, index.like(self.like, top_k=self._count), "")
         else:
             for query in read_questions() if self.query is None else (self.query,):
                 self._search(index, query, results)
         results.write()
-        return 0
 
     @property
     def _count(self) -> int:
@@ -140,8 +124,7 @@ class Search:
 
     def _search(self, index: "Index", query: str, results: "JsonResults") -> None:
         # A file of code is found for each of its functions.
-        every = index.settings.code
-        where = self.index.where
+        where, every = self.index.where, index.settings.code
         hits = index.search(query, top_k=self._count, where=where, every_chunk=every)
         if not self._explains:
             self._show(results, query, hits, query)
@@ -179,7 +162,7 @@ class Search:
         for number, hit in enumerate(hits, 1):
             print_hit(page, number, hit, words, passage=not why)
             if why:
-                match_page.print_explanation(page, why[number - 1])
+                print_explanation(page, why[number - 1])
         sys.stdout.flush()
 
     def _score(self, index: "Index", file: Path, results: "JsonResults") -> None:
@@ -228,10 +211,8 @@ class JsonResults:
     def add(self, value: Any) -> None:
         """Print a result, or keep it for the file."""
         if self.printed:
-            print(
-                json_lines.dumps(without_nan(value), ensure_ascii=False, allow_nan=False),
-                flush=True,
-            )
+            line = json_lines.dumps(without_nan(value), ensure_ascii=False, allow_nan=False)
+            print(line, flush=True)
         elif self._file is not None:
             self._values.append(value)
 
@@ -244,7 +225,10 @@ def print_hit(
     page: "TerminalPage", number: int, hit: "Hit", query: str, *, passage: bool = True
 ) -> None:
     """Number, title and score of a document, and its passage with the words of the query marked."""
+    from rich.text import Text
+
     from manyheads.console import visible
+    from manyheads.tasks.search.highlights import best_excerpt, highlight
 
     page.heading(f"{number}. {visible(hit.title or hit.id)}", right=f"{hit.score:.3f}")
     details = [hit.id] if hit.title and hit.id != hit.title else []
@@ -254,21 +238,30 @@ def print_hit(
         page.paragraph(visible(" · ".join(map(str, details))), style="dim")
     if not passage:
         return
-    for line in _excerpt(hit.text, query).wrap(page.console, page.width):
-        line.rstrip()
-        page.show(line)
-
-
-def _excerpt(text: str, query: str) -> "Text":
-    from rich.text import Text
-
-    from manyheads.console import visible
-    from manyheads.tasks.search.highlights import best_excerpt, highlight
-
-    flat = visible(" ".join(text.split()))
+    flat = visible(" ".join(hit.text.split()))
     start, end = best_excerpt(flat, highlight(query, flat), EXCERPT)
     excerpt = Text(flat[start:end])
     for first, last in highlight(query, excerpt.plain):
         excerpt.stylize("bold yellow", first, last)
     before, after = "… " if start else "", " …" if end < len(flat) else ""
-    return Text.assemble(before, excerpt, after)
+    page.wrapped(Text.assemble(before, excerpt, after))
+
+
+def print_explanation(page: "TerminalPage", explained: "MatchExplanation") -> None:
+    """The passage with its words colored by what they add, and the strongest words and heads."""
+    from rich.text import Text
+
+    from manyheads.console import heat, visible
+
+    flat = "".join(" " if letter.isspace() else letter for letter in explained.document.text)
+    text = Text(visible(flat))
+    words = explained.document.words()
+    largest = max((word.contribution for word in words), default=0.0)
+    for word in words:
+        if largest > 0 and word.contribution >= COLORED * largest:
+            text.stylize(heat(word.contribution / largest), word.start, word.end)
+    page.wrapped(text)
+    page.blank_line()
+    # The first line gives the kind of match, those after it words of both sides and heads.
+    for sentence in str(explained).splitlines():
+        page.paragraph(visible(sentence.strip()), style="dim")

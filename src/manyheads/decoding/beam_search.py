@@ -1,7 +1,7 @@
 """Beam search: several texts per prompt side by side, of which the most likely is returned."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,8 +14,7 @@ from manyheads.decoding.request import GenerationRequest
 OUT = -1.0e9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Hypotheses:
+class Hypotheses(NamedTuple):
     """The beams of every prompt: ids, their log-probabilities under the model, and scores."""
 
     ids: Int[Tensor, "b w t"]
@@ -37,21 +36,11 @@ class Hypotheses:
     def beams(self, chosen: Int[Tensor, "b k"]) -> "Hypotheses":
         """Some beams of every prompt, in this order."""
         rows = torch.arange(chosen.shape[0], device=chosen.device).unsqueeze(1)
-        return self._each(lambda part: part[rows, chosen])
+        return Hypotheses(*(part[rows, chosen] for part in self))
 
     def prompts(self, chosen: list[int]) -> "Hypotheses":
         index = torch.tensor(chosen, device=self.ids.device, dtype=torch.long)
-        return self._each(lambda part: part[index])
-
-    def concatenate(self, other: "Hypotheses") -> "Hypotheses":
-        parts = zip(self._parts(), other._parts(), strict=True)
-        return Hypotheses(*(torch.cat(pair, dim=1) for pair in parts))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Hypotheses":
-        return Hypotheses(*map(change, self._parts()))
-
-    def _parts(self) -> tuple[Tensor, ...]:
-        return self.ids, self.logprobs, self.scores, self.lengths, self.ended
+        return Hypotheses(*(part[index] for part in self))
 
 
 class BeamSearchLoop:
@@ -62,20 +51,15 @@ class BeamSearchLoop:
         self.steps = request.steps()
         self.penalty = request.repetition_penalty()
         self.step = 0
-        size = (
-            len(request.prompts),
-            beams.num_beams,
-            request.config.max_new_tokens,
-            request.device,
-        )
+        count, device = len(request.prompts), request.device
+        size = (count, beams.num_beams, request.config.max_new_tokens, device)
         self.running, self.finished = Hypotheses.empty(*size), Hypotheses.empty(*size)
         # All beams start equal: only one may continue, or all would become the same text.
         self.running.scores[:, 0] = 0.0
-        self.open = torch.ones(len(request.prompts), 1, dtype=torch.bool, device=request.device)
-        self.active = list(range(len(request.prompts)))
+        self.open = torch.ones(count, 1, dtype=torch.bool, device=device)
+        self.active = list(range(count))
         self.done: dict[int, generation_config.Generation] = {}
-        eos = request.eos_token_ids
-        self._eos_token_ids = torch.tensor(eos, device=request.device, dtype=torch.long)
+        self._eos_token_ids = torch.tensor(request.eos_token_ids, device=device, dtype=torch.long)
 
     def run(self) -> Iterator[None]:
         """Search to the end, with a pause after every step."""
@@ -99,7 +83,7 @@ class BeamSearchLoop:
         self._finish(candidates)
         going_on = candidates.scores + candidates.ended.float() * OUT
         best = going_on.topk(self.beams.num_beams)
-        self.running = replace(candidates.beams(best.indices), scores=best.values)
+        self.running = candidates.beams(best.indices)._replace(scores=best.values)
         self._go_on(parents.gather(1, best.indices), candidates.ended.all(dim=1))
 
     def _logits(self) -> Float[Tensor, "bw v"]:
@@ -124,13 +108,12 @@ class BeamSearchLoop:
         parents, tokens = best.indices // vocabulary, best.indices % vocabulary
         texts = self.running.beams(parents)
         texts.ids[:, :, self.step] = tokens
-        texts.logprobs[:, :, self.step] = (
-            own.unflatten(0, (-1, width)).flatten(1).gather(1, best.indices)
-        )
+        by_prompt = own.unflatten(0, (-1, width)).flatten(1)
+        texts.logprobs[:, :, self.step] = by_prompt.gather(1, best.indices)
         ended = torch.isin(tokens, self._eos_token_ids)
         if self.step + 1 == self.request.config.max_new_tokens:
             ended = torch.ones_like(ended)
-        texts = replace(texts, scores=best.values, lengths=texts.lengths + 1, ended=ended)
+        texts = texts._replace(scores=best.values, lengths=texts.lengths + 1, ended=ended)
         return texts, parents
 
     def _finish(self, candidates: Hypotheses) -> None:
@@ -142,7 +125,8 @@ class BeamSearchLoop:
         scores = candidates.scores / self.step**self.beams.length_penalty
         for out in (full, ~self.open, ~ended):
             scores = scores + out.float() * OUT
-        merged = self.finished.concatenate(replace(candidates, scores=scores, ended=ended))
+        both = zip(self.finished, candidates._replace(scores=scores, ended=ended), strict=True)
+        merged = Hypotheses(*(torch.cat(pair, dim=1) for pair in both))
         self.finished = merged.beams(merged.scores.topk(width).indices)
 
     def _go_on(self, parents: Int[Tensor, "b w"], all_ended: Bool[Tensor, " b"]) -> None:

@@ -54,18 +54,17 @@ def apply_chat(
                 f"a message must have a role, got {message!r}",
                 'use {"role": "user", "content": "Hello!"}',
             )
-    template = _template(tokenizer_config, with_tools=tools is not None)
-    return _render(
-        template,
-        {
-            **_special_tokens(tokenizer_config),
-            "messages": [dict(message) for message in messages],
-            "tools": None if tools is None else [dict(tool) for tool in tools],
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            **variables,
-        },
-    )
+    values: dict[str, Any] = {}
+    for name in (f"{kind}_token" for kind in SPECIAL):
+        token = tokenizer_config.get(name)
+        # A token is a string, or an object that has it as its content.
+        content = token.get("content") if isinstance(token, Mapping) else token
+        if isinstance(content, str):
+            values[name] = content
+    values["messages"] = [dict(message) for message in messages]
+    values["tools"] = None if tools is None else [dict(tool) for tool in tools]
+    values |= {"documents": None, "add_generation_prompt": add_generation_prompt, **variables}
+    return _render(_template(tokenizer_config, with_tools=tools is not None), values)
 
 
 def chat_prompt(model: Model, messages: Sequence[Message], **more: Any) -> list[int]:
@@ -111,17 +110,6 @@ def _template(config: Mapping[str, Any], *, with_tools: bool) -> str:
             f"{TEMPLATE_FILE}, or pass a plain prompt",
         )
     return template
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """A token is a string, or an object that has it as its content."""
-    tokens = {}
-    for name in (f"{kind}_token" for kind in SPECIAL):
-        token = config.get(name)
-        content = token.get("content") if isinstance(token, Mapping) else token
-        if isinstance(content, str):
-            tokens[name] = content
-    return tokens
 
 
 def _plain(value: Any) -> Any:
@@ -197,18 +185,14 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
         case "text":
             return str(text)
         case "syntax":
-            raise InputError(f"the model's chat template cannot be read, {first}", FIX)
+            problem, remedy = f"cannot be read, {first}", FIX
         case "refused":
-            raise InputError(
-                f"the model's chat template refuses these messages, {first}", "change the messages"
-            )
+            problem, remedy = f"refuses these messages, {first}", "change the messages"
         case "failed":
-            raise InputError(
-                f"the model's chat template fails on these messages, {first}",
-                "give each message a role and a content, or fix the template",
-            )
-    raise InputError(
-        f"the model's chat template takes more than {template_worker.CPU_SECONDS} seconds, "
-        f"{template_worker.MEMORY >> 20} MB or {template_worker.LONGEST_TEXT:,} characters",
-        FIX,
-    )
+            problem = f"fails on these messages, {first}"
+            remedy = "give each message a role and a content, or fix the template"
+        case _:
+            size = f"{template_worker.MEMORY >> 20} MB or {template_worker.LONGEST_TEXT:,}"
+            problem = f"takes more than {template_worker.CPU_SECONDS} seconds, {size} characters"
+            remedy = FIX
+    raise InputError(f"the model's chat template {problem}", remedy)

@@ -73,7 +73,16 @@ def generate(
     """
     config = generation_config.with_options(config, options)
     request = GenerationRequest(model, [prompts] if isinstance(prompts, str) else prompts, config)
-    loop = _loop(request)
+    if config.guard is not None:
+        tokenizer_of(request.model, "a guard")
+    loop: BeamSearchLoop | SamplingLoop
+    # With nothing to generate there is nothing to search.
+    if config.uses_beams and config.max_new_tokens:
+        assert isinstance(config.sampling, BeamSearch)
+        loop = BeamSearchLoop(request, config.sampling)
+    else:
+        decode_each_step = bool(request.stop_strings) or config.guard is not None
+        loop = SamplingLoop(request, decode_each_step=decode_each_step)
     total = len(request.prompts) * config.max_new_tokens
     started = time.perf_counter()
     with Progress("generating", total=total, unit="tokens", enabled=progress) as bar:
@@ -138,18 +147,6 @@ def _guard_all(
     ]
 
 
-def _loop(request: GenerationRequest) -> "BeamSearchLoop | SamplingLoop":
-    config = request.config
-    if config.guard is not None:
-        tokenizer_of(request.model, "a guard")
-    # With nothing to generate there is nothing to search.
-    if config.uses_beams and config.max_new_tokens:
-        assert isinstance(config.sampling, BeamSearch)
-        return BeamSearchLoop(request, config.sampling)
-    decode_each_step = bool(request.stop_strings) or config.guard is not None
-    return SamplingLoop(request, decode_each_step=decode_each_step)
-
-
 @dataclass(slots=True)
 class SequenceState:
     """One text as far as it is generated."""
@@ -194,11 +191,11 @@ class SamplingLoop:
             self._take_step()
             self.seconds += time.perf_counter() - started
             yield
+        started = time.perf_counter()
         for sequence in self.running:
             sequence.finish_reason = "length"
             self._finish(sequence)
-        started = time.perf_counter()
-        self._check_sentences(self.running)
+        self._check_sentences()
         self.seconds += time.perf_counter() - started
 
     def new_pieces(self, sequence: SequenceState) -> list[str]:
@@ -210,9 +207,6 @@ class SamplingLoop:
         released = self.guard.released(sequence.index)
         sequence.yielded = len(released)
         return [released[before:]]
-
-    def generations(self) -> list[generation_config.Generation]:
-        return [self._generation(sequence) for sequence in self.sequences]
 
     @property
     def tokens_done(self) -> int:
@@ -227,7 +221,10 @@ class SamplingLoop:
         tokens = async_tolist(ids)
         config = self.request.config
         pending = async_tolist(token_logprobs(logits, ids)) if config.logprobs else None
-        self._start_next_step(ids)
+        # The GPU begins the next step while the CPU reads the tokens of this one. Where a text
+        # turns out to have ended, its part of the next step is discarded.
+        if self.request.device.type == "cuda" and self.step + 1 < config.max_new_tokens:
+            self._next_logits = self.steps.next(ids)
         logprobs = None if pending is None else pending()
         forced = self.request.constraints.forced_at(self.step) is not None
         still_running = []
@@ -238,9 +235,8 @@ class SamplingLoop:
             if self._goes_on(sequence, token, forced):
                 still_running.append(row)
         self.step += 1
-        if self.guard is not None:
-            self._check_sentences(self.running)
-            still_running = [row for row in still_running if not self.running[row].finish_reason]
+        self._check_sentences()
+        still_running = [row for row in still_running if not self.running[row].finish_reason]
         self._keep(still_running, ids)
 
     def _logits(self) -> Float[Tensor, "b v"]:
@@ -249,15 +245,6 @@ class SamplingLoop:
         if self._ids is None:
             return self.steps.start(self.request.batch())
         return self.steps.next(self._ids)
-
-    def _start_next_step(self, ids: Int[Tensor, " b"]) -> None:
-        """Let the GPU begin the next step while the CPU reads the tokens of this one.
-
-        Where a text turns out to have ended, its part of the next step is discarded.
-        """
-        last = self.step + 1 == self.request.config.max_new_tokens
-        if self.request.device.type == "cuda" and not last:
-            self._next_logits = self.steps.next(ids)
 
     def _choose(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
         logits = logits if self.penalty is None else self.penalty.apply(logits)
@@ -280,15 +267,15 @@ class SamplingLoop:
                 sequence.finish_reason = "stop string"
         return sequence.finish_reason is None
 
-    def _check_sentences(self, sequences: Sequence[SequenceState]) -> None:
-        """Let the guard read what is new, and end the texts that it refuses."""
+    def _check_sentences(self) -> None:
+        """Let the guard, if there is one, read what is new, and end the texts that it refuses."""
         if self.guard is None:
             return
         refused = self.guard.check(
             GuardInput(sequence.index, sequence.pieces, complete=sequence.finish_reason is not None)
-            for sequence in sequences
+            for sequence in self.running
         )
-        for sequence in sequences:
+        for sequence in self.running:
             if sequence.index in refused:
                 sequence.finish_reason = "guard"
 
@@ -321,15 +308,20 @@ class SamplingLoop:
             decoder = StreamDecoder(request.tokenizer, request.context(index), request.stop_strings)
         return SequenceState(index, request.random(index), decoder)
 
-    def _generation(self, sequence: SequenceState) -> generation_config.Generation:
-        assert sequence.finish_reason is not None
-        return generation_config.Generation(
-            ids=tuple(sequence.ids),
-            text=self._text(sequence),
-            finish_reason=sequence.finish_reason,
-            logprobs=tuple(sequence.logprobs) if self.request.config.logprobs else None,
-            guard=None if self.guard is None else self.guard.report(sequence.index, self.seconds),
-        )
+    def generations(self) -> list[generation_config.Generation]:
+        results = []
+        for sequence in self.sequences:
+            assert sequence.finish_reason is not None
+            guard, logprobs = self.guard, tuple(sequence.logprobs)
+            result = generation_config.Generation(
+                ids=tuple(sequence.ids),
+                text=self._text(sequence),
+                finish_reason=sequence.finish_reason,
+                logprobs=logprobs if self.request.config.logprobs else None,
+                guard=None if guard is None else guard.report(sequence.index, self.seconds),
+            )
+            results.append(result)
+        return results
 
     def _text(self, sequence: SequenceState) -> str | None:
         if self.guard is not None:

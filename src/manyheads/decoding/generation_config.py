@@ -14,7 +14,7 @@ from torch import Tensor
 from manyheads.annotations import NonNegativeInt, PositiveFloat
 from manyheads.argument_checks import check_argument, check_fields
 from manyheads.cache import DynamicCache, StaticCache
-from manyheads.decoding.guard import Guard, GuardReport, as_guard
+from manyheads.decoding.guard import Guard, GuardReport
 from manyheads.decoding.sampling import BeamSearch, Greedy, Sample, Sampling
 from manyheads.errors import ConfigError, InputError, check_int, short_repr
 from manyheads.models.build import Model
@@ -91,7 +91,8 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         if self.guard is not None:
-            object.__setattr__(self, "guard", as_guard(self.guard))
+            guard = self.guard if isinstance(self.guard, Guard) else Guard(self.guard)
+            object.__setattr__(self, "guard", guard)
         # One string or id stands for a sequence of one, and a tuple can be hashed.
         object.__setattr__(self, "stop_strings", _strings(self.stop_strings))
         for name in ("eos_token_ids", "suppress_tokens"):
@@ -138,16 +139,12 @@ def with_options(config: GenerationConfig | None, options: GenerationOptions) ->
 def show_options(function: Function) -> Function:
     """Let `help` list every option with its default where the source says `**options`."""
     signature = inspect.signature(function)
-    listed = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ] + [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
-        )
-        for field in fields(GenerationConfig)
-    ]
+    # The last parameter is `**options`.
+    listed = list(signature.parameters.values())[:-1]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    for field in fields(GenerationConfig):
+        option = inspect.Parameter(field.name, keyword, default=field.default)
+        listed.append(option.replace(annotation=field.type))
     function.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
     return function
 
@@ -175,11 +172,15 @@ class GenerationDefaults:
         bos = settings.get("bos_token_id")
         start = settings.get("decoder_start_token_id")
         forced_last = _as_tuple(settings.get("forced_eos_token_id"))
+        # Marian lists its padding here; an end-of-text token is left out, or no text might end.
+        words = [tuple(word) for word in settings.get("bad_words_ids") or ()]
+        words = [word for word in words if word not in {(token,) for token in eos}]
+        words += [(token,) for token in settings.get("suppress_tokens") or ()]
         return cls(
             eos_token_ids=eos,
             bos_token_id=bos,
             decoder_start_token_id=bos if start is None else start,
-            bad_words=_bad_words(settings, eos),
+            bad_words=tuple(dict.fromkeys(words)),
             forced_first=settings.get("forced_bos_token_id"),
             forced_last=forced_last[0] if forced_last else None,
         )
@@ -236,11 +237,3 @@ def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _bad_words(settings: Mapping[str, Any], eos: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Marian lists its padding here; an end-of-text token is left out, or no text might end."""
-    words = [tuple(word) for word in settings.get("bad_words_ids") or ()]
-    tokens = [(token,) for token in settings.get("suppress_tokens") or ()]
-    ends = {(token,) for token in eos}
-    return tuple(dict.fromkeys([*(word for word in words if word not in ends), *tokens]))

@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from manyheads.annotations import Probability
 from manyheads.argument_checks import check_fields
@@ -57,7 +57,14 @@ class Guard:
         classes = text_scores.scored_classes(self.model)
         if text_reader.require_text_model(self.model).tokenizer is None:
             raise InputError("the guard has no tokenizer", "load it from a folder that has one")
-        label = _refused_class(classes) if self.refuse is None else self.refuse
+        label = self.refuse
+        if label is None:
+            labels = [name for name in classes if name.lower() in REFUSED_CLASSES]
+            if len(labels) != 1:
+                names = ", ".join(classes) or "score, which is compared in a rule"
+                remedy = f"pass Guard(model, refuse=...), one of {names}"
+                raise InputError("the guard does not say what it refuses", remedy)
+            label = labels[0]
         object.__setattr__(self, "label", label if label in classes else None)
         object.__setattr__(self, "rule", self._rule(label, classes))
 
@@ -68,9 +75,8 @@ class Guard:
             return TextRule.parse(f'probability["{name}"] >= {float(threshold)}', "refuse")
         if not re.search(r"[<>=]|\bin\b|^truncated$", refuse):
             remedy = f"use {', '.join(classes)}, or a rule" if classes else "use 'score >= 0.5'"
-            raise InputError(
-                f"refuse={refuse!r} is neither a class of the guard nor a rule", remedy
-            )
+            problem = f"refuse={refuse!r} is neither a class of the guard nor a rule"
+            raise InputError(problem, remedy)
         if self.threshold is not None:
             raise ConfigError(
                 f"threshold={self.threshold} is for a class, and refuse={refuse!r} is a rule",
@@ -80,22 +86,6 @@ class Guard:
         rule.refuse_columns("a generated text has no columns")
         rule.check_classes(classes)
         return rule
-
-
-def as_guard(guard: Any) -> Guard:
-    """A guard, or one made of a classifier alone."""
-    return guard if isinstance(guard, Guard) else Guard(guard)
-
-
-def _refused_class(classes: Sequence[str]) -> str:
-    labels = [name for name in classes if name.lower() in REFUSED_CLASSES]
-    if len(labels) != 1:
-        names = ", ".join(classes) or "score, which is compared in a rule"
-        raise InputError(
-            "the guard does not say what it refuses",
-            f"pass Guard(model, refuse=...), one of {names}",
-        )
-    return labels[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +127,17 @@ class GuardInput(NamedTuple):
     complete: bool
 
 
+@dataclass(slots=True)
 class GuardedText:
     """One text as far as the guard has read it."""
 
-    def __init__(self) -> None:
-        self.text = ""
-        self.pieces = 0
-        # Characters up to here were read; with "stop" the text may end at `end`.
-        self.checked = 0
-        self.sentences = 0
-        self.refused: list[RefusedSentence] = []
-        self.end: int | None = None
+    text: str = ""
+    pieces: int = 0
+    # Characters up to here were read; with "stop" the text may end at `end`.
+    checked: int = 0
+    sentences: int = 0
+    refused: list[RefusedSentence] = field(default_factory=list)
+    end: int | None = None
 
     def take(self, pieces: Sequence[str], complete: bool) -> list[tuple[int, int]]:
         """The sentences that are complete now and were not before."""
@@ -191,18 +181,15 @@ class GuardRun:
         """Read new sentences of all texts in one batch; returns the texts that must stop."""
         started = time.perf_counter()
         spans = [
-            (guard_input.sequence, span)
-            for guard_input in inputs
-            for span in self.texts[guard_input.sequence].take(
-                guard_input.pieces, guard_input.complete
-            )
+            (index, span)
+            for index, pieces, complete in inputs
+            for span in self.texts[index].take(pieces, complete)
         ]
         if spans:
+            model = self.guard.model
             sentences = [self.texts[index].text[slice(*span)].strip() for index, span in spans]
-            tokens = text_scores.tokenize_texts(self.guard.model, sentences, None)
-            scores = text_scores.score_texts(
-                self.guard.model, tokens, encode.Options(progress=False)
-            )
+            tokens = text_scores.tokenize_texts(model, sentences, None)
+            scores = text_scores.score_texts(model, tokens, encode.Options(progress=False))
             for place, (index, span) in enumerate(spans):
                 self._judge(self.texts[index], span, scores, place)
         self.seconds += time.perf_counter() - started
@@ -231,9 +218,8 @@ class GuardRun:
         if text.end is not None:
             return
         text.sentences += 1
-        if not scores.tokens[place]:
-            return
-        if not self.guard.rule.decide(lambda name: scores.value(name, place)):
+        decide = self.guard.rule.decide
+        if not (scores.tokens[place] and decide(lambda name: scores.value(name, place))):
             return
         label, probability = self.guard.label, None
         if scores.classes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from numbers import Integral
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.bridge.wrapped_steps import WrappedSteps
 from manyheads.cache import DynamicCache, FullLayerCache, StaticCache
-from manyheads.decoding.generation_config import GenerationConfig, GenerationDefaults, TokenIds
+from manyheads.decoding.generation_config import GenerationConfig, GenerationDefaults
 from manyheads.decoding.sampling import RepetitionPenalty, TokenConstraints
 from manyheads.decoding.steps.cached import CachedSteps, Steps
 from manyheads.decoding.steps.cuda_graph import cannot, cuda_graph_steps
@@ -39,25 +39,22 @@ class GenerationRequest:
     def __init__(self, model: Model, prompts: Prompts, config: GenerationConfig) -> None:
         self.model: Decoder | Seq2Seq = check_generates(model)
         self.config = config
-        defaults = GenerationDefaults.of(model)
-        self.prompts = read_prompts(self.model, prompts, defaults)
-        check_length(self.model, self.prompts, config.max_new_tokens, config.cache)
+        self.defaults = GenerationDefaults.of(model)
+        self.prompts = read_prompts(self.model, prompts, self.defaults)
+        self._check_length()
         longest, new = max(map(len, self.prompts), default=0), config.max_new_tokens
         if isinstance(self.model, Seq2Seq):
             self.model.warn_if_longer(max(longest, new), "a prompt or its answer")
         else:
             self.model.warn_if_longer(longest + new, f"a prompt with {new:,} new tokens")
         self.tokenizer = getattr(model, "tokenizer", None)
-        self.start_id = self._start_id(defaults)
-        self.eos_token_ids, self.stop_strings = self._stops(defaults)
-        suppressed = config.suppress_tokens
+        self.start_id = self._start_id()
+        self.eos_token_ids, self.stop_strings = self._stops()
         self.constraints = TokenConstraints(
             max_new_tokens=config.max_new_tokens,
-            suppressed=defaults.suppress_tokens
-            if suppressed == "model"
-            else self._in_vocabulary("suppress_tokens", suppressed),
-            forced_first=defaults.forced_first,
-            forced_last=defaults.forced_last,
+            suppressed=self._token_ids("suppress_tokens"),
+            forced_first=self.defaults.forced_first,
+            forced_last=self.defaults.forced_last,
         )
 
     @property
@@ -108,7 +105,42 @@ class GenerationRequest:
         before = self.prompts[index] if self.start_id is None else []
         return decoding_context(self.tokenizer, before)
 
-    def _start_id(self, defaults: GenerationDefaults) -> int | None:
+    def _check_length(self) -> None:
+        """Refuse texts longer than the model's positions or a cache of fixed size."""
+        model, max_new_tokens = self.model, self.config.max_new_tokens
+        if not (self.prompts and max_new_tokens):
+            return
+        longest = max(map(len, self.prompts))
+        position = model.config.embedding.position
+        before = 1 if model.reads_pairs else longest
+        if isinstance(position, Learned | Axial):
+            limit = position.longest
+            if max(longest, before) > limit:
+                raise InputError(
+                    f"a prompt of {longest} tokens is longer than the model's {limit} positions",
+                    f"shorten it to {limit}",
+                )
+            if before + max_new_tokens > limit:
+                raise InputError(
+                    f"a prompt of {before} tokens and max_new_tokens={max_new_tokens} exceed the "
+                    f"model's {limit} positions",
+                    f"use max_new_tokens={limit - before} or less, or a shorter prompt",
+                )
+        sizes = [
+            store.config.size
+            for store in model.new_cache(self.config.cache).stores
+            if isinstance(store, FullLayerCache) and isinstance(store.config, StaticCache)
+        ]
+        # The last token is chosen and never read.
+        needed = before + max_new_tokens - 1
+        if sizes and needed > min(sizes):
+            raise ConfigError(
+                f"a cache of {min(sizes)} tokens cannot hold the {before} of the longest prompt "
+                f"and {max_new_tokens} new ones",
+                f"use StaticCache(size={needed}) or more, or DynamicCache()",
+            )
+
+    def _start_id(self) -> int | None:
         start = self.config.decoder_start_token_id
         if not isinstance(self.model, Seq2Seq):
             if start != "model":
@@ -118,20 +150,16 @@ class GenerationRequest:
                     "leave it out",
                 )
             return None
-        token = defaults.decoder_start_token_id if start == "model" else start
+        token = self.defaults.decoder_start_token_id if start == "model" else start
         if token is None:
-            raise InputError(
-                "the model does not name the token its decoder starts from",
-                "pass decoder_start_token_id",
-            )
-        return self._in_vocabulary("decoder_start_token_id", token)[0]
+            problem = "the model does not name the token its decoder starts from"
+            raise InputError(problem, "pass decoder_start_token_id")
+        self._check_vocabulary("decoder_start_token_id", (token,))
+        return token
 
-    def _stops(self, defaults: GenerationDefaults) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def _stops(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Special tokens are not part of a text, so a stop string that names one becomes its id."""
-        eos, stops = self.config.eos_token_ids, self.config.stop_strings
-        ids = (
-            defaults.eos_token_ids if eos == "model" else self._in_vocabulary("eos_token_ids", eos)
-        )
+        ids, stops = self._token_ids("eos_token_ids"), self.config.stop_strings
         if not stops:
             return ids, ()
         tokenizer = tokenizer_of(self.model, "a stop string")
@@ -144,16 +172,20 @@ class GenerationRequest:
         strings = tuple(stop for stop in stops if stop not in special)
         return tuple(dict.fromkeys([*ids, *named])), strings
 
-    def _in_vocabulary(self, name: str, ids: TokenIds) -> tuple[int, ...]:
-        assert not isinstance(ids, str)
-        token_ids = (ids,) if isinstance(ids, int) else tuple(ids)
-        for token in token_ids:
+    def _token_ids(self, name: str) -> tuple[int, ...]:
+        """Those of the config, or of the model where the config leaves them to it."""
+        ids: tuple[int, ...] | Literal["model"] = getattr(self.config, name)
+        if ids == "model":
+            defaults: tuple[int, ...] = getattr(self.defaults, name)
+            return defaults
+        self._check_vocabulary(name, ids)
+        return ids
+
+    def _check_vocabulary(self, name: str, ids: tuple[int, ...]) -> None:
+        for token in ids:
             if not 0 <= token < self.vocabulary:
-                raise ConfigError(
-                    f"{name} must be below vocabulary={self.vocabulary}, got {token}",
-                    f"use 0 to {self.vocabulary - 1}",
-                )
-        return token_ids
+                problem = f"{name} must be below vocabulary={self.vocabulary}, got {token}"
+                raise ConfigError(problem, f"use 0 to {self.vocabulary - 1}")
 
 
 def check_generates(model: Model) -> Decoder | Seq2Seq:
@@ -174,35 +206,6 @@ def check_generates(model: Model) -> Decoder | Seq2Seq:
             "the model is in training mode, where dropout is active", "call model.eval() first"
         )
     return model
-
-
-def check_length(
-    model: Decoder | Seq2Seq,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    cache: DynamicCache | StaticCache,
-) -> None:
-    """Refuse texts longer than the model's positions or a cache of fixed size."""
-    if not (prompts and max_new_tokens):
-        return
-    longest = max(map(len, prompts))
-    position = model.config.embedding.position
-    before = 1 if model.reads_pairs else longest
-    if isinstance(position, Learned | Axial):
-        _check_positions(position.longest, longest, before, max_new_tokens)
-    sizes = [
-        store.config.size
-        for store in model.new_cache(cache).stores
-        if isinstance(store, FullLayerCache) and isinstance(store.config, StaticCache)
-    ]
-    # The last token is chosen and never read.
-    needed = before + max_new_tokens - 1
-    if sizes and needed > min(sizes):
-        raise ConfigError(
-            f"a cache of {min(sizes)} tokens cannot hold the {before} of the longest prompt and "
-            f"{max_new_tokens} new ones",
-            f"use StaticCache(size={needed}) or more, or DynamicCache()",
-        )
 
 
 def read_prompts(
@@ -241,42 +244,22 @@ def tokenizer_of(model: Model, purpose: str) -> Any:
     return plain_copy(tokenizer)
 
 
-def _check_positions(limit: int, longest: int, before: int, max_new_tokens: int) -> None:
-    if max(longest, before) > limit:
-        raise InputError(
-            f"a prompt of {longest} tokens is longer than the model's {limit} positions",
-            f"shorten it to {limit}",
-        )
-    if before + max_new_tokens > limit:
-        raise InputError(
-            f"a prompt of {before} tokens and max_new_tokens={max_new_tokens} exceed the model's "
-            f"{limit} positions",
-            f"use max_new_tokens={limit - before} or less, or a shorter prompt",
-        )
-
-
 def _ids_of_all(model: Model, prompts: Prompts) -> list[list[int]]:
     if isinstance(prompts, Ragged):
-        return [_plain(ids, index) for index, ids in enumerate(prompts.to_list())]
+        prompts = prompts.to_list()
     if not isinstance(prompts, Sequence | Tensor):
         raise InputError(
             f"prompts must be a sequence, got a {type(prompts).__name__}",
             "give texts, or a list of token ids per prompt",
         )
-    if isinstance(prompts, Tensor):
-        if prompts.dim() != 2:
-            raise InputError(
-                f"prompts must have the shape (batch, length), got {tuple(prompts.shape)}",
-                "give a list of prompts or a Ragged; a single prompt is ids[None]",
-            )
-        return [_plain(ids, index) for index, ids in enumerate(prompts)]
-    if any(isinstance(prompt, str) for prompt in prompts):
-        return _tokenized(model, prompts)
-    return [_plain(prompt, index) for index, prompt in enumerate(prompts)]
-
-
-def _tokenized(model: Model, prompts: Sequence[Any]) -> list[list[int]]:
+    if isinstance(prompts, Tensor) and prompts.dim() != 2:
+        raise InputError(
+            f"prompts must have the shape (batch, length), got {tuple(prompts.shape)}",
+            "give a list of prompts or a Ragged; a single prompt is ids[None]",
+        )
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [_plain(prompt, index) for index, prompt in enumerate(prompts)]
     if len(texts) < len(prompts):
         raise InputError("prompts mix texts and token ids", "give all of one kind")
     tokenizer = tokenizer_of(model, "a text prompt")
@@ -286,9 +269,8 @@ def _tokenized(model: Model, prompts: Sequence[Any]) -> list[list[int]]:
 
 def _plain(prompt: Any, index: int) -> list[int]:
     if isinstance(prompt, int):
-        raise InputError(
-            f"prompt {index} is the single number {prompt}", "give a list of prompts, [[5, 6, 7]]"
-        )
+        remedy = "give a list of prompts, [[5, 6, 7]]"
+        raise InputError(f"prompt {index} is the single number {prompt}", remedy)
     try:
         ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
     except TypeError:
@@ -296,7 +278,6 @@ def _plain(prompt: Any, index: int) -> list[int]:
     if not isinstance(ids, list) or not all(
         isinstance(token, Integral) and not isinstance(token, bool) for token in ids
     ):
-        raise InputError(
-            f"prompt {index} is not a list of token ids", "give one list of integers per prompt"
-        )
+        remedy = "give one list of integers per prompt"
+        raise InputError(f"prompt {index} is not a list of token ids", remedy)
     return [int(token) for token in ids]

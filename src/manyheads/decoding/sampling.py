@@ -102,11 +102,17 @@ class Sample:
         """The logits to draw from, minus infinity for the tokens that are filtered out."""
         logits = logits.float() / self.temperature
         if self.top_k is not None:
-            logits = _keep_top_k(logits, self.top_k)
+            lowest = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
+            logits = logits.masked_fill(logits < lowest, -torch.inf)
         if self.top_p is not None and self.top_p < 1:
-            logits = _keep_top_p(logits, self.top_p)
+            ordered, tokens = logits.sort(dim=-1)
+            out = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - self.top_p
+            out[:, -1] = False
+            logits = logits.masked_fill(out.scatter(1, tokens, out), -torch.inf)
         if self.min_p is not None:
-            logits = _keep_min_p(logits, self.min_p)
+            probabilities = logits.softmax(dim=-1)
+            lowest = self.min_p * probabilities.amax(dim=-1, keepdim=True)
+            logits = logits.masked_fill(probabilities < lowest, -torch.inf)
         return logits
 
 
@@ -149,21 +155,3 @@ def token_logprobs(logits: Float[Tensor, "b v"], ids: Int[Tensor, " b"]) -> Floa
     """The log-probability of each token under the model's own distribution."""
     logits = logits.float()
     return logits.gather(1, ids.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1)
-
-
-def _keep_top_k(logits: Float[Tensor, "b v"], top_k: int) -> Float[Tensor, "b v"]:
-    lowest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-    return logits.masked_fill(logits < lowest, -torch.inf)
-
-
-def _keep_top_p(logits: Float[Tensor, "b v"], top_p: float) -> Float[Tensor, "b v"]:
-    ordered, tokens = logits.sort(dim=-1)
-    out = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-    out[:, -1] = False
-    return logits.masked_fill(out.scatter(1, tokens, out), -torch.inf)
-
-
-def _keep_min_p(logits: Float[Tensor, "b v"], min_p: float) -> Float[Tensor, "b v"]:
-    probabilities = logits.softmax(dim=-1)
-    lowest = min_p * probabilities.amax(dim=-1, keepdim=True)
-    return logits.masked_fill(probabilities < lowest, -torch.inf)

@@ -56,14 +56,11 @@ class StreamDecoder:
         return piece
 
     def _advance(self, text: str) -> str:
-        new = text[len(self._decoded_text) :]
+        text = self._held_back + text[len(self._decoded_text) :]
         # Only the last tokens matter for how the next one is decoded.
         self._window = self._window[self._decoded_tokens :]
         self._decoded_tokens = len(self._window)
         self._decoded_text = _decode(self.tokenizer, self._window)
-        return self._release(self._held_back + new)
-
-    def _release(self, text: str) -> str:
         stop = find_stop(text, self.stop_strings)
         if stop is not None:
             self.stopped, self._held_back = True, ""

@@ -19,18 +19,15 @@ class Steps(Protocol):
 
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
         """Process the prompts and return the logits of the token after each."""
-        ...
 
     def next(self, ids: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
         """Append a token to each sequence and return the logits of the next one.
 
         The following step may overwrite them.
         """
-        ...
 
     def select(self, sequences: list[int]) -> None:
         """Continue with these sequences, in this order; a beam may occur more than once."""
-        ...
 
 
 class CachedSteps:
@@ -70,8 +67,15 @@ class CachedSteps:
 
     @torch.inference_mode()
     def next(self, ids: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
-        if self._switch is not None and self._crosses(ids.tolist()):
-            return self._again(ids.device)
+        if self._switch is not None:
+            for text, token in zip(self._texts, ids.tolist(), strict=True):
+                text.append(token)
+            if any(len(text) == self._switch + 1 for text in self._texts):
+                # One is now too long for its rotation: all start again, with a new cache.
+                assert isinstance(self.model, decoder.Decoder)
+                self.cache = self.model.new_cache(self.cache_config)
+                texts = [torch.tensor(text, device=ids.device) for text in self._texts]
+                return self.model.next_logits(Ragged.from_list(texts), self.cache)
         new = self._one_each(ids)
         if self._cpu_step is not None and self._cpu_step.fits(self.cache):
             return self._cpu_step.next(new, self.cache)
@@ -84,20 +88,6 @@ class CachedSteps:
         self.cache.select(sequences)
         if self._texts:
             self._texts = [list(self._texts[sequence]) for sequence in sequences]
-
-    def _crosses(self, ids: list[int]) -> bool:
-        """Add a token to each text; whether one of them is now too long for its rotation."""
-        for text, token in zip(self._texts, ids, strict=True):
-            text.append(token)
-        assert self._switch is not None
-        return any(len(text) == self._switch + 1 for text in self._texts)
-
-    def _again(self, device: torch.device) -> Float[Tensor, "b v"]:
-        """The logits after the whole texts, with a new cache."""
-        assert isinstance(self.model, decoder.Decoder)
-        self.cache = self.model.new_cache(self.cache_config)
-        texts = [torch.tensor(text, device=device) for text in self._texts]
-        return self.model.next_logits(Ragged.from_list(texts), self.cache)
 
     def _one_each(self, ids: Int[Tensor, " b"]) -> Ragged:
         # Reused until a sequence leaves the batch.

@@ -62,22 +62,18 @@ class CpuStep:
         )
 
     def next(self, ids: Ragged, cache: Cache) -> Float[Tensor, "b v"]:
-        seen = cache.seen
+        seen, stack = cache.seen, self.model.stack
         positions = torch.tensor(seen)
         x = self.model.embedding.embed(ids, positions).values
-        rotations = self._rotations(positions)
+        encodings = stack.encode_positions(positions)
+        by_layer = [encodings[owner] for owner in stack.position_owner]
+        rotations = [code if isinstance(code, Rotation) else None for code in by_layer]
         if self.of_one is not None and len(seen) == 1:
             logits = self.of_one(x[0], cache, rotations).unsqueeze(0)
         else:
             logits = self.of_batch(x, cache, rotations)
         cache.seen = tuple(position + 1 for position in seen)
         return logits
-
-    def _rotations(self, positions: Int[Tensor, " b"]) -> list[Rotation | None]:
-        stack = self.model.stack
-        encodings = stack.encode_positions(positions)
-        by_layer = [encodings[owner] for owner in stack.position_owner]
-        return [encoding if isinstance(encoding, Rotation) else None for encoding in by_layer]
 
 
 class OrdinaryDecoder:
@@ -268,27 +264,23 @@ class VectorAttention(OrdinaryAttention):
 
     def read(self, heads: Heads, store: LayerCache, slots: KeyValueSlots) -> Float[Tensor, " hd"]:
         if store.k is not self._store_k:
-            self._lay_out(store)
+            # Copied to this layout; the store keeps a view of them in its own shape.
+            self._keys_and_values = torch.cat((store.k, store.v)).transpose(1, 2).contiguous()
+            store.k, store.v = self._keys_and_values.transpose(1, 2).chunk(2)
+            self._store_k = store.k
         (_, slot), [(_, seen)] = slots.write, slots.reads
         assert isinstance(slot, int)
         self._keys_and_values.select(2, slot).copy_(self._key_and_value)
         k, v = self._keys_and_values.narrow(2, seen.start, seen.stop - seen.start).chunk(2)
         return self.attend(heads.query, k, v).view(-1)
 
-    def _lay_out(self, store: LayerCache) -> None:
-        """Copy keys and values to this layout; the store keeps a view of them in its own shape."""
-        self._keys_and_values = torch.cat((store.k, store.v)).transpose(1, 2).contiguous()
-        store.k, store.v = self._keys_and_values.transpose(1, 2).chunk(2)
-        self._store_k = store.k
-
 
 def _norm(module: nn.Module) -> Function:
     """A norm without the overhead of module calls."""
-    if not isinstance(module, norms.Normalize) or module.config.centered:
-        return module.forward
-    weight, bias, eps = module.weight, module.bias, module.config.eps
-    if isinstance(module.config, norms.LayerNorm):
-        return lambda x: torch.layer_norm(x, weight.shape, weight, bias, eps)
+    if isinstance(module, norms.Normalize) and not module.config.centered:
+        weight, bias, eps = module.weight, module.bias, module.config.eps
+        if isinstance(module.config, norms.LayerNorm):
+            return lambda x: torch.layer_norm(x, weight.shape, weight, bias, eps)
     return module.forward
 
 

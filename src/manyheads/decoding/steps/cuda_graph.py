@@ -75,10 +75,7 @@ def capacity_for(tokens: int, *, compiled: bool) -> int:
     """
     if not compiled:
         return -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
-    capacity = LEAST_COMPILED_CAPACITY
-    while capacity < tokens:
-        capacity *= 2
-    return capacity
+    return max(LEAST_COMPILED_CAPACITY, 1 << (tokens - 1).bit_length())
 
 
 class CudaGraphSteps:
@@ -91,11 +88,14 @@ class CudaGraphSteps:
         self, model: Decoder, sequences: int, capacity: int, *, compiled: bool = False
     ) -> None:
         self.sequences, self.capacity, self.compiled = sequences, capacity, compiled
-        self.cache = model.new_cache(
-            StaticCache(size=capacity, ring_buffers=ignores_key_order(model))
-        )
+        rings = ignores_key_order(model)
+        self.cache = model.new_cache(StaticCache(size=capacity, ring_buffers=rings))
         self.weights = _addresses(model)
-        self.step = _choose_step(model, sequences, capacity, compiled)
+        self.step: Step
+        if triton_step.cannot(model, sequences, capacity) is None:
+            self.step = triton_step.llama_step
+        else:
+            self.step = _compiled_step() if compiled else fixed_shape_step
         self.active = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         # A weak reference, so that the graph is freed with its model.
@@ -166,12 +166,6 @@ class CudaGraphSteps:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.logits = self.step(self.model, self.ids, self.cache, self.plan)
-
-
-def _choose_step(model: Decoder, sequences: int, capacity: int, compiled: bool) -> Step:
-    if triton_step.cannot(model, sequences, capacity) is None:
-        return triton_step.llama_step
-    return _compiled_step() if compiled else fixed_shape_step
 
 
 def fixed_shape_step(

@@ -46,7 +46,13 @@ def why_not_ordinary(model: object) -> Iterator[str]:
     for index, layer in enumerate(model.config.stack.layers):
         for reason in _why_not_ordinary_layer(layer):
             yield f"layer {index} {reason}"
-    yield from _why_modules_must_be_called(model)
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            yield f"{name or 'the model'} has a forward hook"
+        # An adapter, for one, computes more than a product with `weight`.
+        linear = isinstance(module, nn.Linear) or name.endswith(PROJECTIONS)
+        if linear and type(module) is not nn.Linear:
+            yield f"{name} is a {type(module).__name__}, not a plain Linear"
 
 
 def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
@@ -75,16 +81,6 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
         yield f"has the mask {config.mask}, which is neither causal nor a window"
     if config.kernel != "auto":
         yield f"requires the kernel {config.kernel!r}"
-
-
-def _why_modules_must_be_called(model: Decoder) -> Iterator[str]:
-    for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            yield f"{name or 'the model'} has a forward hook"
-        # An adapter, for one, computes more than a product with `weight`.
-        linear = isinstance(module, nn.Linear) or name.endswith(PROJECTIONS)
-        if linear and type(module) is not nn.Linear:
-            yield f"{name} is a {type(module).__name__}, not a plain Linear"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -107,37 +107,20 @@ def llama_step(
 def _layer(
     layer: LayerWeights, x: Float[Tensor, "b c"], store: LayerCache, plan: StaticCachePlan
 ) -> Float[Tensor, "b c"]:
-    from manyheads.decoding.steps.triton_kernels import product
+    from manyheads.decoding.steps.triton_kernels import attend, product
 
-    project, output, expand, contract = layer.project, layer.output, layer.expand, layer.contract
-    norm = _norm_arguments(layer.attention_norm)
-    projected = product(x, project.weight, norm=norm, bias=project.bias)
-    attended = _attend(layer, projected, store, plan)
-    x = product(attended, output.weight, bias=output.bias, residual=x)
-    norm = _norm_arguments(layer.feedforward_norm)
-    inside = product(x, expand.weight, norm=norm, bias=expand.bias, gated=True)
-    return product(inside, contract.weight, bias=contract.bias, residual=x)
-
-
-def _attend(
-    layer: LayerWeights,
-    projected: Float[Tensor, "b rows"],
-    store: LayerCache,
-    plan: StaticCachePlan,
-) -> Float[Tensor, "b hd"]:
-    from manyheads.decoding.steps.triton_kernels import attend
-
-    config = layer.attention
+    config, output, contract = layer.attention, layer.output, layer.contract
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         query, key = _norm_arguments(layer.query_norm), _norm_arguments(layer.key_norm)
         norms = (query[0], key[0], *query[1:])
     frequencies, stretch = None, 1.0
     if isinstance(config.position, Rotary):
-        frequencies = config.position.frequencies_on(config.size, projected.device)
+        frequencies = config.position.frequencies_on(config.size, x.device)
         stretch = config.position.stretch
-    return attend(
-        projected,
+    norm = _norm_arguments(layer.attention_norm)
+    attended = attend(
+        product(x, layer.project.weight, norm=norm, bias=layer.project.bias),
         store.k,
         store.v,
         plan.positions,
@@ -147,6 +130,10 @@ def _attend(
         stretch=stretch,
         norms=norms,
     )
+    x = product(attended, output.weight, bias=output.bias, residual=x)
+    norm = _norm_arguments(layer.feedforward_norm)
+    inside = product(x, layer.expand.weight, norm=norm, bias=layer.expand.bias, gated=True)
+    return product(inside, contract.weight, bias=contract.bias, residual=x)
 
 
 def _norm_arguments(norm: nn.Module) -> tuple[Float[Tensor, " c"], float, float]:

@@ -95,8 +95,17 @@ def build(
             f"{sorted(changes)} can only be given with the name of a config",
             "change the config itself",
         )
+    model: Model
     with _seeded(seed, device), torch.device(device):
-        model = _make(config)
+        match config:
+            case EncoderConfig():
+                model = Encoder(config)
+            case DecoderConfig():
+                model = Decoder(config)
+            case Seq2SeqConfig():
+                model = Seq2Seq(config)
+            case VisionConfig():
+                model = Vision(config)
     return model.to(dtype=dtype).eval()
 
 
@@ -116,18 +125,6 @@ def _seeded(seed: int | None, device: str) -> Iterator[None]:
             with torch.cuda.device(cuda_device):
                 torch.cuda.manual_seed(seed)
         yield
-
-
-def _make(config: ModelConfig) -> Model:
-    match config:
-        case EncoderConfig():
-            return Encoder(config)
-        case DecoderConfig():
-            return Decoder(config)
-        case Seq2SeqConfig():
-            return Seq2Seq(config)
-        case VisionConfig():
-            return Vision(config)
 
 
 @contextmanager

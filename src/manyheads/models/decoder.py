@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.cache import Cache, DynamicCache, StaticCache
+from manyheads.cache import Cache, CachePlan, DynamicCache, StaticCache
 from manyheads.errors import ConfigError
 from manyheads.models import encoder, padding
 from manyheads.models.stack import StackConfig
@@ -71,7 +71,9 @@ class Decoder(encoder.TextModel):
             return super().forward(ids, mask, types=types, watch=watch)
         batch, layout = padding.to_ragged(ids, mask)
         type_ids = None if types is None else padding.to_ragged(types, mask, "types")[0]
-        hidden, router = self._continue(batch, type_ids, cache, watch)
+        plan = cache.plan(batch.lengths)
+        x = self.embedding(batch, plan.positions, type_ids)
+        hidden, router = self._continue(x, cache, plan, watch)
         return layout.output(hidden, self._read(hidden), router)
 
     def next_logits(self, ids: Ragged, cache: Cache) -> Float[Tensor, "b v"]:
@@ -79,7 +81,8 @@ class Decoder(encoder.TextModel):
 
         The ids are not checked, which would wait for the device at every step.
         """
-        hidden, _ = self._continue(ids, None, cache, None, checked=False)
+        plan = cache.plan(ids.lengths)
+        hidden, _ = self._continue(self.embedding.embed(ids, plan.positions), cache, plan)
         read = self._read(encoder.last_tokens(hidden))
         assert isinstance(read, Ragged), "callers check that there is a language head"
         return read.values
@@ -90,20 +93,10 @@ class Decoder(encoder.TextModel):
         return self.stack.new_cache(config)
 
     def _continue(
-        self,
-        batch: Ragged,
-        type_ids: Ragged | None,
-        cache: Cache,
-        watch: Watcher | None,
-        *,
-        checked: bool = True,
+        self, x: Ragged, cache: Cache, plan: CachePlan, watch: Watcher | None = None
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         """The hidden states of new tokens after those in the cache."""
-        plan = cache.plan(batch.lengths)
-        embed = self.embedding if checked else self.embedding.embed
-        x = embed(batch, plan.positions, type_ids)
-        hidden, router = self.stack(
-            x, positions=plan.positions, cache=cache, plan=plan, watch=watch
-        )
+        at = plan.positions
+        hidden, router = self.stack(x, positions=at, cache=cache, plan=plan, watch=watch)
         cache.finish(plan)
         return hidden, router

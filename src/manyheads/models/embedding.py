@@ -11,13 +11,7 @@ from manyheads.annotations import NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError, InputError, ShapeError
 from manyheads.parts.norms import NoNorm, Norm, make_norm
-from manyheads.parts.positions import (
-    Axial,
-    EmbeddingPosition,
-    Learned,
-    NoPosition,
-    Sinusoidal,
-)
+from manyheads.parts.positions import Axial, EmbeddingPosition, Learned, NoPosition, Sinusoidal
 from manyheads.parts.positions.absolute import AxialTable
 from manyheads.ragged import Ragged
 
@@ -91,7 +85,15 @@ class TokenEmbedding(nn.Module):
     ) -> Ragged:
         """Without checking the ids, which would wait for the device."""
         x = self.scaled(self.tokens(ids.values))
-        x = self._add_position(x, positions)
+        match self.config.position:
+            case Learned(offset=offset):
+                assert self.positions is not None
+                x = x + self.positions(positions + offset)
+            case Axial():
+                assert self.axial is not None
+                x = x + self.axial(positions)
+            case Sinusoidal() as sinusoidal:
+                x = x + sinusoidal.vectors(positions, self.config.size).to(x.dtype)
         if self.types is not None:
             type_ids = torch.zeros_like(ids.values) if types is None else types.values
             x = x + self.types(type_ids)
@@ -109,21 +111,6 @@ class TokenEmbedding(nn.Module):
         # Made on the device: a copy from the host would wait for it.
         return x * (torch.full_like(x[:1, :1], scale) if self.config.round_scale else scale)
 
-    def _add_position(
-        self, x: Float[Tensor, "n c"], positions: Int[Tensor, " n"]
-    ) -> Float[Tensor, "n c"]:
-        match self.config.position:
-            case Learned(offset=offset):
-                assert self.positions is not None
-                return x + self.positions(positions + offset)
-            case Axial():
-                assert self.axial is not None
-                return x + self.axial(positions)
-            case Sinusoidal() as sinusoidal:
-                return x + sinusoidal.vectors(positions, self.config.size).to(x.dtype)
-            case _:
-                return x
-
     def _check(self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None) -> None:
         if types is not None and types.lengths.each != ids.lengths.each:
             raise ShapeError(
@@ -131,9 +118,8 @@ class TokenEmbedding(nn.Module):
                 "give one type per token",
             )
         if ids.values.dtype not in (torch.int64, torch.int32):
-            raise InputError(
-                f"token ids must be integers, got {ids.values.dtype}", "convert them with .long()"
-            )
+            remedy = "convert them with .long()"
+            raise InputError(f"token ids must be integers, got {ids.values.dtype}", remedy)
         home = self.tokens.weight.device
         if ids.device != home:
             raise InputError(
@@ -157,10 +143,7 @@ class TokenEmbedding(nn.Module):
 def _check_range(name: str, values: Int[Tensor, " n"], count: int, table: str) -> None:
     low, high = (int(bound) for bound in values.aminmax())
     if low < 0 or high >= count:
-        worst = low if low < 0 else high
-        raise InputError(
-            f"{name} {worst} is outside {table}={count}",
-            f"use ids of 0 to {count - 1}"
-            if count
-            else f"leave them out, the model has no {table}",
-        )
+        worst, remedy = low if low < 0 else high, f"use ids of 0 to {count - 1}"
+        if not count:
+            remedy = f"leave them out, the model has no {table}"
+        raise InputError(f"{name} {worst} is outside {table}={count}", remedy)

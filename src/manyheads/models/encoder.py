@@ -95,9 +95,8 @@ class TextModel(ModelInterface):
         self.config = config
         self.embedding = TokenEmbedding(config.embedding)
         self.stack = Stack(config.stack)
-        self.readout = make_readout(
-            config.readout, config.stack.output_width, config.embedding.vocabulary
-        )
+        vocabulary = config.embedding.vocabulary
+        self.readout = make_readout(config.readout, config.stack.output_width, vocabulary)
         initialize(self, config.init)
 
     def forward(
@@ -139,9 +138,6 @@ class TextModel(ModelInterface):
     def explain_kernels(self, batch: Ragged | Tensor, mask: Tensor | None = None) -> KernelChoices:
         """Which kernel each layer would use for this batch, and why."""
         return self.stack.explain_kernels(to_ragged(batch, mask)[0].lengths)
-
-    def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
-        return None if self.readout is None else self.readout(hidden, self.table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

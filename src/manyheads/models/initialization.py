@@ -52,8 +52,11 @@ def initialize(model: nn.Module, init: Initialization) -> None:
                     if table is not None:
                         _draw_table(table.weight, init)
             case experts.MixtureOfExperts():
+                # All experts at once, unless the draw depends on the fan-in: 128 draws take longer.
+                at_once = init.draw in ("normal", "truncated")
                 for weights in (module.expand, module.contract):
-                    _draw_experts(weights, init)
+                    for weight in (weights,) if at_once else weights.mT:
+                        _draw(weight, init)
             case GridTable():
                 _draw_table(module.patches.flatten(1), init)
             case ReadoutLayer() if module.weight is not None:
@@ -81,15 +84,6 @@ def _draw(weight: Tensor, init: Initialization) -> None:
             nn.init.xavier_uniform_(weight)
         case "t5":
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-
-
-def _draw_experts(weights: Tensor, init: Initialization) -> None:
-    """All experts at once, unless the draw depends on the fan-in: 128 draws take longer."""
-    if init.draw in ("normal", "truncated"):
-        _draw(weights, init)
-        return
-    for weight in weights:
-        _draw(weight.T, init)
 
 
 def _draw_attention(attention: Attention, init: Initialization) -> None:

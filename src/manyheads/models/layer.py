@@ -60,13 +60,16 @@ class LayerConfig:
     residual: Literal["serial", "parallel", "reversible"] = "serial"
 
     def __post_init__(self) -> None:
-        if self.residual != "serial":
-            self._check_residual()
+        unsupported = f'residual="{self.residual}" is not supported with'
+        if self.residual != "serial" and Sublayer.CROSS in self.branches:
+            raise ConfigError(f"{unsupported} cross-attention", 'use residual="serial"')
+        placements = [branch.norm for branch in self.branches.values()]
+        if self.residual != "serial" and any(isinstance(at, norms.PostNorm) for at in placements):
+            problem = f"{unsupported} PostNorm, which norms the sum of both branches"
+            raise ConfigError(problem, "use PreNorm")
         if len(self.widths) > 1:
-            raise ConfigError(
-                f"the sublayers have widths {sorted(self.widths)}",
-                "give all of them the same width",
-            )
+            problem = f"the sublayers have widths {sorted(self.widths)}"
+            raise ConfigError(problem, "give all of them the same width")
         if self.attention is not None and self.attention.inner.keys_from == "memory":
             raise ConfigError('attention has keys_from="memory"', "make it the cross branch")
         if self.cross is not None and self.cross.inner.keys_from == "itself":
@@ -75,19 +78,6 @@ class LayerConfig:
             present = [name for name in names if getattr(self, name) is not None]
             if len(present) > 1:
                 raise ConfigError(f"both {present[0]} and {present[1]} are set", "keep one")
-
-    def _check_residual(self) -> None:
-        if Sublayer.CROSS in self.branches:
-            raise ConfigError(
-                f'residual="{self.residual}" is not supported with cross-attention',
-                'use residual="serial"',
-            )
-        if any(isinstance(branch.norm, norms.PostNorm) for branch in self.branches.values()):
-            raise ConfigError(
-                f'residual="{self.residual}" is not supported with PostNorm, which norms the '
-                "sum of both branches",
-                "use PreNorm",
-            )
 
     @property
     def branches(self) -> dict[Sublayer, AnyBranch]:

@@ -110,6 +110,9 @@ class ModelInterface(nn.Module, provenance.Provenance):
         """Run the model for a watcher alone, without the readout where it can be left out."""
         self.run_inputs(inputs, watch)
 
+    def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
+        return None if self.readout is None else self.readout(hidden, self.table)
+
     def image_tokens(self, image: Tensor) -> int:
         """The number of tokens that the model makes of an image."""
         raise NotImplementedError

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from manyheads.errors import NonFiniteWarning
+from manyheads.formatting import listed
 
 # Per model, where its weights were and how often they had changed when they were last checked.
 _CHECKED: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
@@ -21,11 +22,10 @@ def warn_not_finite(names: Sequence[str], where: str) -> None:
     """Warn of the tensors that hold NaN or infinity, if there are any."""
     if not names:
         return
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     verb = "holds" if len(names) == 1 else "hold"
     warnings.warn(
-        f"{where}: {', '.join(names[:3])}{more} {verb} NaN or infinity; whatever is computed from "
-        "them means nothing, even where it is a number",
+        f"{where}: {listed(names, 3)} {verb} NaN or infinity; whatever is computed from them means "
+        "nothing, even where it is a number",
         NonFiniteWarning,
         stacklevel=3,
     )
@@ -39,9 +39,8 @@ def check_finite(model: object) -> None:
     changes = hash(tuple((tensor.data_ptr(), _changes(tensor)) for tensor in tensors.values()))
     if _CHECKED.get(model) != changes:
         _CHECKED[model] = changes
-        warn_not_finite(
-            [name for name, tensor in tensors.items() if not is_finite(tensor)], "weights"
-        )
+        names = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+        warn_not_finite(names, "weights")
 
 
 def _changes(tensor: Tensor) -> int:

@@ -132,16 +132,6 @@ class LateInteractionConfig:
         return self.projection[-1].weight.shape[0] if self.projection else states
 
 
-FIELDS = (
-    "source_config",
-    "tokenizer",
-    "sentence",
-    "late",
-    "generation",
-    "side_files",
-    "unread",
-    "trained_length",
-)
 # How `transformers` names classes that have no name, before their number.
 DEFAULT_LABEL = "LABEL_"
 
@@ -167,9 +157,10 @@ class Provenance:
     trained_length: int | None = None
 
     def copy_provenance(self, other: "Provenance") -> None:
-        """Copy all this from the model that this one is made from."""
-        for name in FIELDS:
-            setattr(self, name, getattr(other, name))
+        """Copy all this but `source` from the model that this one is made from."""
+        for name in Provenance.__annotations__:
+            if name != "source":
+                setattr(self, name, getattr(other, name))
 
     def warn_if_longer(self, tokens: int, what: str) -> None:
         """Warn that a text is longer than those that the model was trained on."""

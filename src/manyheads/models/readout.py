@@ -67,16 +67,14 @@ class ClassHead:
 
     def __post_init__(self) -> None:
         if self.pool == "first_and_mean" and self.transform is not None:
-            raise ConfigError(
-                'pool="first_and_mean" is not supported with a transform', "leave one of them out"
-            )
+            problem = 'pool="first_and_mean" is not supported with a transform'
+            raise ConfigError(problem, "leave one of them out")
 
     def pooled(self, x: Float[Tensor, "n c"], lengths: Lengths) -> Float[Tensor, "b pooled"]:
         """One vector per sequence."""
         if self.pool == "first_and_mean":
-            return torch.cat(
-                (pooled(x, lengths, "first"), pooled(x, lengths, "mean", self.mean_from)), dim=1
-            )
+            mean = pooled(x, lengths, "mean", self.mean_from)
+            return torch.cat((pooled(x, lengths, "first"), mean), dim=1)
         return pooled(x, lengths, self.pool)
 
 
@@ -102,11 +100,8 @@ class SpanHead:
 
 
 # Keys of a config.json; `transformers` knows the first and keeps the others.
-PROBLEM_TYPE, TEMPERATURE, THRESHOLDS = (
-    "problem_type",
-    "classifier_temperature",
-    "classifier_thresholds",
-)
+PROBLEM_TYPE = "problem_type"
+TEMPERATURE, THRESHOLDS = "classifier_temperature", "classifier_thresholds"
 MULTI_LABEL, SINGLE_LABEL = "multi_label_classification", "single_label_classification"
 
 
@@ -184,9 +179,8 @@ class ReadoutLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.transform = (
-            nn.Identity() if config.transform is None else TransformLayer(config.transform, width)
-        )
+        transform = config.transform
+        self.transform = nn.Identity() if transform is None else TransformLayer(transform, width)
         outputs = vocabulary if isinstance(config, LanguageHead) else config.classes
         tied = isinstance(config, LanguageHead) and config.tied
         joined = isinstance(config, ClassHead) and config.pool == "first_and_mean"

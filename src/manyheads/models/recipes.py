@@ -1,6 +1,7 @@
 """Configs of known models, one function per architecture."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from manyheads.attention import AttentionConfig
@@ -8,22 +9,28 @@ from manyheads.models import decoder, initialization, seq2seq, vision
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
 from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
-from manyheads.models.readout import (
-    ClassHead,
-    LanguageHead,
-    NoReadout,
-    Readout,
-    ReadoutTransform,
-)
+from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, Readout, ReadoutTransform
 from manyheads.models.stack import StackConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal, Full, Window
-from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm, PreNorm, RMSNorm
+from manyheads.parts.norms import LayerNorm, NoNorm, Placement, PostNorm, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition, Rotary, Sinusoidal
 
 ModelConfig = EncoderConfig | decoder.DecoderConfig | seq2seq.Seq2SeqConfig | vision.VisionConfig
+
+
+def _layer(
+    attention: AttentionConfig,
+    feedforward: FeedForwardConfig,
+    norm: Placement,
+    dropout: float = 0.0,
+) -> LayerConfig:
+    """A layer whose two branches have the same norm and dropout."""
+    return LayerConfig(
+        attention=Branch(attention, norm, dropout), feedforward=Branch(feedforward, norm, dropout)
+    )
 
 
 def tiny_encoder(
@@ -32,10 +39,7 @@ def tiny_encoder(
     """One encoder layer of the 2017 Transformer, small enough to read number by number."""
     attention = AttentionConfig(width=width, heads=heads, bias="all")
     feedforward = MLP(width=width, hidden=hidden, activation="relu")
-    layer = LayerConfig(
-        attention=Branch(attention, PostNorm(LayerNorm())),
-        feedforward=Branch(feedforward, PostNorm(LayerNorm())),
-    )
+    layer = _layer(attention, feedforward, PostNorm(LayerNorm()))
     return EncoderConfig(
         embedding=Embedding(
             vocabulary=vocabulary, width=width, position=Sinusoidal(), scale=width**0.5
@@ -57,19 +61,13 @@ def transformer(
 ) -> seq2seq.Seq2SeqConfig:
     """The encoder-decoder of "Attention is all you need" (arXiv 1706.03762)."""
 
-    def layer(*, decodes: bool) -> LayerConfig:
-        def branch(inner: AttentionConfig) -> Branch[AttentionConfig]:
-            return Branch(inner, PostNorm(LayerNorm()), dropout)
-
-        own = AttentionConfig(width=width, heads=heads, mask=Causal() if decodes else Full())
-        cross = AttentionConfig(width=width, heads=heads, keys_from="memory")
-        feedforward = MLP(width=width, hidden=hidden, activation="relu")
-        return LayerConfig(
-            attention=branch(own),
-            cross=branch(cross) if decodes else None,
-            feedforward=Branch(feedforward, PostNorm(LayerNorm()), dropout),
-        )
-
+    norm = PostNorm(LayerNorm())
+    feedforward = MLP(width=width, hidden=hidden, activation="relu")
+    own = AttentionConfig(width=width, heads=heads, mask=Full())
+    cross = AttentionConfig(width=width, heads=heads, keys_from="memory")
+    encodes = _layer(own, feedforward, norm, dropout)
+    decodes = _layer(replace(own, mask=Causal()), feedforward, norm, dropout)
+    decodes = replace(decodes, cross=Branch(cross, norm, dropout))
     return seq2seq.Seq2SeqConfig(
         embedding=Embedding(
             vocabulary=vocabulary,
@@ -78,8 +76,8 @@ def transformer(
             scale=width**0.5,
             dropout=dropout,
         ),
-        encoder=StackConfig(width=width, layers=(layer(decodes=False),) * layers),
-        decoder=StackConfig(width=width, layers=(layer(decodes=True),) * layers),
+        encoder=StackConfig(width=width, layers=(encodes,) * layers),
+        decoder=StackConfig(width=width, layers=(decodes,) * layers),
         readout=LanguageHead(tied=True),
         init=initialization.Initialization(draw="xavier"),
     )
@@ -99,10 +97,7 @@ def bert(
     """BERT (arXiv 1810.04805), by default with its masked-language head."""
     norm = LayerNorm(eps=1e-12)
     attention = AttentionConfig(width=width, heads=heads, bias="all", dropout=dropout)
-    layer = LayerConfig(
-        attention=Branch(attention, PostNorm(norm), dropout),
-        feedforward=Branch(MLP(width=width, hidden=hidden), PostNorm(norm), dropout),
-    )
+    layer = _layer(attention, MLP(width=width, hidden=hidden), PostNorm(norm), dropout)
     head = LanguageHead(tied=True, transform=ReadoutTransform(norm=norm), bias=True)
     return EncoderConfig(
         embedding=Embedding(
@@ -181,16 +176,10 @@ def gpt2(
     )
     inner = 4 * width if hidden == "four" else hidden
     feedforward = MLP(width=width, hidden=inner, activation="gelu_tanh")
-    layer = LayerConfig(
-        attention=Branch(attention, PreNorm(norm), dropout),
-        feedforward=Branch(feedforward, PreNorm(norm), dropout),
-    )
+    layer = _layer(attention, feedforward, PreNorm(norm), dropout)
     return decoder.DecoderConfig(
         embedding=Embedding(
-            vocabulary=vocabulary,
-            width=width,
-            position=Learned(count=positions),
-            dropout=dropout,
+            vocabulary=vocabulary, width=width, position=Learned(count=positions), dropout=dropout
         ),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
         readout=LanguageHead(tied=True),
@@ -231,9 +220,7 @@ def llama(
     feedforward: FeedForwardConfig = SwiGLU(width=width, hidden=hidden)
     if experts:
         feedforward = Experts(width=width, hidden=hidden, count=experts, top_k=top_k)
-    layer = LayerConfig(
-        attention=Branch(attention, PreNorm(norm)), feedforward=Branch(feedforward, PreNorm(norm))
-    )
+    layer = _layer(attention, feedforward, PreNorm(norm))
     return decoder.DecoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, position=NoPosition()),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),
@@ -255,10 +242,7 @@ def vit(
     """The vision transformer (arXiv 2010.11929) with its classification head."""
     norm = LayerNorm(eps=1e-12)
     attention = AttentionConfig(width=width, heads=heads, bias="all")
-    layer = LayerConfig(
-        attention=Branch(attention, PreNorm(norm)),
-        feedforward=Branch(MLP(width=width, hidden=hidden), PreNorm(norm)),
-    )
+    layer = _layer(attention, MLP(width=width, hidden=hidden), PreNorm(norm))
     return vision.VisionConfig(
         patches=vision.Patches(width=width, image=image, size=patch, channels=channels),
         stack=StackConfig(width=width, layers=(layer,) * layers, final_norm=norm),

@@ -35,9 +35,8 @@ class Seq2SeqConfig:
         for stack in (self.encoder, self.decoder):
             check_embedding(self.embedding, stack)
         if not any(Sublayer.CROSS in layer.branches for layer in self.decoder.layers):
-            raise ConfigError(
-                "no decoder layer attends to the encoder", "give one a cross-attention branch"
-            )
+            remedy = "give one a cross-attention branch"
+            raise ConfigError("no decoder layer attends to the encoder", remedy)
 
 
 class Seq2Seq(ModelInterface):
@@ -56,9 +55,8 @@ class Seq2Seq(ModelInterface):
         self.target_embedding = None if config.shared else TokenEmbedding(config.embedding)
         self.encoder = Stack(config.encoder, name="encoder")
         self.decoder = Stack(config.decoder, name="decoder")
-        self.readout = make_readout(
-            config.readout, config.decoder.width, config.embedding.vocabulary
-        )
+        vocabulary = config.embedding.vocabulary
+        self.readout = make_readout(config.readout, config.decoder.width, vocabulary)
         initialize(self, config.init)
 
     def forward(
@@ -174,9 +172,6 @@ class Seq2Seq(ModelInterface):
         if cache is not None and plan is not None:
             cache.finish(plan)
         return hidden, router
-
-    def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
-        return None if self.readout is None else self.readout(hidden, self.table)
 
     def _target_side(self) -> TokenEmbedding:
         return self.embedding if self.target_embedding is None else self.target_embedding

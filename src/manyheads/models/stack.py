@@ -25,7 +25,6 @@ from manyheads.kernels.choose import Choice
 from manyheads.kernels.contract import Request
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.parts.halting import AddedLoss, Halting, HaltingSteps
-from manyheads.parts.masks import Mask
 from manyheads.parts.norms import NoNorm, Norm, make_norm
 from manyheads.parts.positions import Disentangled, Rotary
 from manyheads.parts.positions.relative import Bias, ShawBias
@@ -63,9 +62,8 @@ class StackConfig:
                 "use halting=None, or another residual",
             )
         if self.reversible and any(layer.residual != "reversible" for layer in self.layers):
-            raise ConfigError(
-                "some layers are reversible and others not", "make all of them reversible"
-            )
+            remedy = "make all of them reversible"
+            raise ConfigError("some layers are reversible and others not", remedy)
         for index, layer in enumerate(self.layers):
             if layer.widths - {self.width}:
                 raise ConfigError(
@@ -151,22 +149,15 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.name = name
-        self.position_owner = tuple(
-            _position_owner(config, index) for index in range(len(config.layers))
-        )
+        owners = tuple(_position_owner(config, index) for index in range(len(config.layers)))
+        self.position_owner = owners
         layers = {
-            index: Layer(
-                config.layers[index],
-                config.width,
-                owns_table=self.position_owner[index] == index,
-            )
+            index: Layer(config.layers[index], config.width, owns_table=owners[index] == index)
             for index in sorted(set(config.owners))
         }
-        self.layers: nn.ModuleList = (
-            nn.ModuleList(layers.values())
-            if config.weights_of == "own"
-            else SharedLayers(layers, config.owners)
-        )
+        self.layers = nn.ModuleList(layers.values())
+        if config.weights_of != "own":
+            self.layers = SharedLayers(layers, config.owners)
         self.final_norm = make_norm(config.final_norm, config.output_width)
         self.halting = None if config.halting is None else nn.Linear(config.width, 1)
 
@@ -181,8 +172,7 @@ class Stack(nn.Module):
         watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         if cache is not None and isinstance(plan, CachePlan):
-            self._check_cache(cache)
-            self._check_rotations(cache, plan)
+            self._check_cache(cache, plan)
         context = None if watch is None else WatchContext(watch, stack=self.name)
         x = x.with_values(observe(context, Tap.EMBEDDINGS, x.values, x))
         if self.config.reversible:
@@ -190,12 +180,7 @@ class Stack(nn.Module):
         return self._run(x, 0, positions, memory, cache, plan, context)
 
     def resume(
-        self,
-        x: Ragged,
-        layer: int,
-        *,
-        memory: Ragged | None = None,
-        watch: Watcher | None = None,
+        self, x: Ragged, layer: int, *, memory: Ragged | None = None, watch: Watcher | None = None
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         """The rest of `forward`, from the residual stream before a layer.
 
@@ -251,9 +236,10 @@ class Stack(nn.Module):
                 losses.append(routed)
             if halting is not None and weights is not None:
                 halting.add(x.values, weights)
-                # A later token may need this one's keys at every depth, and a watcher its states.
-                whole = cache is not None or context is not None
-                if not whole and self._all_stopped(halting):
+                # A later token may need this one's keys at every depth, and a watcher its states;
+                # in training every layer takes part.
+                whole = cache is not None or context is not None or torch.is_grad_enabled()
+                if not (whole or torch.compiler.is_compiling() or halting.running.any()):
                     break
         if halting is not None:
             losses.append(halting.loss())
@@ -265,12 +251,6 @@ class Stack(nn.Module):
         assert self.halting is not None
         logits = self.halting(x.values).squeeze(1)
         return halting.weights(logits, last=index == len(self.layers) - 1)
-
-    def _all_stopped(self, halting: HaltingSteps) -> bool:
-        """Whether no token goes on; in training every layer takes part."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return False
-        return not bool(halting.running.any())
 
     def request(self, layer: int, sublayer: Sublayer, query: Ragged, key: Ragged) -> Request:
         """What the kernel is asked for, given the queries and keys of an attention."""
@@ -296,12 +276,10 @@ class Stack(nn.Module):
         )
 
     def new_cache(self, config: DynamicCache | StaticCache) -> Cache:
-        masks: list[Mask | None] = []
-        for index in range(len(self.config.layers)):
-            attention = self.config.attention(index)
-            masks.append(None if attention is None else attention.mask)
-        mixers = [index for index, layer in enumerate(self.config.layers) if layer.mixer]
-        return Cache(masks, config, mixers)
+        layers = self.config.layers
+        branches = [layer.attention for layer in layers]
+        masks = [None if branch is None else branch.inner.mask for branch in branches]
+        return Cache(masks, config, [index for index, layer in enumerate(layers) if layer.mixer])
 
     def explain_kernels(self, queries: Lengths, memory: Lengths | None = None) -> KernelChoices:
         encodings = self.encode_positions(queries.positions)
@@ -325,10 +303,9 @@ class Stack(nn.Module):
         encodings: dict[int, PositionEncoding] = {}
         for index, layer in enumerate(self._typed_layers()):
             if self.position_owner[index] == index:
-                attention = layer.attention
-                encodings[index] = (
-                    None if attention is None else attention.encode_positions(positions, lengths)
-                )
+                encodings[index] = None
+                if layer.attention is not None:
+                    encodings[index] = layer.attention.encode_positions(positions, lengths)
         return encodings
 
     @property
@@ -340,17 +317,14 @@ class Stack(nn.Module):
                 return position.scaling.original_length
         return None
 
-    def _check_cache(self, cache: Cache) -> None:
+    def _check_cache(self, cache: Cache, plan: CachePlan) -> None:
         mixers = {index for index, layer in enumerate(self.config.layers) if layer.mixer}
-        if len(cache.stores) == len(self.config.layers) and set(cache.states) == mixers:
-            return
-        raise InputError(
-            f"the cache is for {len(cache.stores)} layers, {len(cache.states)} of them mixers, and "
-            f"this model has {len(self.config.layers)} and {len(mixers)}",
-            "use model.new_cache()",
-        )
-
-    def _check_rotations(self, cache: Cache, plan: CachePlan) -> None:
+        if len(cache.stores) != len(self.config.layers) or set(cache.states) != mixers:
+            raise InputError(
+                f"the cache is for {len(cache.stores)} layers, {len(cache.states)} of them mixers, "
+                f"and this model has {len(self.config.layers)} and {len(mixers)}",
+                "use model.new_cache()",
+            )
         switch = self.rotation_switch
         if switch is None or torch.compiler.is_compiling():
             return
@@ -382,11 +356,9 @@ class Stack(nn.Module):
             return memory
         key_values = cache.memory[index]
         if key_values is None and memory is not None:
-            inside = (
-                None if context is None else context.within(layer=index, sublayer=Sublayer.CROSS)
-            )
-            key_values = cross.remember(memory, inside)
-            cache.memory[index] = key_values
+            if context is not None:
+                context = context.within(layer=index, sublayer=Sublayer.CROSS)
+            key_values = cache.memory[index] = cross.remember(memory, context)
         return key_values
 
 

@@ -77,13 +77,11 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: Patches) -> None:
         super().__init__()
         self.config = config
-        self.convolution = nn.Conv2d(
-            config.channels, config.width, kernel_size=config.size, stride=config.size
-        )
+        size = config.size
+        self.convolution = nn.Conv2d(config.channels, config.width, kernel_size=size, stride=size)
         self.class_token = nn.Parameter(torch.zeros(config.width))
-        self.registers = (
-            nn.Parameter(torch.zeros(config.registers, config.width)) if config.registers else None
-        )
+        registers = torch.zeros(config.registers, config.width)
+        self.registers = nn.Parameter(registers) if config.registers else None
         self.positions = GridTable(config.grid, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -131,8 +129,7 @@ class Vision(ModelInterface):
     def forward(self, images: Images, *, watch: Watcher | None = None) -> Output:
         batch, layout = self._to_ragged(images)
         hidden, router = self.stack(batch, watch=watch)
-        logits = None if self.readout is None else self.readout(hidden, None)
-        return layout.output(hidden, logits, router)
+        return layout.output(hidden, self._read(hidden), router)
 
     def stacks(self) -> dict[str, Stack]:
         return {self.stack.name: self.stack}

@@ -29,15 +29,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     An import that is interrupted may swallow the exception or raise another one, and before torch
     is there no work has begun.
     """
-    if _is_loaded("torch"):
+    torch = sys.modules.get("torch")
+    if torch is not None and not getattr(torch.__spec__, "_initializing", False):
         signal.default_int_handler(number, frame)
     os.write(2, b"error: interrupted.\n")
     os._exit(FAILED)
-
-
-def _is_loaded(name: str) -> bool:
-    module = sys.modules.get(name)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 if __name__ == "__main__":

@@ -138,14 +138,12 @@ def _fits(value: Any, annotation: Annotation) -> bool:
 
 
 def _fits_class(value: Any, kind: type) -> bool:
-    if kind is bool:
-        return isinstance(value, bool)
+    if kind in (bool, str):
+        return isinstance(value, kind)
     if kind is int:
         return isinstance(value, Integral) and not isinstance(value, bool)
     if kind is float:
         return isinstance(value, Real) and not isinstance(value, bool) and not _is_nan(value)
-    if kind is str:
-        return isinstance(value, str)
     if issubclass(kind, Path):
         return isinstance(value, PathLike | str) and "\0" not in str(fspath(value))
     if hasattr(kind, "copy_provenance"):

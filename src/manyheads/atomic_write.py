@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,8 +86,11 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _folder_lock(folder) as locked:
         _restore(folder, locked)
-        if locked:
-            _remove_leftovers(folder)
+        # Whoever has the lock is the only live writer, so the rest is of killed ones.
+        leftovers = (*_leftovers(folder, "old"), *_leftovers(folder, "part"))
+        for leftover in leftovers if locked else ():
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover, ignore_errors=True)
         # Without a lock two processes must not share it.
         fresh = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         shutil.rmtree(fresh, ignore_errors=True)
@@ -185,13 +188,6 @@ def _restore(folder: Path, locked: bool) -> None:
             old.rename(folder)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left; whoever has the lock is the only live writer."""
-    for leftover in (*_leftovers(folder, "old"), *_leftovers(folder, "part")):
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
 def _replace(fresh: Path, folder: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
@@ -248,16 +244,12 @@ def _link(source: str, target: str) -> str:
 
 def _flush(folder: Path) -> None:
     """Write the names in a folder to the disk, where the system can."""
-    try:
+    with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_tensors(tensors: Mapping[str, "Tensor"], file: Path) -> None:
@@ -280,16 +272,10 @@ def exclusive_lock(file: Path, on_busy: Callable[[], None]) -> Iterator[None]:
 
     Where the system or the disk does not support locks, nothing is locked.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with file.open("w") as open_file:
-        try:
-            fcntl.flock(open_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                on_busy()
-                fcntl.flock(open_file, fcntl.LOCK_EX)
+    with file.open("w") as opened:
+        if _try_lock(opened.fileno()) == "busy":
+            import fcntl
+
+            on_busy()
+            fcntl.flock(opened, fcntl.LOCK_EX)
         yield

@@ -50,6 +50,7 @@ def drop_heads(
 # Positions as a layer uses them, computed once per forward pass and shared by layers that agree.
 PositionEncoding = Rotation | AlibiBias | BucketBias | disentangled.RelativeVectors | None
 
+OWNER_PASSES = "the layer that owns the table passes it in"
 # Named, because torch.compile cannot trace the default of a dataclass made inside the graph.
 OUTPUT_ALONE = Want()
 
@@ -101,9 +102,8 @@ class AttentionConfig:
                 f"heads must divide width={self.width}, got {self.heads}",
                 f"use {head_groups.listed(near)} heads, or set head_size",
             )
-        object.__setattr__(
-            self, "kv_heads", head_groups.normalize_kv_heads(self.heads, self.kv_heads)
-        )
+        kv_heads = head_groups.normalize_kv_heads(self.heads, self.kv_heads)
+        object.__setattr__(self, "kv_heads", kv_heads)
         if isinstance(self.position, Rotary):
             self.position.rotated_channels(self.size)
         if isinstance(self.position, Alibi):
@@ -147,10 +147,9 @@ class AttentionConfig:
     @property
     def shares_position(self) -> bool:
         """Whether layers with the same config can use one `PositionEncoding`."""
-        position = self.position
-        return not isinstance(position, Shaw | T5Buckets) or (
-            isinstance(position, T5Buckets) and position.shared
-        )
+        if isinstance(self.position, T5Buckets):
+            return self.position.shared
+        return not isinstance(self.position, Shaw)
 
     def gate_shape(self, at: GatePlace) -> tuple[int, int]:
         """The heads and channels that a gate at this point applies to."""
@@ -200,11 +199,10 @@ class Attention(nn.Module):
         self.plain = bare and list(self.our_rows) == ["query", "key", "value"]
         self.memory_rows = {name: rows[name] for name in rows if name not in self.our_rows}
         self.project = nn.Linear(config.width, sum(self.our_rows.values()), bias=biased)
-        self.project_memory = (
-            nn.Linear(config.width, sum(self.memory_rows.values()), bias=biased)
-            if reads_memory
-            else None
-        )
+        self.project_memory: nn.Linear | None = None
+        if reads_memory:
+            memory = sum(self.memory_rows.values())
+            self.project_memory = nn.Linear(config.width, memory, bias=biased)
         inner = config.heads * config.size
         self.output = nn.Linear(inner, config.width, bias=config.bias in ("output", "all"))
         whole = config.norm_span == "heads"
@@ -212,9 +210,8 @@ class Attention(nn.Module):
         keys = config.key_heads * config.size
         self.key_norm = make_norm(config.key_norm, keys if whole else config.size)
         self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink != "none" else None
-        self.head_scale = (
-            nn.Parameter(torch.ones(config.heads)) if config.head_scale != "none" else None
-        )
+        scaled = config.head_scale != "none"
+        self.head_scale = nn.Parameter(torch.ones(config.heads)) if scaled else None
         self.table: BucketTable | disentangled.DisentangledTable | ShawTable | None = None
         self.distances: disentangled.DistanceProjections | None = None
         if isinstance(config.position, T5Buckets) and owns_table:
@@ -225,9 +222,8 @@ class Attention(nn.Module):
             if owns_table:
                 self.table = disentangled.DisentangledTable(config.position, config.width)
             if config.position.projections == "own":
-                self.distances = disentangled.DistanceProjections(
-                    config.position, config.width, rows
-                )
+                project = disentangled.DistanceProjections(config.position, config.width, rows)
+                self.distances = project
 
     def encode_positions(
         self, positions: Int[Tensor, " n"], lengths: Lengths | None = None
@@ -242,14 +238,10 @@ class Attention(nn.Module):
             case Alibi() as alibi:
                 return alibi.bias(self.config.heads, positions.device)
             case T5Buckets():
-                assert isinstance(self.table, BucketTable), (
-                    "the layer that owns the table passes it in"
-                )
+                assert isinstance(self.table, BucketTable), OWNER_PASSES
                 return self.table.bias()
             case Disentangled():
-                assert isinstance(self.table, disentangled.DisentangledTable), (
-                    "the layer that owns the table passes it in"
-                )
+                assert isinstance(self.table, disentangled.DisentangledTable), OWNER_PASSES
                 return self.table.encode()
             case _:
                 return None
@@ -273,9 +265,22 @@ class Attention(nn.Module):
             positions = x.lengths.positions if cache is None else cache.plan.positions
             encoding = self.encode_positions(positions, x.lengths)
         parts, rotation = self._parts(x.values, encoding)
-        query = self._query(parts, x, rotation, context)
+        query = self._gated("query", self._heads(parts["query"]), parts, x, context)
+        query = self._normed(self.query_norm, query)
+        query = rotation(query) if isinstance(rotation, Rotation) else query
+        query = observe(context, Tap.QUERY, query, x)
         keys = self._keys(parts, x, memory, rotation, cache, context)
-        output = self._mix(query, keys, x, encoding, context)
+        if keys.lengths.count != x.lengths.count:
+            raise ShapeError(
+                f"the batch has {x.lengths.count} sequences, and the memory {keys.lengths.count}",
+                "give one memory per sequence",
+            )
+        # Keys in a cache may have gaps between sequences; only this bias reads the keys themselves.
+        by_content = isinstance(encoding, disentangled.RelativeVectors)
+        key = Ragged(keys.k, keys.lengths) if by_content else None
+        bias = self.bias(x.with_values(query), key, encoding)
+        request = self._request(x.lengths, keys.lengths, bias)
+        output = mix(query, keys.k, keys.v, request, context, self.config.kernel)
         if self.head_scale is not None:
             output = output * self.head_scale.to(output.dtype)[:, None]
         if self.training and self.config.drop_heads:
@@ -291,9 +296,8 @@ class Attention(nn.Module):
     def remember(self, memory: Ragged, context: WatchContext | None = None) -> KeyValues:
         """The keys and values of a memory, which a cache keeps while decoding."""
         if self.project_memory is None:
-            raise InputError(
-                "this layer is self-attention and takes no memory", 'use keys_from="memory"'
-            )
+            remedy = 'use keys_from="memory"'
+            raise InputError("this layer is self-attention and takes no memory", remedy)
         parts = linear_layout.split_linear(self.project_memory, memory.values, self.memory_rows)
         return KeyValues(*self._key_value(parts, memory, None, context), memory.lengths)
 
@@ -328,19 +332,6 @@ class Attention(nn.Module):
         if self.plain and isinstance(encoding, Rotation) and encoding.splits(x, self.config.size):
             return encoding.split(self.project(x), self.our_rows), None
         return linear_layout.split_linear(self.project, x, self.our_rows), encoding
-
-    def _query(
-        self,
-        parts: dict[str, Tensor],
-        x: Ragged,
-        encoding: PositionEncoding,
-        context: WatchContext | None,
-    ) -> Float[Tensor, "n h d"]:
-        query = self._gated("query", self._heads(parts["query"]), parts, x, context)
-        query = self._normed(self.query_norm, query)
-        if isinstance(encoding, Rotation):
-            query = encoding(query)
-        return observe(context, Tap.QUERY, query, x)
 
     def _key_value(
         self,
@@ -380,26 +371,6 @@ class Attention(nn.Module):
         ordered = _opens(context) or not isinstance(self.config.position, NoPosition | Rotary)
         return cache.store.append(key, value, cache.plan, ordered=ordered)
 
-    def _mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        keys: KeyValues,
-        x: Ragged,
-        encoding: PositionEncoding,
-        context: WatchContext | None,
-    ) -> Float[Tensor, "n h d"]:
-        if keys.lengths.count != x.lengths.count:
-            raise ShapeError(
-                f"the batch has {x.lengths.count} sequences, and the memory {keys.lengths.count}",
-                "give one memory per sequence",
-            )
-        # Keys in a cache may have gaps between sequences; only this bias reads the keys themselves.
-        by_content = isinstance(encoding, disentangled.RelativeVectors)
-        key = Ragged(keys.k, keys.lengths) if by_content else None
-        bias = self.bias(x.with_values(query), key, encoding)
-        request = self._request(x.lengths, keys.lengths, bias)
-        return mix(query, keys.k, keys.v, request, context, self.config.kernel)
-
     def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
         return Request(
             queries=queries,
@@ -429,11 +400,10 @@ class Attention(nn.Module):
         position, config = encoding.config, self.config
         vectors, index = encoding.within(key.lengths.longest)
         vectors = F.dropout(vectors, position.dropout, self.training)
-        parts = (
-            linear_layout.split_linear(self.project, vectors, self.our_rows)
-            if self.distances is None
-            else self.distances(vectors)
-        )
+        if self.distances is None:
+            parts = linear_layout.split_linear(self.project, vectors, self.our_rows)
+        else:
+            parts = self.distances(vectors)
         shared = config.key_heads < config.heads
         owners = list(config.owners)
         distance_query = self._heads(parts["query"]) if position.counts_position else None

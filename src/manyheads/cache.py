@@ -107,6 +107,10 @@ class KeyValues:
     lengths: Lengths
 
 
+NewKeys = Float[Tensor, "n g d"]
+NewValues = Float[Tensor, "n g e"]
+
+
 class LayerCache(ABC):
     """The keys and values of one layer, with the same capacity for each sequence."""
 
@@ -116,14 +120,7 @@ class LayerCache(ABC):
         self.v = torch.zeros(0)
 
     @abstractmethod
-    def append(
-        self,
-        k: Float[Tensor, "n g d"],
-        v: Float[Tensor, "n g e"],
-        plan: CachePlan,
-        *,
-        ordered: bool,
-    ) -> KeyValues:
+    def append(self, k: NewKeys, v: NewValues, plan: CachePlan, *, ordered: bool) -> KeyValues:
         """Store the new tokens and return all keys they may see, in order if `ordered`."""
 
     def step(
@@ -155,12 +152,10 @@ class LayerCache(ABC):
     def _filled(self, counts: tuple[int, ...], plan: CachePlan) -> KeyValues:
         """The filled part of every sequence; a single one is a slice, which all kernels accept."""
         if len(counts) == 1:
-            return KeyValues(
-                self.k[0, : counts[0]], self.v[0, : counts[0]], plan.lengths(counts, counts[0])
-            )
-        return KeyValues(
-            self.k.flatten(0, 1), self.v.flatten(0, 1), plan.lengths(counts, self.capacity)
-        )
+            count = counts[0]
+            return KeyValues(self.k[0, :count], self.v[0, :count], plan.lengths(counts, count))
+        lengths = plan.lengths(counts, self.capacity)
+        return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), lengths)
 
 
 class FullLayerCache(LayerCache):
@@ -170,14 +165,7 @@ class FullLayerCache(LayerCache):
         super().__init__(config.size if isinstance(config, StaticCache) else config.initial_size)
         self.config = config
 
-    def append(
-        self,
-        k: Float[Tensor, "n g d"],
-        v: Float[Tensor, "n g e"],
-        plan: CachePlan,
-        *,
-        ordered: bool,
-    ) -> KeyValues:
+    def append(self, k: NewKeys, v: NewValues, plan: CachePlan, *, ordered: bool) -> KeyValues:
         del ordered  # it always is
         needed = max(plan.after, default=0)
         if isinstance(self.config, StaticCache) and needed > self.capacity:
@@ -197,14 +185,7 @@ class FullLayerCache(LayerCache):
 class RingLayerCache(LayerCache):
     """The last tokens of each sequence, in a ring buffer."""
 
-    def append(
-        self,
-        k: Float[Tensor, "n g d"],
-        v: Float[Tensor, "n g e"],
-        plan: CachePlan,
-        *,
-        ordered: bool,
-    ) -> KeyValues:
+    def append(self, k: NewKeys, v: NewValues, plan: CachePlan, *, ordered: bool) -> KeyValues:
         # A single query sees the whole ring, and the order of the keys matters to a softmax only if
         # there is a bias by distance.
         whole = not ordered and all(length == 1 for length in plan.new.each)
@@ -286,21 +267,16 @@ class StateSlot:
         if not store.tensors:
             return None
         if None not in (self.owner, store.owner) and self.owner != store.owner:
-            raise InputError(
-                f"the cache holds the state of {store.owner}, and this layer is {self.owner}",
-                remedy,
-            )
+            problem = f"the cache holds the state of {store.owner}, and this layer is {self.owner}"
+            raise InputError(problem, remedy)
         new_shapes = tuple(tensor.shape[1:] for tensor in store.tensors)
         if store.shapes is not None and new_shapes != store.shapes:
             current, expected = (
                 ", ".join(str(tuple(shape)) for shape in shapes)
                 for shapes in (new_shapes, store.shapes)
             )
-            raise InputError(
-                f"the state in the cache has the shapes {current} per sequence, and "
-                f"{expected} were kept",
-                remedy,
-            )
+            problem = f"the state in the cache has the shapes {current} per sequence"
+            raise InputError(f"{problem}, and {expected} were kept", remedy)
         return store.tensors
 
     def keep(self, *tensors: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any, get_origin
 
 from manyheads.annotations import Annotation, annotations_of, read_annotation
 from manyheads.errors import ConfigError, ManyheadsError
+from manyheads.formatting import alternatives
 from manyheads.renamed_keys import CLASSES, with_new_keys
 
 REQUIRED = object()
@@ -71,7 +72,7 @@ class DataclassCodec:
                 return value
             case "literal":
                 if not annotation.is_choice(value):
-                    choices = _listed(map(repr, annotation.values))
+                    choices = alternatives([*map(repr, annotation.values)])
                     raise ConfigError(f"{path} is {value!r}", f"use {choices}")
                 return value
             case "union":
@@ -162,7 +163,7 @@ class DataclassCodec:
         if not refusals:
             _table(value, path)
         remedies = [refusal.remedy.removeprefix("use ") for refusal in refusals]
-        raise ConfigError(f"{path} is {value!r}", f"use {_listed(remedies)}")
+        raise ConfigError(f"{path} is {value!r}", f"use {alternatives(remedies)}")
 
     def _decode_tagged(
         self, candidates: tuple[Any, ...], value: object, path: str, default: object
@@ -180,8 +181,8 @@ class DataclassCodec:
             chosen = []
         if not chosen:
             problem = "is missing" if tag is REQUIRED else f"is {tag!r}"
-            listed = _listed(repr(_name(kind)) for kind in candidates)
-            raise ConfigError(f"{_join(path, self.tag)} {problem}", f"use {listed}")
+            names = alternatives([repr(_name(kind)) for kind in candidates])
+            raise ConfigError(f"{_join(path, self.tag)} {problem}", f"use {names}")
         return self.decode_table(chosen[0], values, path)
 
     def _decode_tuple(self, annotation: Annotation, value: object, path: str) -> tuple[Any, ...]:
@@ -207,7 +208,7 @@ def unknown_key(path: str, keys: Sequence[str]) -> ConfigError:
     last = {name.rpartition(".")[2]: name for name in keys}
     near = get_close_matches(path.rpartition(".")[2], list(last), n=1, cutoff=0.5)
     choices = [last[near[0]]] if near else sorted(keys)
-    remedy = f"use {_listed(choices)}" if choices else "remove it"
+    remedy = f"use {alternatives(choices)}" if choices else "remove it"
     return ConfigError(f"{path} is not a known key", remedy)
 
 
@@ -256,8 +257,3 @@ def _folded(name: str) -> str:
 
 def _join(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
-
-
-def _listed(names: Iterable[str]) -> str:
-    *head, last = names
-    return f"{', '.join(head)} or {last}" if head else last

@@ -77,9 +77,8 @@ class NativeModelError(ManyheadsError, AttributeError):
                 f"manyheads does not open {family!s:.100} itself, so use what only reads: "
                 "statistics, ablation, patching, the report or the studio"
             )
-        super().__init__(
-            f"{part} needs a native model, and this one is run by transformers", remedy
-        )
+        problem = f"{part} needs a native model, and this one is run by transformers"
+        super().__init__(problem, remedy)
 
 
 class TrainingError(ManyheadsError, RuntimeError):

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from io import TextIOBase
-from types import TracebackType
 from typing import Any, ClassVar
 
 QUIET_SECONDS = 2.0
@@ -72,12 +71,7 @@ class Progress:
             threading.Thread(target=self._watch, name="progress", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ended.set()
         with self._lock:
             if self in self._running:
@@ -148,12 +142,8 @@ class Progress:
                 other._stop_bar()
             columns = (TextColumn(self.label), BarColumn(), TextColumn("{task.fields[forecast]}"))
             # Drawn when there is something new, so that no thread competes with the work.
-            self._bar = Bars(
-                *columns,
-                console=Console(file=self._stream, highlight=False),
-                auto_refresh=False,
-                transient=True,
-            )
+            console = Console(file=self._stream, highlight=False)
+            self._bar = Bars(*columns, console=console, auto_refresh=False, transient=True)
             self._bar.start()
             self._bar.add_task(self.label, total=self.total, forecast="")
         task = self._bar.task_ids[0]
@@ -174,11 +164,8 @@ class Progress:
         # What has hardly begun says nothing about the rest.
         if self.total and self.done >= self.total / 200:
             remaining = max(0.0, self.total / self.done - 1) * self.seconds
-            parts = [
-                f"{min(1.0, self.done / self.total):.0%}",
-                *parts,
-                f"{duration(remaining)} left",
-            ]
+            fraction = f"{min(1.0, self.done / self.total):.0%}"
+            parts = [fraction, *parts, f"{duration(remaining)} left"]
         return ", ".join(parts)
 
     def _rate(self) -> str:

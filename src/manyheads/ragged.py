@@ -7,7 +7,7 @@ from operator import index
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError, short_repr
@@ -170,7 +170,16 @@ class Ragged:
         if mask is None:
             batch, length = values.shape[:2]
             return cls(values.flatten(0, 1), Lengths.of([length] * batch, values.device))
-        tokens = _checked_mask(values, mask)
+        expected = tuple(values.shape[:2])
+        if tuple(mask.shape) != expected:
+            raise ShapeError(
+                f"the mask has shape {tuple(mask.shape)}, and the batch {expected}",
+                f"give a mask of shape {expected}, 1 for a token and 0 for padding",
+            )
+        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+            remedy = "use 1 for a token, 0 for padding"
+            raise InputError("the mask has values other than 0 and 1", remedy)
+        tokens = mask.to(values.device) != 0
         return cls(values[tokens], Lengths.of(tokens.sum(1).tolist(), values.device))
 
     @classmethod
@@ -193,25 +202,21 @@ class Ragged:
         side: Literal["left", "right"] = "right",
     ) -> Shaped[Tensor, "b t *rest"]:
         """A padded tensor, with tokens where `mask` is 1 or with the padding on one side."""
+        device = self.values.device
         if mask is None:
-            mask = self._side_mask(side)
-        tokens = mask.to(self.values.device) != 0
-        if tuple(tokens.sum(1).tolist()) != self.lengths.each:
-            counts = tuple(tokens.sum(1).tolist())
+            columns = torch.arange(self.lengths.longest, device=device)
+            each = torch.tensor(self.lengths.each, device=device).unsqueeze(1)
+            mask = columns < each if side == "right" else columns >= self.lengths.longest - each
+        tokens = mask.to(device) != 0
+        counts = tuple(tokens.sum(1).tolist())
+        if counts != self.lengths.each:
             raise ShapeError(
                 f"the mask has {counts} tokens per row, and the sequences have {self.lengths.each}",
                 "give the mask of this batch",
             )
         padded = self.values.new_full((*tokens.shape, *self.values.shape[1:]), fill)
-        return padded.masked_scatter(
-            tokens.view(*tokens.shape, *[1] * (self.values.dim() - 1)), self.values
-        )
-
-    def _side_mask(self, side: Literal["left", "right"]) -> Bool[Tensor, "b t"]:
-        device = self.values.device
-        columns = torch.arange(self.lengths.longest, device=device)
-        each = torch.tensor(self.lengths.each, device=device).unsqueeze(1)
-        return columns < each if side == "right" else columns >= self.lengths.longest - each
+        places = tokens.view(*tokens.shape, *[1] * (self.values.dim() - 1))
+        return padded.masked_scatter(places, self.values)
 
     def of(self, sequence: int) -> Shaped[Tensor, "_ *rest"]:
         """The tokens of one sequence."""
@@ -259,19 +264,3 @@ def _are_integers(each: object) -> bool:
         return all(index(length) == length for length in each)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         return False
-
-
-def _checked_mask(
-    values: Shaped[Tensor, "b t *rest"], mask: Shaped[Tensor, "..."]
-) -> Bool[Tensor, "b t"]:
-    expected = tuple(values.shape[:2])
-    if tuple(mask.shape) != expected:
-        raise ShapeError(
-            f"the mask has shape {tuple(mask.shape)}, and the batch {expected}",
-            f"give a mask of shape {expected}, 1 for a token and 0 for padding",
-        )
-    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        raise InputError(
-            "the mask has values other than 0 and 1", "use 1 for a token, 0 for padding"
-        )
-    return mask.to(values.device) != 0

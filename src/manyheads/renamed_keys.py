@@ -45,12 +45,8 @@ def with_new_keys(table: Mapping[str, Any], known: Container[str]) -> dict[str, 
     >>> with_new_keys({"optimiser": 1, "seed": 2}, known=("optimizer", "seed"))
     {'optimizer': 1, 'seed': 2}
     """
-    return {_new_key(key, known): value for key, value in table.items()}
-
-
-def _new_key(key: str, known: Container[str]) -> str:
-    new = KEYS.get(key, key)
-    return new if key not in known and new in known else key
+    old = [key for key in table if key not in known and KEYS.get(key) in known]
+    return {KEYS[key] if key in old else key: value for key, value in table.items()}
 
 
 def new_tensor_name(name: str) -> str:

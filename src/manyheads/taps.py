@@ -105,9 +105,8 @@ class Site:
         if self.tap is Tap.INSIDE and not feedforward:
             raise ConfigError("INSIDE is a tap of the feed-forward", "add Sublayer.FEEDFORWARD")
         if feedforward and self.tap not in _ANY_SUBLAYER and self.tap is not Tap.INSIDE:
-            raise ConfigError(
-                f"a feed-forward has no {self.tap.name}", "use BEFORE, INSIDE, OUTPUT or AFTER"
-            )
+            remedy = "use BEFORE, INSIDE, OUTPUT or AFTER"
+            raise ConfigError(f"a feed-forward has no {self.tap.name}", remedy)
 
     def __repr__(self) -> str:
         parts = [str(self.layer), self.tap.name]
@@ -176,8 +175,7 @@ class Record:
             return self._values[site]
         if site in self.sites:
             raise InputError(
-                f"{site} has not been seen",
-                "run a model that has this site, with watch=record",
+                f"{site} has not been seen", "run a model that has this site, with watch=record"
             )
         names = ", ".join(sorted(map(str, self.sites)))
         raise InputError(f"{site} is not recorded", f"add it to Record([...]), which has {names}")

@@ -81,9 +81,8 @@ def token_text(tokenizer: Any, token: int) -> str:
     text: str = tokenizer.decode([token], skip_special_tokens=True)
     name = str(tokenizer.id_to_token(token) or f"token {token}")
     if REPLACEMENT_CHARACTER in text and set(name) <= BYTE_LEVEL.keys():
-        return bytes(BYTE_LEVEL[character] for character in name).decode(
-            "utf-8", "manyheads.spell_bytes"
-        )
+        coded = bytes(BYTE_LEVEL[character] for character in name)
+        return coded.decode("utf-8", "manyheads.spell_bytes")
     return name if REPLACEMENT_CHARACTER in text or not text else text
 
 
@@ -144,9 +143,8 @@ def _byte_level() -> dict[str, int]:
     """GPT-2's letters for the 256 bytes: printable ones are themselves, others follow U+0100."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
-    }
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _spell_bytes(error: UnicodeError) -> tuple[str, int]:

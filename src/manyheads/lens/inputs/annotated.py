@@ -84,15 +84,13 @@ def align_texts(
         ids = (*bos, *encoded.ids)
         if max_length is not None and len(ids) > max_length:
             continue
-        words = tuple(
-            tuple(position + len(bos) for position in tokens)
-            for tokens in align_words(encoded, each.text, each.words)
-        )
-        # The first token is an attention sink, not part of a word; unknown tokens are not words.
-        words = tuple(
-            () if unknown in {ids[position] for position in tokens} else tokens[0 in tokens :]
-            for tokens in words
-        )
+        by_word = []
+        for places in align_words(encoded, each.text, each.words):
+            tokens = tuple(len(bos) + place for place in places)
+            # The first token is an attention sink, not part of a word; nor are unknown tokens.
+            is_word = unknown not in {ids[place] for place in tokens}
+            by_word.append(tokens[0 in tokens :] if is_word else ())
+        words = tuple(by_word)
         pairs = [left for pair in each.pairs if (left := _drop_missing(pair, words)) is not None]
         if pairs:
             aligned.append(AlignedText(ids, words, tuple(pairs), each.group))
@@ -235,7 +233,9 @@ def coreference_texts(references: Sequence[Reference]) -> Iterator[AnnotatedText
         bracketed = reference.mention, *reference.pronouns
         matches = [match.span() for match in pattern.finditer(reference.text)]
         others = [
-            span for span in matches if not any(_overlap(span, bracket) for bracket in bracketed)
+            (start, end)
+            for start, end in matches
+            if not any(start < stop and first < end for first, stop in bracketed)
         ]
         words = tuple(sorted([*bracketed, *others]))
         mentions = [word for word, span in enumerate(words) if span not in reference.pronouns]
@@ -254,10 +254,6 @@ def coreference_texts(references: Sequence[Reference]) -> Iterator[AnnotatedText
             for pronoun in reference.pronouns
         )
         yield AnnotatedText(reference.text, words, pairs)
-
-
-def _overlap(one: Span, other: Span) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
 
 
 def _reference(where: str, line: str) -> Reference:

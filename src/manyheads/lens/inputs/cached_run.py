@@ -180,6 +180,12 @@ def layer_input_site(stack: Stack, layer: int) -> Site:
     return Site(layer, Tap.BEFORE, first, stack.name)
 
 
+def layer_output_site(stack: Stack, layer: int) -> Site:
+    """The site of the residual stream that leaves a layer."""
+    last = next(reversed(stack.config.layers[layer].branches), Sublayer.ATTENTION)
+    return Site(layer, Tap.AFTER, last, stack.name)
+
+
 class ActivationEditor:
     """A watcher that edits the activations at some sites and records those at others.
 

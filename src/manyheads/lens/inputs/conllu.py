@@ -5,6 +5,7 @@ The format of Universal Dependencies: ten columns per word, a blank line after e
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from manyheads.errors import InputError
@@ -52,23 +53,15 @@ def read_conllu(path: Path | str) -> Iterator[ParsedSentence]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist", "pass a CoNLL-U file")
-    lines: list[tuple[int, str]] = []
     count = 0
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                line = line.rstrip("\r\n")
-                if line.strip():
-                    lines.append((number, line))
-                elif lines:
+            for blank, lines in groupby(enumerate(file, 1), lambda line: not line[1].strip()):
+                if not blank:
                     count += 1
-                    yield _sentence(path, lines)
-                    lines = []
+                    yield _sentence(path, list(lines))
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 ({error.reason})", "convert it") from None
-    if lines:
-        count += 1
-        yield _sentence(path, lines)
     if not count:
         raise InputError(f"{path} has no sentences", "pass a file with ten columns per word")
 
@@ -110,24 +103,22 @@ class _ConlluRow:
 
 
 def _sentence(path: Path, lines: Sequence[tuple[int, str]]) -> ParsedSentence:
-    rows = []
-    for number, line in lines:
-        if not line.startswith("#"):
-            row = _row(f"{path}:{number}", line)
-            if row is not None:
-                rows.append(row)
-    where = f"{path}:{lines[0][0]}"
+    parsed = (
+        _row(f"{path}:{number}", line.rstrip("\r\n"))
+        for number, line in lines
+        if not line.startswith("#")
+    )
+    rows = [row for row in parsed if row is not None]
     words = [row for row in rows if not row.multiword]
     if not words:
-        raise InputError(f"{where} begins a sentence without words", "remove it")
+        raise InputError(f"{path}:{lines[0][0]} begins a sentence without words", "remove it")
     for number, row in enumerate(words, 1):
         if row.first != number:
             raise InputError(
                 f"{row.where} has id {row.first}, expected {number}", "number words from 1"
             )
-    parsed = tuple(_word(row, len(words)) for row in words)
     text, spans = _layout(rows, len(words))
-    return ParsedSentence(text, parsed, spans)
+    return ParsedSentence(text, tuple(_word(row, len(words)) for row in words), spans)
 
 
 def _row(where: str, line: str) -> _ConlluRow | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -75,14 +74,8 @@ class StateMetric:
     better_direction: Literal["lower", "higher"] = "higher"
 
 
-Metric: TypeAlias = (
-    Literal["loss"]
-    | LogitDifference
-    | Similarity
-    | StateMetric
-    | CustomMetric
-    | Callable[[Ragged | Tensor, Sequence[int]], Float[Tensor, " b"]]
-)
+NamedMetric: TypeAlias = Literal["loss"] | LogitDifference | Similarity | StateMetric | CustomMetric
+Metric: TypeAlias = NamedMetric | Callable[[Ragged | Tensor, Sequence[int]], Float[Tensor, " b"]]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -97,7 +90,7 @@ class BoundMetric:
     texts: range
     lengths: Lengths
     targets: PackedTargets | None
-    metric: LogitDifference | CustomMetric | StateMetric | Similarity | Literal["loss"]
+    metric: NamedMetric
     weights: Float[Tensor, " b"]
     vectors: Float[Tensor, "b c"] | None = None
 
@@ -121,9 +114,6 @@ class BoundMetric:
         assert self.model.readout is not None, "bind_metric() checks it"
         return self.model.readout
 
-    def _table(self) -> Float[Tensor, "v c"] | None:
-        return self.model.table
-
     def _rows(self, hidden: Ragged, copies: int) -> Float[Tensor, "km c"]:
         """The readout's features at the target rows, copy by copy."""
         assert self.targets is not None
@@ -136,10 +126,17 @@ class BoundMetric:
     def _losses(
         self, rows: Float[Tensor, "m c"], answers: Int[Tensor, " m"]
     ) -> Float[Tensor, " m"]:
-        vectors, bias = self._readout().vectors(self._table()), self._readout().bias
+        readout = self._readout()
+        vectors = readout.vectors(self.model.table)
         chunk = max(1, MAX_LOGITS // vectors.shape[0])
         chunks = zip(rows.split(chunk), answers.split(chunk), strict=True)
-        loss = partial(_cross_entropy, vectors, bias, self._readout().finish)
+
+        def loss(rows: Float[Tensor, "m c"], answers: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+            logits = readout.finish(F.linear(rows, vectors, readout.bias)).float()
+            # Half the memory traffic of a full softmax.
+            correct = logits.gather(1, answers.unsqueeze(1)).squeeze(1)
+            return logits.logsumexp(1) - correct
+
         if torch.is_grad_enabled() and rows.requires_grad:
             # The backward pass computes the logits again, so that they are never all in memory.
             losses = [checkpoint(loss, *chunk, use_reentrant=False) for chunk in chunks]
@@ -155,30 +152,23 @@ class BoundMetric:
             torch.tensor(tokens[chosen], device=rows.device)
             for tokens in (metric.answer, metric.distractor)
         )
-        vectors, bias = self._readout().vectors(self._table()), self._readout().bias
-        copies = rows.shape[0] // len(self.texts)
-        if not self._readout().subtracts:
-            return self._capped_differences(rows, answer, distractor, copies)
-        # Subtracting the vectors, not the logits, avoids cancellation.
-        direction = (vectors[answer] - vectors[distractor]).repeat(copies, 1)
-        logits = (rows.float() * direction.float()).sum(-1)
-        return logits if bias is None else logits + (bias[answer] - bias[distractor]).repeat(copies)
+        readout, copies = self._readout(), rows.shape[0] // len(self.texts)
+        vectors, bias = readout.vectors(self.model.table), readout.bias
 
-    def _capped_differences(
-        self,
-        rows: Float[Tensor, "kb c"],
-        answer: Int[Tensor, " b"],
-        distractor: Int[Tensor, " b"],
-        copies: int,
-    ) -> Float[Tensor, " kb"]:
-        """Logits that are capped or scaled do not subtract as their vectors do."""
-        vectors, bias = self._readout().vectors(self._table()), self._readout().bias
-        logits = []
-        for token in (answer, distractor):
-            products = (rows.float() * vectors[token].repeat(copies, 1).float()).sum(-1)
-            products = products if bias is None else products + bias[token].repeat(copies)
-            logits.append(self._readout().finish(products))
-        return logits[0] - logits[1]
+        def logits(vector: Float[Tensor, "b c"], shift: Float[Tensor, " b"] | None) -> Tensor:
+            products = (rows.float() * vector.repeat(copies, 1).float()).sum(-1)
+            return products if shift is None else products + shift.repeat(copies)
+
+        if readout.subtracts:
+            # Subtracting the vectors, not the logits, avoids cancellation.
+            shift = None if bias is None else bias[answer] - bias[distractor]
+            return logits(vectors[answer] - vectors[distractor], shift)
+        # Logits that are capped or scaled do not subtract as their vectors do.
+        of_answer, of_distractor = (
+            readout.finish(logits(vectors[token], None if bias is None else bias[token]))
+            for token in (answer, distractor)
+        )
+        return of_answer - of_distractor
 
     def _custom(
         self, metric: CustomMetric | StateMetric, hidden: Ragged, copies: int
@@ -189,7 +179,7 @@ class BoundMetric:
             if isinstance(metric, StateMetric):
                 result = metric.function(states, self.texts)
             else:
-                result = metric.function(self._readout()(states, self._table()), self.texts)
+                result = metric.function(self._readout()(states, self.model.table), self.texts)
             if not isinstance(result, Tensor) or result.shape != (len(self.texts),):
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise InputError(
@@ -213,6 +203,7 @@ def bind_metric(
     selected = inputs.select(texts)
     lengths = selected.lengths(model)
     packed, vectors = None, None
+    weights = torch.ones(len(texts), device=lengths.offsets.device)
     if isinstance(resolved, Similarity):
         with eval_mode(model), torch.no_grad():
             hidden = model.run_inputs(selected).hidden
@@ -222,12 +213,9 @@ def bind_metric(
         chosen = None if targets is None else targets[texts.start : texts.stop]
         packed = pack_targets(model, selected, chosen)
         check_targets(inputs, targets)
+        weights = torch.bincount(packed.texts, minlength=len(texts)).float()
     elif isinstance(resolved, LogitDifference):
         packed = _pair_targets(model, inputs, lengths, texts, resolved)
-    weights = torch.ones(len(texts), device=lengths.offsets.device)
-    if resolved == "loss":
-        assert packed is not None
-        weights = torch.bincount(packed.texts, minlength=len(texts)).float()
     return BoundMetric(
         model=model,
         texts=texts,
@@ -278,19 +266,15 @@ def weighted_mean(
     return mean, (spread * (count / (count - 1))).sqrt()
 
 
-def _resolve(
-    metric: Metric,
-) -> LogitDifference | CustomMetric | StateMetric | Similarity | Literal["loss"]:
-    if isinstance(metric, LogitDifference | CustomMetric | StateMetric | Similarity):
+def _resolve(metric: Metric) -> NamedMetric:
+    if isinstance(metric, str) and metric != "loss":
+        raise InputError(
+            f"metric={metric!r} is unknown",
+            'use "loss", LogitDifference(...), Similarity(), StateMetric(...), '
+            "CustomMetric(...) or a function",
+        )
+    if isinstance(metric, str | LogitDifference | CustomMetric | StateMetric | Similarity):
         return metric
-    if isinstance(metric, str):
-        if metric != "loss":
-            raise InputError(
-                f"metric={metric!r} is unknown",
-                'use "loss", LogitDifference(...), Similarity(), StateMetric(...), '
-                "CustomMetric(...) or a function",
-            )
-        return "loss"
     return CustomMetric(metric)
 
 
@@ -300,27 +284,13 @@ def _pool(model: Model, metric: Similarity, hidden: Ragged) -> Float[Tensor, "b 
     return pool(hidden, pooling, normalize=True, project=sentence.project)
 
 
-def _cross_entropy(
-    vectors: Float[Tensor, "v c"],
-    bias: Float[Tensor, " v"] | None,
-    finish: Callable[[Tensor], Tensor],
-    rows: Float[Tensor, "m c"],
-    answers: Int[Tensor, " m"],
-) -> Float[Tensor, " m"]:
-    logits = finish(F.linear(rows, vectors, bias)).float()
-    # Half the memory traffic of a full softmax.
-    correct = logits.gather(1, answers.unsqueeze(1)).squeeze(1)
-    return logits.logsumexp(1) - correct
-
-
 def _pair_targets(
     model: Model, inputs: ModelInputs, lengths: Lengths, texts: range, metric: LogitDifference
 ) -> PackedTargets:
     """The position of the logit difference: one per text."""
     if len(metric.answer) != len(inputs):
         raise InputError(
-            f"{len(metric.answer)} answer pairs for {len(inputs)} texts",
-            "pass one pair per text",
+            f"{len(metric.answer)} answer pairs for {len(inputs)} texts", "pass one pair per text"
         )
     device = lengths.offsets.device
     numbers = torch.arange(len(texts), device=device)

@@ -3,14 +3,14 @@
 import random
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyheads.encoding.text_reader import TextReader, require_text_model, resolve_max_length
+from manyheads.encoding.text_reader import require_text_model, resolve_max_length
 from manyheads.errors import InputError
 from manyheads.lens.inputs.annotated import AnnotatedText, WordPair
 from manyheads.lens.inputs.token_classes import token_classes
@@ -92,7 +92,11 @@ def repeated_tokens(model: build.Model, sequences: int, seed: int = 0) -> list[l
     prefix of the model's texts, or else one more random token.
     """
     reader = require_text_model(model)
-    special, pool = SpecialTokens.of(reader), _ordinary_ids(reader)
+    special, vocabulary = SpecialTokens.of(reader), reader.config.embedding.vocabulary
+    pool = list(range(vocabulary))
+    if reader.tokenizer is not None:
+        excluded = token_classes(reader.tokenizer, vocabulary, ("special",))["special"]
+        pool = [token for token in pool[: reader.tokenizer.get_vocab_size()] if not excluded[token]]
     context = resolve_max_length(reader, None)
     longest = min(MAX_BLOCK, len(pool) - 1)
     if context is not None:
@@ -112,16 +116,6 @@ def repeated_tokens(model: build.Model, sequences: int, seed: int = 0) -> list[l
         other, *block = (pool[index] for index in drawn)
         texts.append([*(special.prefix or (other,)), *block, *block, *special.suffix])
     return texts
-
-
-def _ordinary_ids(model: TextReader) -> list[int]:
-    """All tokens of the tokenizer but the special ones."""
-    vocabulary = model.config.embedding.vocabulary
-    if model.tokenizer is None:
-        return list(range(vocabulary))
-    special = token_classes(model.tokenizer, vocabulary, ("special",))["special"]
-    size = min(vocabulary, model.tokenizer.get_vocab_size())
-    return [token for token in range(size) if not special[token]]
 
 
 def plain_words(tokenizer: Any, max_words: int = 400, seed: int = 0) -> list[str]:
@@ -145,14 +139,12 @@ def plain_words(tokenizer: Any, max_words: int = 400, seed: int = 0) -> list[str
 def punctuated_texts(words: Sequence[str], texts: int = 32, seed: int = 0) -> list[str]:
     """Random words with punctuation between some of them."""
     draw = random.Random(seed)
-    made = []
-    for _ in range(texts):
-        parts = []
-        for _ in range(draw.randint(5, 8)):
-            clause = " ".join(draw.choice(words) for _ in range(draw.randint(2, 8)))
-            parts.append(clause + draw.choice(STOPS))
-        made.append(" ".join(parts))
-    return made
+
+    def clause() -> str:
+        inside = " ".join(draw.choice(words) for _ in range(draw.randint(2, 8)))
+        return inside + draw.choice(STOPS)
+
+    return [" ".join(clause() for _ in range(draw.randint(5, 8))) for _ in range(texts)]
 
 
 def bracketed_texts(
@@ -164,56 +156,50 @@ def bracketed_texts(
     often wrong. Only closing quotes have a target. All other marks of a text are rivals.
     """
     draw = random.Random(seed)
+    # The words of a text, and the task, source and target of each of its pairs.
+    text: list[str] = []
+    pairs: list[tuple[str, int, int]] = []
+
+    def add_words(max_words: int = 4) -> int:
+        """Add random words, and return the place of what comes next."""
+        text.extend(draw.choice(words) for _ in range(draw.randint(1, max_words)))
+        return len(text)
+
+    def nest(marks: str, depth: int) -> None:
+        opening = add_words()
+        text.append(marks[0])
+        for _ in range(draw.randint(1, 2) if depth else 0):
+            nest(marks, depth - 1)
+        closing = add_words()
+        text.append(marks[1])
+        pairs.extend((("brackets", closing, opening), ("brackets, ahead", opening, closing)))
+
     for number in range(texts):
-        text: list[str] = []
-        pairs: list[WordPair] = []
+        text.clear()
+        pairs.clear()
         if number % 3:
-            marks = BRACKETS[number // 3 % len(BRACKETS)]
             for _ in range(2):
-                _nest(draw, words, marks, 2, text, pairs)
+                nest(BRACKETS[number // 3 % len(BRACKETS)], 2)
         else:
             for _ in range(5):
-                text += _random_words(draw, words)
-                opening = len(text)
-                text += [QUOTE, *_random_words(draw, words, 10), QUOTE]
-                pairs.append(_matching_pair("quotes", len(text) - 1, opening))
-        marked = sorted({pair.source for pair in pairs} | {pair.targets[0] for pair in pairs})
+                opening = add_words()
+                text.append(QUOTE)
+                pairs.append(("quotes", add_words(10), opening))
+                text.append(QUOTE)
+        add_words()
+        marks = {place for _, *ends in pairs for place in ends}
         yield AnnotatedText.from_words(
-            [*text, *_random_words(draw, words)], [_with_rivals(pair, marked) for pair in pairs]
+            text,
+            [
+                WordPair(
+                    task=task,
+                    source=source,
+                    targets=(target,),
+                    rivals=tuple(sorted(marks - {source, target})),
+                )
+                for task, source, target in pairs
+            ],
         )
-
-
-def _with_rivals(pair: WordPair, marks: Sequence[int]) -> WordPair:
-    own = {pair.source, *pair.targets}
-    return replace(pair, rivals=tuple(mark for mark in marks if mark not in own))
-
-
-def _nest(
-    draw: random.Random,
-    words: Sequence[str],
-    marks: str,
-    depth: int,
-    text: list[str],
-    pairs: list[WordPair],
-) -> None:
-    text += _random_words(draw, words)
-    opening = len(text)
-    text.append(marks[0])
-    for _ in range(draw.randint(1, 2) if depth else 0):
-        _nest(draw, words, marks, depth - 1, text, pairs)
-    text += _random_words(draw, words)
-    closing = len(text)
-    text.append(marks[1])
-    pairs.append(_matching_pair("brackets", closing, opening))
-    pairs.append(_matching_pair("brackets, ahead", opening, closing))
-
-
-def _matching_pair(task: str, source: int, target: int) -> WordPair:
-    return WordPair(task=task, source=source, targets=(target,))
-
-
-def _random_words(draw: random.Random, words: Sequence[str], max_words: int = 4) -> list[str]:
-    return [draw.choice(words) for _ in range(draw.randint(1, max_words))]
 
 
 def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iterator[AnnotatedText]:

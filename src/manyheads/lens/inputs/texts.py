@@ -79,16 +79,20 @@ def read_inputs(model: build.Model, texts: Inputs) -> ModelInputs:
 
 def pack_targets(model: build.Model, inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
     """The targets in the packed batch; by default each next token, if the model predicts it."""
-    readout = model.config.readout
-    if isinstance(readout, ClassHead):
-        return _class_targets(inputs, targets)
+    by_text = isinstance(model.config.readout, ClassHead)
     if targets is None:
+        if by_text:
+            raise InputError("a classifier needs targets", "pass one class per text")
         return _next_token_targets(model, inputs)
-    if model.reads_images or model.readout is None:
+    if not by_text and (model.reads_images or model.readout is None):
         raise InputError(
             f"this {type(model).__name__} has no token logits", "use a model with a language head"
         )
-    return _token_targets(inputs, targets)
+    if len(targets) != len(inputs):
+        raise InputError(
+            f"there are {len(targets)} targets for {len(inputs)} texts", "pass one per text"
+        )
+    return (_class_targets if by_text else _token_targets)(inputs, targets)
 
 
 def check_targets(inputs: ModelInputs, targets: Targets | None) -> None:
@@ -131,24 +135,18 @@ def _ids(
         )
     rows = [torch.from_numpy(row) for row in ids]
     if starts and reader.tokenizer is not None:
-        first = torch.tensor([_decoder_start(model)])
-        rows = [torch.cat((first, row)) for row in rows]
+        key, settings = "decoder_start_token_id", (model.generation, model.source_config or {})
+        start = next((table[key] for table in settings if isinstance(table.get(key), int)), None)
+        if start is None:
+            raise InputError(
+                f"this model has no {key}",
+                "pass token ids, each target beginning with its start token",
+            )
+        rows = [torch.cat((torch.tensor([start]), row)) for row in rows]
     for text, row in enumerate(rows):
         if not len(row):
             raise InputError(f"text {text} is empty", "remove it")
     return Ragged.from_list(rows)
-
-
-def _decoder_start(model: text_reader.TextReader) -> int:
-    """The first token of every target of a `Seq2Seq`."""
-    for settings in (model.generation, model.source_config or {}):
-        start = settings.get("decoder_start_token_id")
-        if isinstance(start, int):
-            return start
-    raise InputError(
-        "this model has no decoder_start_token_id",
-        "pass token ids, each target beginning with its start token",
-    )
 
 
 def _pairs(texts: Any) -> tuple[Any, Any]:
@@ -180,7 +178,6 @@ def _next_token_targets(model: build.Model, inputs: ModelInputs) -> PackedTarget
 
 def _token_targets(inputs: ModelInputs, targets: Targets) -> PackedTargets:
     assert inputs.ids is not None
-    _check_count(inputs, targets)
     packed: list[tuple[int, int, int]] = []
     lengths = inputs.ids.lengths
     for text, answers in enumerate(targets):
@@ -196,25 +193,13 @@ def _token_targets(inputs: ModelInputs, targets: Targets) -> PackedTargets:
     return PackedTargets(*numbers.reshape(-1, 3).unbind(1))
 
 
-def _class_targets(inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
-    if targets is None:
-        raise InputError("a classifier needs targets", "pass one class per text")
-    _check_count(inputs, targets)
+def _class_targets(inputs: ModelInputs, targets: Targets) -> PackedTargets:
     device = inputs.images[0].device if inputs.ids is None else inputs.ids.device
     rows = torch.arange(len(inputs), device=device)
-    wrong = next(
-        (target for target in islice(targets, len(inputs)) if isinstance(target, Mapping)), None
-    )
-    if wrong is not None:
-        raise InputError(f"target {wrong!r} is not a class", "pass one class per text")
+    for target in targets:
+        if isinstance(target, Mapping):
+            raise InputError(f"target {target!r} is not a class", "pass one class per text")
     return PackedTargets(rows, torch.tensor(targets, device=device), rows)
-
-
-def _check_count(inputs: ModelInputs, targets: Targets) -> None:
-    if len(targets) != len(inputs):
-        raise InputError(
-            f"there are {len(targets)} targets for {len(inputs)} texts", "pass one per text"
-        )
 
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}

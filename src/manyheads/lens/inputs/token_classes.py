@@ -14,32 +14,20 @@ from manyheads.errors import InputError
 TokenClasses = Mapping[str, Iterable[int]] | Sequence[str] | None
 
 
-def _categories(text: str) -> set[str]:
-    return {unicodedata.category(letter) for letter in text.strip()}
-
-
-def _punctuation(text: str) -> bool:
-    return bool(text.strip()) and all(category.startswith("P") for category in _categories(text))
-
-
-def _digits(text: str) -> bool:
-    return bool(text.strip()) and all(category.startswith("N") for category in _categories(text))
-
-
-def _newline(text: str) -> bool:
-    return not text.strip() and "\n" in text
-
-
-def _brackets(text: str) -> bool:
-    return bool(text.strip()) and _categories(text) <= {"Ps", "Pe"}
+def _consists_of(text: str, *categories: str) -> bool:
+    """Whether a text has letters besides spaces, all of some categories of Unicode."""
+    letters = text.strip()
+    return bool(letters) and all(
+        unicodedata.category(letter).startswith(categories) for letter in letters
+    )
 
 
 # Whether a token belongs to a class, by its text; the tokenizer says which are "special".
 BY_TEXT: dict[str, Callable[[str], bool]] = {
-    "punctuation": _punctuation,
-    "digits": _digits,
-    "newline": _newline,
-    "brackets": _brackets,
+    "punctuation": lambda text: _consists_of(text, "P"),
+    "digits": lambda text: _consists_of(text, "N"),
+    "newline": lambda text: not text.strip() and "\n" in text,
+    "brackets": lambda text: _consists_of(text, "Ps", "Pe"),
 }
 CLASSES = (*BY_TEXT, "special")
 
@@ -69,15 +57,14 @@ def token_classes(
     added = tokenizer.get_added_tokens_decoder() if classes else {}
     special = {token for token, kind in added.items() if kind.special}
     texts = _texts(tokenizer, vocabulary) if set(classes) & set(BY_TEXT) else []
-    columns = {}
-    for name in classes:
-        members: Iterable[int] = special
-        if name in BY_TEXT:
-            belongs = BY_TEXT[name]
-            plain = (token for token in range(len(texts)) if token not in special)
-            members = [token for token in plain if belongs(texts[token])]
-        columns[name] = _column(name, members, vocabulary)
-    return columns
+    plain = [(token, text) for token, text in enumerate(texts) if token not in special]
+    members = {
+        name: [token for token, text in plain if BY_TEXT[name](text)]
+        if name in BY_TEXT
+        else special
+        for name in classes
+    }
+    return {name: _column(name, ids, vocabulary) for name, ids in members.items()}
 
 
 def _column(name: str, ids: Iterable[int], vocabulary: int) -> Float[Tensor, " v"]:

@@ -15,7 +15,7 @@ from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.bridge import automatic, wrapped_parts
 from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.formatting import pluralise
-from manyheads.lens.inputs.cached_run import layer_input_site
+from manyheads.lens.inputs.cached_run import layer_input_site, layer_output_site
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.results.addresses import Address, find_heads, heads_in
 from manyheads.models import build, model_interface
@@ -118,7 +118,17 @@ def activations(
         texts=summary.texts,
         complete=summary.complete,
     )
-    _write_manifest(result, format, dtype)
+    described = {
+        "format": format,
+        "dtype": dtype,
+        "sites": result.widths,
+        "tokens": result.tokens,
+        "texts": result.texts,
+        "complete": result.complete,
+        "files": [shard.name for shard in result.shards],
+    }
+    with atomic_write(target / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return result
 
 
@@ -133,20 +143,6 @@ def _check_target(folder: Path, format: str, dtype: str) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty", "choose another folder")
     check_writable(folder / MANIFEST)
-
-
-def _write_manifest(result: ActivationFiles, format: str, dtype: str) -> None:
-    described = {
-        "format": format,
-        "dtype": dtype,
-        "sites": result.widths,
-        "tokens": result.tokens,
-        "texts": result.texts,
-        "complete": result.complete,
-        "files": [shard.name for shard in result.shards],
-    }
-    with atomic_write(result.folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,39 +248,33 @@ def _sublayer(cross: bool) -> Sublayer:
 
 
 def _of_stream(name: str, stack: Stack, layer: int, part: str) -> _Column:
-    config = stack.config.layers[layer]
-    before = layer_input_site(stack, layer)
-    order = (Sublayer.FEEDFORWARD, Sublayer.CROSS, Sublayer.ATTENTION)
-    sublayers = [
-        sublayer_kind for sublayer_kind in order if getattr(config, sublayer_kind.value) is not None
-    ]
-    sublayers += [Sublayer.ATTENTION] if config.mixer is not None else []
-    after = Site(layer, Tap.AFTER, sublayers[0] if sublayers else Sublayer.ATTENTION, stack.name)
+    before, after = layer_input_site(stack, layer), layer_output_site(stack, layer)
     if part in ("before", "after"):
         return _Column(name, stack.name, (before if part == "before" else after,))
-    sublayer = Sublayer(part)
+    sublayer, config = Sublayer(part), stack.config.layers[layer]
+    slots = {
+        Sublayer.ATTENTION: config.attention or config.mixer,
+        Sublayer.CROSS: config.cross,
+        Sublayer.FEEDFORWARD: config.feedforward,
+    }
+    present = slots[sublayer] is not None
+    sites: tuple[Site, ...] = (Site(layer, Tap.OUTPUT, sublayer, stack.name),)
+    writes = None
     if isinstance(stack, wrapped_parts.WrappedStack):
         facts = [attention for attention, index in stack.facts.attentions if index == layer]
-        if (
-            stack.facts.slots > 1
-            or not facts
-            or any(attention.write is None for attention in facts)
-        ):
+        unseen = any(attention.write is None for attention in facts)
+        if stack.facts.slots > 1 or not facts or unseen:
             raise InputError(
                 f"{name!r}: what this layer adds was not found in the wrapped model",
                 "use L3.before and L3.after, or L3.z",
             )
-        if part != "feedforward" and part not in [
-            _sublayer(attention.cross).value for attention in facts
-        ]:
-            raise InputError(f"{name!r}: layer {layer} has no {part}", "choose another site")
-        writes = [
-            Site(layer, Tap.OUTPUT, _sublayer(attention.cross), stack.name) for attention in facts
-        ]
-        return _Column(name, stack.name, (before, after, *writes), writes=(stack, layer, sublayer))
-    if sublayer not in sublayers:
+        written = [_sublayer(attention.cross) for attention in facts]
+        present = sublayer in (*written, Sublayer.FEEDFORWARD)
+        outputs = (Site(layer, Tap.OUTPUT, side, stack.name) for side in written)
+        sites, writes = (before, after, *outputs), (stack, layer, sublayer)
+    if not present:
         raise InputError(f"{name!r}: layer {layer} has no {part}", "choose another site")
-    return _Column(name, stack.name, (Site(layer, Tap.OUTPUT, sublayer, stack.name),))
+    return _Column(name, stack.name, sites, writes=writes)
 
 
 @dataclass(slots=True, eq=False)
@@ -308,7 +298,8 @@ class _ShardWriter:
         rows = {name: column.to("cpu", self.dtype) for name, column in values.items()}
         rows |= _index(ids, numbers, len(first))
         self.tokens += len(first)
-        limit = self._limit()
+        per_row = sum(self.widths.values()) * self.dtype.itemsize + 8 * len(INDEX)
+        limit = self.limit or max(1, SHARD_BYTES // per_row)
         start = 0
         while start < len(first):
             stop = min(len(first), start + limit - self._held)
@@ -318,19 +309,10 @@ class _ShardWriter:
             if self._held >= limit:
                 self.flush()
 
-    def _limit(self) -> int:
-        if self.limit is not None:
-            return self.limit
-        per_row = sum(self.widths.values()) * self.dtype.itemsize + 8 * len(INDEX)
-        return max(1, SHARD_BYTES // per_row)
-
     def flush(self) -> None:
         if not self._parts:
             return
-        names = list(self._parts[0])
-        rows = {
-            name: torch.cat([part[name] for part in self._parts]).contiguous() for name in names
-        }
+        rows = {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
         self._parts, self._held = [], 0
         path = self.folder / f"activations-{len(self.shards):05}.{self.format}"
         with atomic_write(path) as temporary:
@@ -364,10 +346,8 @@ def _write_parquet(rows: dict[str, Tensor], path: Path) -> None:
 
     columns = {}
     for name, column in rows.items():
-        flat = pyarrow.array(column.flatten().numpy())
-        columns[name] = (
-            flat
-            if column.dim() == 1
-            else pyarrow.FixedSizeListArray.from_arrays(flat, column.shape[1])
-        )
+        columns[name] = pyarrow.array(column.flatten().numpy())
+        if column.dim() > 1:
+            wide = pyarrow.FixedSizeListArray.from_arrays(columns[name], column.shape[1])
+            columns[name] = wide
     pyarrow.parquet.write_table(pyarrow.table(columns), path)

@@ -1,6 +1,7 @@
 """How far the heads that approximate softmax attention are from it: Performer and LSH attention."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from manyheads.mixers.performer import PerformerLayer, softmax_error
 from manyheads.models import build, model_interface
 from manyheads.taps import Record, Site, Tap
 
-# Of one text: its value for every head and query.
-Measure = Callable[[Mixer, Float[Tensor, "n h d"], Float[Tensor, "n h d"]], Float[Tensor, "h n"]]
+# Of a mixer, and the queries and keys of one text: the value of every head and query.
+Measure = Callable[[Any, Float[Tensor, "n h d"], Float[Tensor, "n h d"]], Float[Tensor, "h n"]]
 
 
 @wrapping_models
@@ -33,15 +34,11 @@ def performer_error(
     patterns are formed, so that memory grows with the square of a text.
     """
 
-    def measure(
-        mixer: Mixer, query: Float[Tensor, "n h d"], key: Float[Tensor, "n h d"]
-    ) -> Float[Tensor, "h n"]:
-        assert isinstance(mixer, PerformerLayer)
+    def measure(mixer: PerformerLayer, query: Tensor, key: Tensor) -> Float[Tensor, "h n"]:
         return softmax_error(query, key, mixer.features, causal=mixer.config.causal)
 
-    return _measured(
-        model, texts, PerformerLayer, "performer_error", measure, batch_tokens, progress
-    )
+    shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
+    return _measured(model, texts, PerformerLayer, "performer_error", measure, **shared)
 
 
 @wrapping_models
@@ -54,27 +51,17 @@ def lsh_missed_mass(
     formed, so that memory grows with the square of a text.
     """
 
-    def measure(
-        mixer: Mixer, query: Float[Tensor, "n h d"], key: Float[Tensor, "n h d"]
-    ) -> Float[Tensor, "h n"]:
-        assert isinstance(mixer, LshAttentionLayer)
+    def measure(mixer: LshAttentionLayer, query: Tensor, key: Tensor) -> Float[Tensor, "h n"]:
         assert key is query, "they are shared"
         seed = mixer.config.seed
         return missed_mass(query, mixer.config, 0 if seed == "random" else seed)
 
-    return _measured(
-        model, texts, LshAttentionLayer, "lsh_missed_mass", measure, batch_tokens, progress
-    )
+    shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
+    return _measured(model, texts, LshAttentionLayer, "lsh_missed_mass", measure, **shared)
 
 
 def _measured(
-    model: build.Model,
-    texts: Inputs,
-    kind: type[Mixer],
-    name: str,
-    measure: Measure,
-    batch_tokens: int | None,
-    progress: bool,
+    model: build.Model, texts: Inputs, kind: type[Mixer], name: str, measure: Measure, **shared: Any
 ) -> ByHead:
     mixers = {
         Block(index, mixer.config.heads, stack.name): mixer
@@ -85,17 +72,12 @@ def _measured(
     if not mixers:
         mixer_name = kind.__name__.removesuffix("Layer")
         raise InputError(f"the model has no {mixer_name} layers", f"pass a model with {mixer_name}")
-    shared = kind is LshAttentionLayer
+    # The keys of LSH attention are its queries.
+    taps = (Tap.QUERY,) if kind is LshAttentionLayer else (Tap.QUERY, Tap.KEY)
+    sites = {block: [Site(block.layer, tap, stack=block.stack) for tap in taps] for block in mixers}
     sums = {block: torch.zeros(block.heads, dtype=torch.float64) for block in mixers}
 
     def visit(batch: model_interface.ModelInputs, _: list[int]) -> None:
-        sites = {
-            block: [
-                Site(block.layer, tap, stack=block.stack)
-                for tap in ((Tap.QUERY,) if shared else (Tap.QUERY, Tap.KEY))
-            ]
-            for block in mixers
-        }
         record = Record([site for block_sites in sites.values() for site in block_sites])
         with torch.inference_mode():
             model.run_hidden(batch, record)
@@ -105,13 +87,7 @@ def _measured(
                     parts = [value.of(text) for value in recorded]
                     sums[block] += measure(mixer, parts[0], parts[-1]).double().sum(1).cpu()
 
-    passed = for_each_batch(
-        model,
-        read_inputs(model, texts),
-        visit,
-        label="comparing with softmax",
-        batch_tokens=batch_tokens,
-        progress=progress,
-    )
+    inputs = read_inputs(model, texts)
+    passed = for_each_batch(model, inputs, visit, label="comparing with softmax", **shared)
     means = np.concatenate([(sums[block] / passed.tokens).numpy() for block in mixers])
     return ByHead(kind=name, blocks=tuple(mixers), means={name: means}, metadata=passed.metadata)

@@ -26,7 +26,13 @@ class LiveStatistics:
     """Measures the forwards of a model inside its block; see `monitor`."""
 
     def __init__(self, model: nn.Module, every: int) -> None:
-        self._inner = _find_model(model)
+        modules = model.modules() if isinstance(model, nn.Module) else ()
+        # The model of `transformers` itself, or the one inside, as in sentence-transformers.
+        self._inner: Any = next(filter(automatic.is_of_transformers, modules), None)
+        if self._inner is None:
+            raise InputError(
+                f"a {type(model).__name__} holds no model of transformers", "pass one that does"
+            )
         self._wrapped = wrapped_model.wrap(self._inner)
         self._plan = make_plan(self._wrapped)
         self._every, self._calls = every, 0
@@ -139,17 +145,6 @@ class _Detached:
         assert isinstance(value, Ragged), "patterns are not watched"
         with torch.no_grad():
             self._watcher.see(site, value.map(Tensor.detach))
-
-
-def _find_model(model: nn.Module) -> Any:
-    """The model of `transformers` itself, or the one inside, as in sentence-transformers."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    for module in modules:
-        if automatic.is_of_transformers(module):
-            return module
-    raise InputError(
-        f"a {type(model).__name__} holds no model of transformers", "pass one that does"
-    )
 
 
 def monitor(model: nn.Module, *, every: int = 1) -> LiveStatistics:

@@ -190,78 +190,56 @@ def add_measures(
 ) -> None:
     """Add every measure of one attention on one batch."""
     lengths = tiled.request.queries
-    sees_key = sums.visible > 0
-    measures = [*_weight_measures(tiled, sums, sees_key), *_class_measures(sums, scope, sees_key)]
-    if scope.same:
-        measures += [
-            *_position_measures(tiled, spec, sums, sees_key),
-            *_repeat_measures(sums, scope),
-        ]
-    for name, values, valid in measures:
+    for name, values, valid in _query_measures(tiled, spec, sums, scope):
         groups = SequenceGroups(lengths.sequence_of_token, len(lengths), valid)
         totals.add(block, name, values, groups)
-    for name, values, valid in _sequence_measures(sums, scope, lengths, sees_key):
+    for name, values, valid in _sequence_measures(sums, scope, lengths):
         owner = torch.arange(len(lengths), device=values.device)
         totals.add(block, name, values, SequenceGroups(owner, len(lengths), valid))
 
 
-def _weight_measures(
-    tiled: TiledScores, sums: RowSums, sees_key: Bool[Tensor, " n"]
+def _query_measures(
+    tiled: TiledScores, spec: RowSumSpec, sums: RowSums, scope: MeasureScope
 ) -> Iterator[MeasureValues]:
-    """How concentrated the weights are, over queries that see a key."""
+    """One value per query and head, and the queries for which it counts."""
+    sees_key = sums.visible > 0
+    # Queries that attend to keys at all, and do not give everything to a learned sink.
+    attends = sees_key[:, None] & (sums.mass > LEAST_MASS)
     yield "entropy", sums.entropy, sees_key
-    maximum = sums.visible.log()[:, None]
-    yield "normalized_entropy", sums.entropy / maximum, sums.visible > 1
-    yield "effective_keys", sums.mass.square() / sums.squares, _attends(sums, sees_key)
+    yield "normalized_entropy", sums.entropy / sums.visible.log()[:, None], sums.visible > 1
+    yield "effective_keys", sums.mass.square() / sums.squares, attends
     yield "max_weight", sums.largest, sees_key
     yield "first_token", sums.first, sees_key
     if tiled.request.sink is not None:
         yield "on_no_key", 1 - sums.mass, sees_key
-
-
-def _attends(sums: RowSums, sees_key: Bool[Tensor, " n"]) -> Bool[Tensor, "n h"]:
-    """Which queries attend to keys at all, and do not give everything to a learned sink."""
-    return sees_key[:, None] & (sums.mass > LEAST_MASS)
-
-
-def _position_measures(
-    tiled: TiledScores, spec: RowSumSpec, sums: RowSums, sees_key: Bool[Tensor, " n"]
-) -> Iterator[MeasureValues]:
-    """Where a head attends; an offset counts for queries that have a token there."""
+    for column, name in enumerate(scope.classes):
+        yield f"on_{name}", sums.marks[..., column], sees_key
+    if not scope.same:
+        return
     yield "distance", sums.distance, sees_key
-    yield "spread", sums.variance.sqrt(), _attends(sums, sees_key)
+    yield "spread", sums.variance.sqrt(), attends
     if sums.memory is not None:
-        yield "memory_length", sums.memory, _attends(sums, sees_key)
+        yield "memory_length", sums.memory, attends
     lengths = tiled.request.queries
     length = lengths.offsets.diff().long()[lengths.sequence_of_token]
     for column, offset in enumerate(spec.offsets):
+        # An offset counts for queries that have a token there.
         key = lengths.positions + offset
         yield offset_name(offset), sums.offsets[..., column], (key >= 0) & (key < length)
         if offset == -1:
             # arXiv 1906.04341 divides by all queries, including the first.
             yield "previous_token_all_queries", sums.offsets[..., column], sees_key
-
-
-def _class_measures(
-    sums: RowSums, scope: MeasureScope, sees_key: Bool[Tensor, " n"]
-) -> Iterator[MeasureValues]:
-    for column, name in enumerate(scope.classes):
-        yield f"on_{name}", sums.marks[..., column], sees_key
-
-
-def _repeat_measures(sums: RowSums, scope: MeasureScope) -> Iterator[MeasureValues]:
-    """Over queries whose token occurred before."""
     if scope.repeats is not None:
         yield "duplicate_token", sums.duplicate, scope.repeats
         yield "induction", sums.induction, scope.repeats
 
 
 def _sequence_measures(
-    sums: RowSums, scope: MeasureScope, lengths: Lengths, sees_key: Bool[Tensor, " n"]
+    sums: RowSums, scope: MeasureScope, lengths: Lengths
 ) -> Iterator[tuple[str, Float[Tensor, "b h"], Bool[Tensor, "b h"]]]:
     """One value per sequence: whether its first token is a sink, and the detector's scores."""
     every_query = SequenceGroups(lengths.sequence_of_token, len(lengths))
-    number = sum_by_sequence(sees_key.double()[:, None], every_query)
+    number = sum_by_sequence((sums.visible > 0).double()[:, None], every_query)
     first, mass = (sum_by_sequence(x.double(), every_query) for x in (sums.first, sums.mass))
     has_queries = (number > 0).expand_as(first)
     yield "sink", (first / number > scope.sink_above).double(), has_queries
@@ -270,8 +248,5 @@ def _sequence_measures(
         yield "induction_score", induction / mass, has_queries & (mass > 0)
         rest = mass - first
         # Per head: a text counts for the heads that have weight left. So little is rounding error.
-        yield (
-            "induction_score_without_first",
-            induction / rest,
-            has_queries & (rest > LEAST_MASS * mass),
-        )
+        has_rest = has_queries & (rest > LEAST_MASS * mass)
+        yield "induction_score_without_first", induction / rest, has_rest

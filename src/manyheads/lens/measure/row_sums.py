@@ -112,14 +112,17 @@ def _sum_tile(
         sums.visible[rows] = weights.visible
         for name, values in _spread_sums(tiled, tile, weights).items():
             getattr(sums, name)[rows, heads] = values.T
-        _offset_sums(tiled, spec.offsets, tile, weights, sums, (rows, heads))
+        if tile.keys.start == 0:
+            sums.first[rows, heads] = (weights.powers[..., 0] * weights.factor).T
+        if spec.offsets:
+            sums.offsets[rows, heads] = _offset_sums(tiled, spec.offsets, tile, weights)
         marked = weights.columns[..., 2:] * weights.factor[..., None]
         sums.marks[rows, heads] = rearrange(marked, "h t marks -> t h marks")
         if sums.memory is not None:
             sums.memory[rows, heads] = _memory(weights).T
         if repeats is not None:
-            duplicate, induction = _repeat_sums(weights, repeats)
-            sums.duplicate[rows, heads], sums.induction[rows, heads] = duplicate.T, induction.T
+            for further, summed in enumerate((sums.duplicate, sums.induction)):
+                summed[rows, heads] = _repeat_sum(weights, *repeats, further).T
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,10 +179,14 @@ def _spread_sums(
     moment = away * powers
     center = moment.sum(-1) / total
     variance = moment.mul_(away).sum(-1) / total - center.square()
-    row = torch.arange(tile.rows.start, tile.rows.stop, device=powers.device)
-    position = row + tiled.query_offset(tile.sequence)
-    back = (position - tile.keys.start - near) - center
-    far = back + 2 * _ahead(tiled, tile, powers, position) / total
+    position = tiled.positions(tile)
+    far = (position - tile.keys.start - near) - center
+    if tiled.request.mask.reach.after:
+        # Later keys, which a causal head does not see, count the other way round.
+        start = max(0, tile.rows.start + tiled.query_offset(tile.sequence) - tile.keys.start)
+        later = tile.keys.start + torch.arange(start, len(tile.keys), device=powers.device)
+        distance = (later - position[:, None]).clamp(min=0).float()
+        far = far + 2 * (powers[..., start:] * distance).sum(-1) / total
     return {
         "mass": mass,
         "entropy": torch.where(factor > 0, weights.rest * mass, 0.0) - factor * surprise,
@@ -191,44 +198,16 @@ def _spread_sums(
     }
 
 
-def _ahead(
-    tiled: TiledScores, tile: Tile, powers: Float[Tensor, "h t w"], position: Int[Tensor, " t"]
-) -> Float[Tensor, "h t"]:
-    """The weighted distances to later keys; zero for a causal head."""
-    if tiled.request.mask.reach.after == 0:
-        return torch.zeros(powers.shape[:2], device=powers.device)
-    start = max(0, tile.rows.start + tiled.query_offset(tile.sequence) - tile.keys.start)
-    key = tile.keys.start + torch.arange(start, len(tile.keys), device=powers.device)
-    distance = (key - position[:, None]).clamp(min=0).float()
-    return (powers[..., start:] * distance).sum(-1)
-
-
 def _offset_sums(
-    tiled: TiledScores,
-    offsets: tuple[int, ...],
-    tile: Tile,
-    weights: _TileWeights,
-    sums: RowSums,
-    at: tuple[slice, slice],
-) -> None:
-    """The weight on the first key, and on the key at each offset from the query."""
-    if tile.keys.start == 0:
-        sums.first[at] = (weights.powers[..., 0] * weights.factor).T
-    if not offsets:
-        return
-    device = weights.powers.device
-    row = torch.arange(tile.rows.start, tile.rows.stop, device=device)
-    position = (row + tiled.query_offset(tile.sequence))[:, None] + torch.tensor(
-        offsets, device=device
-    )
-    inside = (position >= tile.keys.start) & (position < tile.keys.stop)
-    index = (
-        (position - tile.keys.start)
-        .clamp(0, len(tile.keys) - 1)
-        .expand(len(weights.powers), -1, -1)
-    )
+    tiled: TiledScores, offsets: tuple[int, ...], tile: Tile, weights: _TileWeights
+) -> Float[Tensor, "t h offsets"]:
+    """The weight on the key at each offset from the query."""
+    away = torch.tensor(offsets, device=weights.powers.device)
+    column = tiled.positions(tile)[:, None] + away - tile.keys.start
+    inside = (column >= 0) & (column < len(tile.keys))
+    index = column.clamp(0, len(tile.keys) - 1).expand(len(weights.powers), -1, -1)
     gathered = weights.powers.gather(-1, index) * inside * weights.factor[..., None]
-    sums.offsets[at] = rearrange(gathered, "h t offsets -> t h offsets")
+    return rearrange(gathered, "h t offsets -> t h offsets")
 
 
 def _memory(weights: _TileWeights) -> Float[Tensor, "h t"]:
@@ -246,15 +225,10 @@ def _columns(tiled: TiledScores, spec: RowSumSpec, tile: Tile) -> Float[Tensor, 
     return torch.cat((torch.ones_like(position)[:, None], position[:, None], marks), dim=1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _RepeatPairs:
+def _find_repeats(
+    tiled: TiledScores, ids: Int[Tensor, " n"], tile: Tile
+) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
     """Pairs of a row and an earlier copy of its token, as a column of the tile; -1 before it."""
-
-    rows: Int[Tensor, " pairs"]
-    copies: Int[Tensor, " pairs"]
-
-
-def _find_repeats(tiled: TiledScores, ids: Int[Tensor, " n"], tile: Tile) -> _RepeatPairs:
     start = tiled.request.queries.starts[tile.sequence]
     # The token after a copy may be in the tile even if the copy itself is not.
     before = max(0, tile.keys.start - 1)
@@ -264,22 +238,18 @@ def _find_repeats(tiled: TiledScores, ids: Int[Tensor, " n"], tile: Tile) -> _Re
     # Copies lie before the row itself.
     same = same.tril(tile.rows.start - earlier.start - 1)
     rows, copies = same.nonzero(as_tuple=True)
-    return _RepeatPairs(rows, copies + (earlier.start - tile.keys.start))
+    return rows, copies + (earlier.start - tile.keys.start)
 
 
-def _repeat_sums(
-    weights: _TileWeights, repeats: _RepeatPairs
-) -> tuple[Float[Tensor, "h t"], Float[Tensor, "h t"]]:
-    """The weight on earlier copies of a query's token, and on the tokens after them."""
-    sums = []
-    for further in (0, 1):
-        columns = repeats.copies + further
-        inside = (columns >= 0) & (columns < weights.powers.shape[-1])
-        rows, columns = repeats.rows[inside], columns[inside]
-        summed = torch.zeros_like(weights.factor)
-        summed.index_add_(1, rows, weights.powers[:, rows, columns])
-        sums.append(summed * weights.factor)
-    return sums[0], sums[1]
+def _repeat_sum(
+    weights: _TileWeights, rows: Int[Tensor, " _"], copies: Int[Tensor, " _"], further: int
+) -> Float[Tensor, "h t"]:
+    """The weight on earlier copies of a query's token, or on the tokens `further` behind them."""
+    columns = copies + further
+    inside = (columns >= 0) & (columns < weights.powers.shape[-1])
+    rows, columns = rows[inside], columns[inside]
+    summed = torch.zeros_like(weights.factor)
+    return summed.index_add_(1, rows, weights.powers[:, rows, columns]) * weights.factor
 
 
 MAX_HEAD_SIZE = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
@@ -326,20 +296,16 @@ def cannot(tiled: TiledScores, spec: RowSumSpec) -> str | None:
 
 def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
     """All sums of one attention in one pass over its keys; needs CUDA and Triton."""
-    from manyheads.lens.measure.triton_row_sums import (
-        QueryPositions,
-        StreamInputs,
-        offset_weights,
-        repeat_weights,
-        stream,
-    )
+    from manyheads.lens.measure import triton_row_sums as kernels
 
     request = tiled.request
     queries, keys = request.queries, request.keys
     if queries.longest == 0:
         return RowSums.empty(tiled, spec)
-    before, after = _reach(tiled)
-    inputs = StreamInputs(
+    band = exact_band(request.mask)
+    assert band is not None, "checked by `cannot`"
+    before, after = (int(min(side, UNLIMITED)) for side in (band.before, band.after))
+    inputs = kernels.StreamInputs(
         query=_channels_last(tiled.query),
         key=_channels_last(tiled.key),
         query_starts=queries.offsets,
@@ -354,13 +320,13 @@ def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
     owner = queries.sequence_of_token
     count = keys.offsets.diff()[owner]
     position = (queries.positions + (count - queries.offsets.diff()[owner])).int()
-    at = QueryPositions(position, keys.offsets[owner], count)
-    fields, marks = stream(inputs)
+    at = kernels.QueryPositions(position, keys.offsets[owner], count)
+    fields, marks = kernels.stream(inputs)
     level = fields.pop("level")
-    gathered = offset_weights(inputs, at, level, spec.offsets)
+    gathered = kernels.offset_weights(inputs, at, level, spec.offsets)
     repeats = torch.zeros(2, *level.shape, device=level.device)
     if spec.ids is not None:
-        repeats = repeat_weights(inputs, at, level, *_sort_by_token(spec.ids, owner))
+        repeats = kernels.repeat_weights(inputs, at, level, *_sort_by_token(spec.ids, owner))
     # The log-sum-exp is to base 2.
     score = (level + fields["largest"].log2()) * math.log(2)
     low, high = (position - before).clamp(min=0), torch.minimum(position + after + 1, count)
@@ -374,12 +340,6 @@ def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
         score=score.masked_fill(fields["largest"] == 0, 0.0),
         **fields,
     )
-
-
-def _reach(tiled: TiledScores) -> tuple[int, int]:
-    band = exact_band(tiled.request.mask)
-    assert band is not None
-    return int(min(band.before, UNLIMITED)), int(min(band.after, UNLIMITED))
 
 
 def _channels_last(x: Tensor) -> Tensor:

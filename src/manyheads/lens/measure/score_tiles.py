@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.kernels.contract import Request
@@ -51,6 +51,11 @@ class TiledScores:
     def query_offset(self, sequence: int) -> int:
         """The key position of the first query; the last query is at the last key."""
         return self.request.keys.each[sequence] - self.request.queries.each[sequence]
+
+    def positions(self, tile: Tile) -> Int[Tensor, " t"]:
+        """The key positions of the queries of a tile."""
+        rows = torch.arange(tile.rows.start, tile.rows.stop, device=self.query.device)
+        return rows + self.query_offset(tile.sequence)
 
     def tile(self, sequence: int, rows: range) -> Tile:
         """Some rows of queries with the keys that they can reach."""
@@ -98,11 +103,14 @@ class TiledScores:
 
     def _hide(self, scored: Float[Tensor, "h t w"], tile: Tile) -> Float[Tensor, " t"]:
         """Overwrite the scores that the mask hides; of a band only the two edges need checking."""
-        inner = self._unmasked(tile)
+        inner, device = self._unmasked(tile), self.query.device
         count = scored.new_full((scored.shape[1],), float(len(inner)))
         for edge in (range(inner.start), range(inner.stop, len(tile.keys))):
             if len(edge):
-                allowed = self._allowed(tile, edge)
+                key = torch.arange(edge.start, edge.stop, device=device)[None] + tile.keys.start
+                length = torch.full((1, 1), self.request.keys.each[tile.sequence], device=device)
+                mask = self.request.mask.of_sequence(tile.sequence)
+                allowed = mask.allows(self.positions(tile)[:, None], key, length)
                 count += allowed.sum(-1)
                 scored[:, :, edge.start : edge.stop].masked_fill_(~allowed, HIDDEN_SCORE)
         return count
@@ -117,14 +125,6 @@ class TiledScores:
         start = int(max(tile.keys.start, min(last - band.before, tile.keys.stop)))
         stop = int(max(start, min(first + band.after + 1, tile.keys.stop)))
         return range(start - tile.keys.start, stop - tile.keys.start)
-
-    def _allowed(self, tile: Tile, edge: range) -> Bool[Tensor, "t edge"]:
-        device, count = self.query.device, self.request.keys.each[tile.sequence]
-        row = torch.arange(tile.rows.start, tile.rows.stop, device=device)[:, None]
-        key = torch.arange(edge.start, edge.stop, device=device)[None] + tile.keys.start
-        length = torch.full((1, 1), count, device=device)
-        mask = self.request.mask.of_sequence(tile.sequence)
-        return mask.allows(row + self.query_offset(tile.sequence), key, length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -304,30 +304,19 @@ def choose_tile_shape(query: Float[Tensor, "n h d"], marks: int) -> TileShape:
 
     Smaller GPUs lack the shared memory for it, and float32 takes three products instead of one.
     """
-    large = _shared_memory(query.device) > LARGE_TILE_BYTES
+    large = False
+    if query.device.type == "cuda":
+        driver = triton.runtime.driver.active
+        properties = driver.utils.get_device_properties(query.device.index)
+        large = int(properties["max_shared_mem"]) > LARGE_TILE_BYTES
     if query.dtype == torch.float32 or query.shape[2] > 128:
         return TileShape(64, 32, 4, 2 if large else 1)
     return TileShape(128, 128, 8, 3) if large and marks <= 16 else TileShape(64, 64, 4, 2)
 
 
-def _shared_memory(device: torch.device) -> int:
-    """The shared memory of a multiprocessor in bytes."""
-    if device.type != "cuda":
-        return 0
-    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return int(properties["max_shared_mem"])
-
-
 @triton.jit
 def _below(
-    values_at,
-    kept_at,
-    limit_at,
-    out_at,
-    rows,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    values_at, kept_at, limit_at, out_at, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     kept = tl.load(kept_at + row, mask=row < rows, other=0).to(tl.int32)

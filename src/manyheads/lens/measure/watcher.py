@@ -1,9 +1,8 @@
 """The watcher behind the statistics: it measures each attention during the forward pass."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -11,13 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.attention import Attention
+from manyheads.lens.inputs.cached_run import layer_output_site
 from manyheads.lens.measure import measures, score_tiles
 from manyheads.lens.measure.row_sums import RowSumSpec, row_sums
 from manyheads.lens.results.addresses import Block, heads_at, output_weight
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.stack import Stack
 from manyheads.parts.gates import GATE_TAPS
-from manyheads.ragged import Lengths, Ragged
+from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
 # Integers of a size, whose order is that of non-negative floats of that size.
@@ -145,32 +145,29 @@ class StatisticsWatcher:
         self._patches = 0
         self._residual: Float[Tensor, " n"] | None = None
         self._peaks: dict[tuple[str, int], Float[Tensor, "6"]] = {}
-        # Marks and repeats of the tokens of a stack, which all its layers share.
-        self._shared: dict[str, Any] = {}
+        # See `_mark`: all layers of a stack share them.
+        self._shared: dict[str, tuple[Float[Tensor, "n marks"], Bool[Tensor, " n"]]] = {}
 
     @property
     def activations(self) -> dict[tuple[str, int], Activation]:
         """The largest value after each layer, read from the device all at once."""
         if not self._peaks:
             return {}
-        rows = torch.stack(list(self._peaks.values())).tolist()
-        return {
-            layer: self._activation(layer, row)
-            for layer, row in zip(self._peaks, rows, strict=True)
-        }
-
-    def _activation(self, layer: tuple[str, int], peak: list[float]) -> Activation:
-        sequence, position, channel, token = (int(number) for number in peak[2:])
-        return Activation(
-            stack=layer[0],
-            layer=layer[1],
-            largest=peak[0],
-            median=peak[1],
-            text=self._texts[sequence],
-            position=position,
-            channel=channel,
-            token=None if token < 0 else token,
-        )
+        peaks = torch.stack(list(self._peaks.values())).tolist()
+        activations = {}
+        for (stack, layer), (largest, median, *places) in zip(self._peaks, peaks, strict=True):
+            sequence, position, channel, token = map(int, places)
+            activations[stack, layer] = Activation(
+                stack=stack,
+                layer=layer,
+                largest=largest,
+                median=median,
+                text=self._texts[sequence],
+                position=position,
+                channel=channel,
+                token=None if token < 0 else token,
+            )
+        return activations
 
     @property
     def tokens(self) -> int:
@@ -187,7 +184,7 @@ class StatisticsWatcher:
 
     def wants(self, site: Site) -> bool:
         if site.tap is Tap.AFTER:
-            return site.sublayer is self._last(site)
+            return site == layer_output_site(self._plan.stacks[site.stack], site.layer)
         if site.tap in ATTENTION_TAPS:
             return site.sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
         return self._reader.wants(site)
@@ -213,10 +210,6 @@ class StatisticsWatcher:
             case _:
                 self._see_gate(site, value)
 
-    def _last(self, site: Site) -> Sublayer:
-        layer = self._plan.stacks[site.stack].config.layers[site.layer]
-        return next(reversed(layer.branches), Sublayer.ATTENTION)
-
     def _heads_at(self, site: Site) -> Attention | Mixer:
         return heads_at(self._plan.stacks[site.stack], site.layer, site.sublayer)
 
@@ -226,65 +219,53 @@ class StatisticsWatcher:
 
     def _see_scores(self, site: Site, tiled: score_tiles.TiledScores) -> None:
         self._patches = tiled.request.queries.total
-        same = site.sublayer is Sublayer.ATTENTION
-        read = site.stack if same else "encoder"
-        keys = tiled.request.keys
-        spec, scope = self._spec(read, keys), self._scope(read, keys)
-        if not same:
-            spec = replace(spec, offsets=(), ids=None)
-            scope = replace(scope, same=False, repeats=None)
+        same, plan, keys = site.sublayer is Sublayer.ATTENTION, self._plan, tiled.request.keys
+        stack = site.stack if same else "encoder"
+        ids = self._ids.get(stack)
+        marks, repeats = torch.zeros(keys.total, 0, device=keys.offsets.device), None
+        if ids is not None and ids.lengths.each != keys.each:
+            # A wrapped model may have other tokens between those that it reads.
+            ids = None
+        if ids is not None:
+            if stack not in self._shared:
+                self._shared[stack] = self._mark(ids)
+            marks, repeats = self._shared[stack]
+        spec = RowSumSpec(
+            offsets=plan.offsets if same else (),
+            marks=marks,
+            ids=ids.values if same and ids is not None else None,
+        )
+        scope = measures.MeasureScope(
+            classes=() if ids is None else tuple(plan.classes),
+            repeats=repeats if same else None,
+            same=same,
+            sink_above=plan.sink_above,
+        )
         sums, block = row_sums(tiled, spec), self._block(site)
         measures.add_measures(self.sums, block, tiled, spec, sums, scope)
         if len(sums.score) and not isinstance(tiled, score_tiles.TiledWeights):
             self.scores[block] = sums.score.masked_fill(sums.largest == 0, -math.inf).amax(0)
 
-    def _spec(self, stack: str, keys: Lengths) -> RowSumSpec:
-        ids = self._ids_of(stack, keys)
-        if ids is None:
-            marks = torch.zeros(keys.total, 0, device=keys.offsets.device)
-            return RowSumSpec(offsets=self._plan.offsets, marks=marks, ids=None)
-        if f"marks {stack}" not in self._shared:
-            columns = [column.to(ids.device)[ids.values] for column in self._plan.classes.values()]
-            none = torch.zeros(ids.lengths.total, 0, device=ids.device)
-            self._shared[f"marks {stack}"] = torch.stack(columns, dim=1) if columns else none
-        marks = self._shared[f"marks {stack}"]
-        return RowSumSpec(offsets=self._plan.offsets, marks=marks, ids=ids.values)
-
-    def _ids_of(self, stack: str, keys: Lengths) -> Ragged | None:
-        """The ids of the keys; a wrapped model may have other tokens between them."""
-        ids = self._ids.get(stack)
-        return ids if ids is not None and ids.lengths.each == keys.each else None
-
-    def _scope(self, stack: str, keys: Lengths) -> measures.MeasureScope:
-        ids = self._ids_of(stack, keys)
-        if ids is not None and f"repeats {stack}" not in self._shared:
-            self._shared[f"repeats {stack}"] = measures.has_earlier_copy(ids.values, ids.lengths)
-        return measures.MeasureScope(
-            classes=() if ids is None else tuple(self._plan.classes),
-            repeats=None if ids is None else self._shared.get(f"repeats {stack}"),
-            same=True,
-            sink_above=self._plan.sink_above,
-        )
+    def _mark(self, ids: Ragged) -> tuple[Float[Tensor, "n marks"], Bool[Tensor, " n"]]:
+        """Which tokens belong to each class, and which have an earlier copy."""
+        columns = [column.to(ids.device)[ids.values] for column in self._plan.classes.values()]
+        none = torch.zeros(ids.lengths.total, 0, device=ids.device)
+        marks = torch.stack(columns, dim=1) if columns else none
+        return marks, measures.has_earlier_copy(ids.values, ids.lengths)
 
     def _see_gate(self, site: Site, value: Ragged) -> None:
         """One number per token and head; heads that share a gate share its number."""
         block, name = self._block(site), GATES[site.tap]
-        gate = value.values.float()
-        by_gate = {
-            "": gate.mean(-1),
-            "_closed": (gate < measures.GATE_CLOSED_BELOW).float().mean(-1),
-        }
-        for ending, values in by_gate.items():
-            values = values[:, self._gate_of_head(site, values.shape[1])]
-            groups = measures.SequenceGroups(value.lengths.sequence_of_token, len(value))
-            self.sums.add(block, f"gate_{name}{ending}", values, groups)
-
-    def _gate_of_head(self, site: Site, gates: int) -> list[int]:
-        """The gate of each head; a gate over the width is divided evenly among the heads."""
-        config = self._heads_at(site).config
+        gate, config = value.values.float(), self._heads_at(site).config
+        gates = gate.shape[1]
+        # The gate of each head; a gate over the width is divided evenly among the heads.
+        owners = [head * gates // config.heads for head in range(config.heads)]
         if gates == config.key_heads and site.tap in (Tap.GATE_KEY, Tap.GATE_VALUE):
-            return list(config.owners)
-        return [head * gates // config.heads for head in range(config.heads)]
+            owners = list(config.owners)
+        groups = measures.SequenceGroups(value.lengths.sequence_of_token, len(value))
+        closed = (gate < measures.GATE_CLOSED_BELOW).float()
+        for ending, values in (("", gate), ("_closed", closed)):
+            self.sums.add(block, f"gate_{name}{ending}", values.mean(-1)[:, owners], groups)
 
     def _see_output(self, site: Site, value: Ragged) -> None:
         """The norm of what each head writes, and its ratio to that of the residual stream."""

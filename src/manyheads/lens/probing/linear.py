@@ -119,11 +119,8 @@ def split_words(
 
 
 def _are_words(texts: Any) -> bool:
-    if (
-        isinstance(texts, str | Ragged | model_interface.ModelInputs)
-        or not isinstance(texts, Sequence)
-        or not texts
-    ):
+    packed = isinstance(texts, str | Ragged | model_interface.ModelInputs)
+    if packed or not isinstance(texts, Sequence) or not texts:
         return False
     first = texts[0]
     return isinstance(first, list | tuple) and bool(first) and isinstance(first[0], str)
@@ -133,8 +130,7 @@ def _check_count(text: int, what: str, count: int, labels: Any) -> None:
     got = 1 if isinstance(labels, str | int) or labels is None else len(labels)
     if isinstance(labels, str | int) or labels is None or got != count:
         raise InputError(
-            f"text {text} has {count} {what} and {got} labels",
-            "give one label each, None to skip",
+            f"text {text} has {count} {what} and {got} labels", "give one label each, None to skip"
         )
 
 
@@ -187,7 +183,11 @@ class _FeatureWatcher:
         taps = (Tap.HEAD_OUTPUT,) if source == "heads" else (Tap.QUERY, Tap.KEY)
         self._sites = {scope.site(layer, tap): layer for layer in scope.layers for tap in taps}
         if source == "residuals":
-            self._sites = residual_sites(scope)
+            stack = scope.stack
+            self._sites = {Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name): -1} | {
+                cached_run.layer_output_site(stack, layer): layer
+                for layer in range(len(stack.config.layers))
+            }
 
     def wants(self, site: Site) -> bool:
         return site in self._sites
@@ -251,17 +251,6 @@ def gather_features(
     return {layer: torch.cat(values)[back] for layer, values in parts.items()}
 
 
-def residual_sites(scope: cached_run.HeadScope) -> dict[Site, int]:
-    """The sites of the residual stream before the first layer and after each."""
-    sites = {Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name): -1}
-    for index, layer in enumerate(scope.stack.config.layers):
-        last = Sublayer.FEEDFORWARD
-        if layer.feedforward is None:
-            last = Sublayer.ATTENTION if layer.cross is None else Sublayer.CROSS
-        sites[Site(index, Tap.AFTER, last, scope.stack_name)] = index
-    return sites
-
-
 # Candidates for the inverse of the regularization.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 Strength = int | float | Literal["chosen"]
@@ -311,8 +300,7 @@ def probe(
         raise InputError(f"at must be heads, residuals or patterns, got {at!r}", "use one of them")
     scope = cached_run.head_scope(model, stack, sublayer)
     items = find_items(scope, texts, labels)
-    split = _Split.of(items, test, seed)
-    task = _Task.of(items, split, seed)
+    task = _Task.of(items, test, seed)
     features = gather_features(scope, items, at, pool, progress)
     scores = _score_all(features, task, strength, progress)
     metadata = {
@@ -320,8 +308,8 @@ def probe(
         "level": items.level,
         "classes": [str(name) for name in task.names],
         "items": len(items.each),
-        "tested": int(split.tested.sum()),
-        "texts": len(split.texts),
+        "tested": int(task.tested.sum()),
+        "texts": len(task.texts),
         "strength": strength,
     }
     names = scores[0]
@@ -338,17 +326,23 @@ def probe(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Split:
-    """Which items are held out, and the index of the text of each."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Task:
+    """Which items are held out, the index of the text of each, and all labels as integers.
+
+    The labels of the `control` have the distribution of the true ones.
+    """
 
     texts: tuple[int, ...]
     owners: Int[np.ndarray, " k"]
     tested: Bool[np.ndarray, " k"]
     folds: Int[np.ndarray, " k"]
+    names: tuple[Hashable, ...]
+    labels: Int[np.ndarray, " k"]
+    control: Int[np.ndarray, " k"]
 
     @classmethod
-    def of(cls, items: Items, test: float, seed: int) -> "_Split":
+    def of(cls, items: Items, test: float, seed: int) -> "_Task":
         texts = tuple(sorted({item.text for item in items.each}))
         if len(texts) < 2:
             raise InputError(
@@ -362,49 +356,51 @@ class _Split:
         owners = np.array([place[item.text] for item in items.each])
         rank = np.empty(len(texts), dtype=np.int64)
         rank[order] = np.arange(len(texts))
-        return cls(texts, owners, rank[owners] < count, rank[owners] % FOLDS)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    """The labels of the task and of its control, as integers."""
-
-    split: _Split
-    names: tuple[Hashable, ...]
-    labels: Int[np.ndarray, " k"]
-    control: Int[np.ndarray, " k"]
-
-    @classmethod
-    def of(cls, items: Items, split: _Split, seed: int) -> "_Task":
+        tested = rank[owners] < count
         names = tuple(sorted({item.label for item in items.each}, key=str))
         number = {name: place for place, name in enumerate(names)}
         labels = np.array([number[item.label] for item in items.each])
-        if len(np.unique(labels[~split.tested])) < 2:
+        if len(np.unique(labels[~tested])) < 2:
             raise InputError(
                 "the training texts have only one label", "give texts with two or more labels"
             )
-        # Control labels have the distribution of the true ones.
         generator = np.random.default_rng([seed, 1])
         types: dict[Hashable, int] = {}
         for item in items.each:
             types.setdefault(item.type, int(labels[generator.integers(len(labels))]))
-        control = np.array([types[item.type] for item in items.each])
-        return cls(split, names, labels, control)
+        return cls(
+            texts=texts,
+            owners=owners,
+            tested=tested,
+            folds=rank[owners] % FOLDS,
+            names=names,
+            labels=labels,
+            control=np.array([types[item.type] for item in items.each]),
+        )
 
     @property
     def majority(self) -> Float[Tensor, " k"]:
         """Whether each held-out item has the most frequent training label."""
-        tested = self.split.tested
-        [(majority, _)] = Counter(self.labels[~tested].tolist()).most_common(1)
-        return torch.from_numpy((self.labels[tested] == majority).astype(np.float64))
+        [(majority, _)] = Counter(self.labels[~self.tested].tolist()).most_common(1)
+        return torch.from_numpy((self.labels[self.tested] == majority).astype(np.float64))
 
     def mean(self, hits: Float[Tensor, " k"]) -> tuple[float, float]:
         """The mean over the held-out items, with a standard error over their texts."""
-        owners = torch.from_numpy(self.split.owners[self.split.tested])
+        owners = torch.from_numpy(self.owners[self.tested])
         counts = torch.bincount(owners).double()
         sums = torch.zeros_like(counts).index_add(0, owners, hits)
         mean, error = metrics.weighted_mean(sums / counts.clamp(min=1), counts)
         return float(mean), float(error)
+
+    def hits(
+        self, values: Float[np.ndarray, "k d"], labels: Int[np.ndarray, " k"], strength: Strength
+    ) -> Float[Tensor, " tested"]:
+        """Whether a probe that is trained on the rest predicts each held-out label."""
+        trained, tested = ~self.tested, self.tested
+        if strength == "chosen":
+            strength = _choose(values[trained], labels[trained], self.folds[trained])
+        predicted = _fit_predict(values[trained], labels[trained], values[tested], strength)
+        return torch.from_numpy((predicted == labels[tested]).astype(np.float64))
 
 
 Score = dict[str, tuple[float, float]]
@@ -419,8 +415,7 @@ def _score_all(features: Features, task: _Task, strength: Strength, progress: bo
         for head in by_head:
             values = head.double().numpy()
             hits, control = (
-                _hits(values, labels, task.split, strength)
-                for labels in (task.labels, task.control)
+                task.hits(values, labels, strength) for labels in (task.labels, task.control)
             )
             scores.append(
                 {
@@ -432,19 +427,6 @@ def _score_all(features: Features, task: _Task, strength: Strength, progress: bo
             )
             bar.advance()
     return scores
-
-
-def _hits(
-    values: Float[np.ndarray, "k d"],
-    labels: Int[np.ndarray, " k"],
-    split: _Split,
-    strength: Strength,
-) -> Float[Tensor, " tested"]:
-    trained, tested = ~split.tested, split.tested
-    if strength == "chosen":
-        strength = _choose(values[trained], labels[trained], split.folds[trained])
-    predicted = _fit_predict(values[trained], labels[trained], values[tested], strength)
-    return torch.from_numpy((predicted == labels[tested]).astype(np.float64))
 
 
 def _choose(

@@ -46,12 +46,7 @@ from manyheads.lens.causal.path_patching import patch_paths
 from manyheads.lens.diff.comparison import Comparison, Difference, Losses, compare
 from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdict, faithfulness
 from manyheads.lens.head_kinds.criteria import Label
-from manyheads.lens.head_kinds.ioi import (
-    IOIHeads,
-    IOIPrompts,
-    find_ioi_heads,
-    ioi_prompts,
-)
+from manyheads.lens.head_kinds.ioi import IOIHeads, IOIPrompts, find_ioi_heads, ioi_prompts
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
 from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity, StateMetric
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect

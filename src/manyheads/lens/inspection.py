@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
 from manyheads.lens.results.addresses import Address, HeadName, blocks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.measure_names import describe_measure, format_value
-from manyheads.lens.results.tables import MAX_ROWS, ByHead, FloatsByHead, Tabular
+from manyheads.lens.results.tables import MAX_ROWS, FloatsByHead, Tabular, caption_more
 from manyheads.models import build, vision
 
 
@@ -66,14 +66,13 @@ def summarize_model(model: build.Model) -> ModelSummary:
     heads = {name: [0] * len(stack.config.layers) for name, stack in stacks.items()}
     for block in blocks_of(model):
         heads[block.stack][block.layer] += block.heads
-    vocabulary = None if isinstance(model, vision.Vision) else model.config.embedding.vocabulary
     layers = [layer for stack in stacks.values() for layer in stack.config.layers]
     return ModelSummary(
         mixers=dict(Counter(type(layer.mixer.inner).__name__ for layer in layers if layer.mixer)),
         type=type(model).__name__,
         stacks=heads,
         width=next(iter(stacks.values())).config.width,
-        vocabulary=vocabulary,
+        vocabulary=None if isinstance(model, vision.Vision) else model.config.embedding.vocabulary,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
@@ -158,8 +157,17 @@ class Inspection(Tabular):
 
     @property
     def dead(self) -> DeadHeads:
-        """By entropy and norm, and by ablation where `importance` comes from it."""
-        return dead_by_statistics(self._with_loss_change())
+        """By entropy and norm, and by ablation where `importance` comes from it.
+
+        Estimates and changes with a large error do not make a head dead.
+        """
+        measured, importance = self.statistics, self.importance
+        if importance is not None and (importance.by, importance.metric) == ("ablation", "loss"):
+            certain = np.where(importance.errors < LOSS_BELOW, importance.change, np.nan)
+            means = {**measured.means, "loss_change": certain}
+            errors = {**measured.errors, "loss_change": importance.errors}
+            measured = replace(measured, means=means, errors=errors)
+        return dead_by_statistics(measured)
 
     @property
     def sinks(self) -> list[tuple[Address, float]]:
@@ -254,12 +262,7 @@ class Inspection(Tabular):
             remarks = [f"dead by {why}" for why in reasons.get(head, ())]
             remarks += [f"duplicate of {other}" for other in duplicates.get(head, [])]
             table.add_row(str(head), self._describe(head), *cells, ", ".join(remarks))
-        if max_rows is not None and len(self.addresses) > max_rows:
-            table.caption = (
-                f"{len(self.addresses) - max_rows} more heads: table(max_rows=None) or save()"
-            )
-            table.caption_justify = "left"
-        return table
+        return caption_more(table, len(self.addresses), max_rows)
 
     def _summary(self) -> Metadata:
         return {
@@ -269,11 +272,6 @@ class Inspection(Tabular):
             "duplicates": [[str(pair.one), str(pair.other)] for pair in self.duplicate_pairs],
             "clusters": [[str(head) for head in group] for group in self.clusters],
         }
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
         metadata = self.statistics.metadata
@@ -289,23 +287,6 @@ class Inspection(Tabular):
 
     def _describe(self, head: Address) -> str:
         return UNKNOWN if self.kinds is None else self.kinds.describe(head, MAX_KINDS)
-
-    def _with_loss_change(self) -> ByHead:
-        """The statistics with the loss change of ablation, where its error is small.
-
-        Estimates and changes with a large error do not make a head dead.
-        """
-        statistics, importance = self.statistics, self.importance
-        if importance is None or (importance.by, importance.metric) != ("ablation", "loss"):
-            return statistics
-        certain = np.where(importance.errors < LOSS_BELOW, importance.change, np.nan)
-        return ByHead(
-            kind=statistics.kind,
-            blocks=statistics.blocks,
-            means={**statistics.means, "loss_change": certain},
-            errors={**statistics.errors, "loss_change": importance.errors},
-            metadata=statistics.metadata,
-        )
 
 
 @wrapping_models

@@ -213,8 +213,8 @@ def test_means_and_errors_are_those_of_statistics(config: ModelConfig) -> None:
     expected = statistics(model, inputs, progress=False)
     assert measured.names == expected.names
     for name in measured.names:
-        np.testing.assert_allclose(measured.means(name), expected.means[name], atol=1e-5)
-        np.testing.assert_allclose(measured.errors(name), expected.errors[name], atol=1e-4)
+        np.testing.assert_allclose(measured.measured(name)[0], expected.means[name], atol=1e-5)
+        np.testing.assert_allclose(measured.measured(name)[1], expected.errors[name], atol=1e-4)
 
 
 def test_residuals_add_up_to_the_variance() -> None:
@@ -228,4 +228,4 @@ def test_residuals_add_up_to_the_variance() -> None:
         np.testing.assert_allclose(residuals.sum(0), 0, atol=1e-9)
         texts = (residuals != 0).any(1).sum()
         variance = np.square(residuals).sum(0) * texts / (texts - 1)
-        np.testing.assert_allclose(np.sqrt(variance), measured.errors(name), atol=1e-9)
+        np.testing.assert_allclose(np.sqrt(variance), measured.measured(name)[1], atol=1e-9)

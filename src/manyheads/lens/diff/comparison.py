@@ -14,7 +14,7 @@ from manyheads.formatting import pluralise
 from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.causal.evaluate import Evaluation
 from manyheads.lens.diff.head_matching import HeadMatch, match_heads, weight_changes
-from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.inputs import metrics, token_classes
 from manyheads.lens.inputs.texts import Inputs, PassSummary, Targets, for_each_batch, read_inputs
 from manyheads.lens.measure.measures import MeasureSums, SequenceGroups, sum_by_sequence
@@ -24,7 +24,7 @@ from manyheads.lens.redundant import dead_heads
 from manyheads.lens.results.addresses import Address, Block, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.measure_names import describe_measure, format_value, sort_measures
-from manyheads.lens.results.tables import ByHead, Tabular
+from manyheads.lens.results.tables import ByHead, Tabular, titled_table
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs
 
@@ -126,11 +126,8 @@ class Comparison(Tabular):
                 squares.append(np.square(self.change.means[name] / spread))
         if not squares:
             return np.full(len(self.addresses), np.nan)
-        stacked = np.array(squares)
-        valid = ~np.isnan(stacked)
-        summed = np.where(valid, stacked, 0.0).sum(0)
-        count = valid.sum(0)
-        return np.asarray(np.sqrt(np.where(count > 0, summed / np.maximum(count, 1), np.nan)))
+        count = (~np.isnan(squares)).sum(0)
+        return np.asarray(np.sqrt(np.nansum(squares, 0) / np.where(count > 0, count, np.nan)))
 
     def ranked(self, name: str | None = None) -> list[tuple[Address, float]]:
         """Heads by the absolute change of one measure, or by `shift`, without removed heads."""
@@ -173,28 +170,14 @@ class Comparison(Tabular):
 
     def table(self, max_rows: int = 20) -> Any:
         """A rich table of the heads that moved most, with the measures that changed most."""
-        from rich.table import Table
-
-        table = Table("head", box=None, pad_edge=False, title=KIND, title_justify="left")
-        for name in ("shift", "weights"):
-            table.add_column(name, justify="right")
+        table = titled_table(KIND, ["head"], ["shift", "weights"])
         for name in ("most changed", "kinds"):
             table.add_column(name)
         for address, shift in self.ranked()[:max_rows]:
-            moved = self.weights["all"].of(address)
-            table.add_row(
-                str(address),
-                f"{shift:.2g}",
-                f"{moved:.2g}",
-                self._largest_changes(address),
-                self._kind_change(address),
-            )
+            numbers = f"{shift:.2g}", f"{self.weights['all'].of(address):.2g}"
+            words = self._largest_changes(address), self._kind_change(address)
+            table.add_row(str(address), *numbers, *words)
         return table
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
         yield f"{len(self.addresses)} heads compared by {len(self.names)} measures"
@@ -227,14 +210,13 @@ class Comparison(Tabular):
             sizes = {name: abs(diff.change) / self._spread(name) for name, diff in changed}
         measured = [pair for pair in changed if not np.isnan(sizes[pair[0]])]
         measured.sort(key=lambda pair: -sizes[pair[0]])
-        return ", ".join(
-            f"{about.label} {format_value(diff.before, about.unit)} to "
-            f"{format_value(diff.after, about.unit)}"
-            + (f" (z {diff.z:+.1f})" if self.enough_texts else "")
-            for about, diff in (
-                (describe_measure(name), diff) for name, diff in measured[:MAX_MEASURES]
-            )
-        )
+        changes = []
+        for name, diff in measured[:MAX_MEASURES]:
+            about = describe_measure(name)
+            one, two = (format_value(value, about.unit) for value in (diff.before, diff.after))
+            z = f" (z {diff.z:+.1f})" if self.enough_texts else ""
+            changes.append(f"{about.label} {one} to {two}{z}")
+        return ", ".join(changes)
 
     def _spread(self, name: str) -> float:
         """The standard deviation of a measure over all heads of both models; NaN if it has none."""
@@ -246,12 +228,11 @@ class Comparison(Tabular):
     def _kind_change(self, address: Address) -> str:
         if address not in self.kind_changes:
             return ""
-        one, two = (
-            ", ".join(kinds_of_head) or "no kind" for kinds_of_head in self.kind_changes[address]
-        )
+        one, two = (", ".join(names) or "no kind" for names in self.kind_changes[address])
         return f"was {one}, is {two}"
 
 
+MeansAndErrors = tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]]
 Sums = tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]]
 
 
@@ -279,23 +260,30 @@ class _TallyByText(MeasureSums):
 
 @dataclass(slots=True, eq=False)
 class StatisticsByText:
-    """Sums and counts of every measure, text by text."""
+    """Sums and counts of every measure, text by text, and perhaps the effect of ablation."""
 
     blocks: tuple[Block, ...]
     tally: MeasureSums = field(default_factory=MeasureSums)
     batches: list[tuple[int, dict[tuple[Block, str], Sums]]] = field(default_factory=list)
     passed: PassSummary = PassSummary(0, 0, complete=False)
+    loss_change: MeansAndErrors | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        return sort_measures(self.tally.names)
+        """All measures, and "loss_change" if the effect of ablation is known."""
+        ablated = () if self.loss_change is None else ("loss_change",)
+        return sort_measures((*self.tally.names, *ablated))
 
-    def means(self, name: str) -> Float[np.ndarray, " h"]:
-        return self.tally.means(self.blocks, name)
+    def measured(self, name: str) -> MeansAndErrors:
+        """Means and standard errors over texts, or over the queries of a single text.
 
-    def errors(self, name: str) -> Float[np.ndarray, " h"]:
-        """Standard errors over texts, or over the queries of a single text."""
-        return self.tally.errors(self.blocks, name, over_sequences=self.passed.texts > 1)
+        They are NaN for a measure that this model lacks.
+        """
+        if name == "loss_change" and self.loss_change is not None:
+            return self.loss_change
+        several = self.passed.texts > 1
+        errors = self.tally.errors(self.blocks, name, over_sequences=several)
+        return self.tally.means(self.blocks, name), errors
 
     def residuals(self, name: str) -> Float[np.ndarray, "b h"]:
         """The residual of each text in the ratio estimator of the mean, (S_b - m N_b) / N.
@@ -380,18 +368,12 @@ def compare(
     """
     match = match_heads(before, after, origins)
     inputs = read_inputs(before, texts)
-    sides = [
-        _Side.of(
-            model,
-            inputs,
-            targets,
-            classes=classes,
-            replace_with=replace_with,
-            batch_tokens=batch_tokens,
-            progress=progress,
-        )
-        for model in (before, after)
-    ]
+    shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
+    sides = [measure_by_text(model, inputs, classes=classes, **shared) for model in (before, after)]
+    if replace_with is not None:
+        shared |= {"replace_with": replace_with, "targets": targets}
+        for model, side in zip((before, after), sides, strict=True):
+            side.loss_change = _loss_changes(model, inputs, side.blocks, **shared)
     one, two, change = _side_by_side(sides[0], sides[1], match)
     thresholds = {
         "loss_below": loss_below,
@@ -399,10 +381,9 @@ def compare(
         "norm_below": norm_below,
     }
     dead_then, dead_now = (
-        dead_heads.dead_by_statistics(model_statistics, **thresholds).reasons
-        for model_statistics in (one, two)
+        dead_heads.dead_by_statistics(side, **thresholds).reasons for side in (one, two)
     )
-    complete = all(side.text.passed.complete for side in sides)
+    complete = all(side.passed.complete for side in sides)
     return Comparison(
         before=one,
         after=two,
@@ -421,112 +402,56 @@ def compare(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Side:
-    """The statistics of one model, and the effect of ablation by head if requested."""
-
-    text: StatisticsByText
-    loss_change: tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]] | None
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        inputs: ModelInputs,
-        targets: Targets | None,
-        *,
-        classes: token_classes.TokenClasses,
-        replace_with: Replacement | None,
-        batch_tokens: int | None,
-        progress: bool,
-    ) -> "_Side":
-        text = measure_by_text(
-            model, inputs, classes=classes, batch_tokens=batch_tokens, progress=progress
-        )
-        if replace_with is None:
-            return cls(text, None)
-        values: dict[Address, tuple[float, float]] = {}
-        for name, sublayer in dict.fromkeys((block.stack, block.sublayer) for block in text.blocks):
-            ablation = ablate(
-                model,
-                inputs,
-                replace_with=replace_with,
-                targets=targets,
-                stack=name,
-                sublayer=sublayer,
-                batch_tokens=batch_tokens,
-                progress=progress,
-            )
-            column = ablation["change"]
-            pairs = zip(column.means.tolist(), column.errors.tolist(), strict=True)
-            values |= dict(zip(ablation.addresses, pairs, strict=True))
-        order = [values[head] for block in text.blocks for head in block.addresses]
-        means, errors = np.array(order).T
-        return cls(text, (means, errors))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.text.names if self.loss_change is None else ("loss_change", *self.text.names)
-
-    def measured(self, name: str) -> tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]]:
-        """Means and errors; NaN for a measure that this model lacks."""
-        if name == "loss_change" and self.loss_change is not None:
-            return self.loss_change
-        return self.text.means(name), self.text.errors(name)
+def _loss_changes(
+    model: Model, inputs: ModelInputs, blocks: tuple[Block, ...], **options: Any
+) -> MeansAndErrors:
+    """The effect of ablating each head."""
+    values: dict[Address, tuple[float, float]] = {}
+    for stack, sublayer in dict.fromkeys((block.stack, block.sublayer) for block in blocks):
+        ablation = ablate(model, inputs, stack=stack, sublayer=sublayer, **options)
+        column = ablation["change"]
+        pairs = zip(column.means.tolist(), column.errors.tolist(), strict=True)
+        values |= dict(zip(ablation.addresses, pairs, strict=True))
+    means, errors = np.array([values[head] for block in blocks for head in block.addresses]).T
+    return means, errors
 
 
-def _side_by_side(one: _Side, two: _Side, match: HeadMatch) -> tuple[ByHead, ByHead, ByHead]:
+def _side_by_side(
+    one: StatisticsByText, two: StatisticsByText, match: HeadMatch
+) -> tuple[ByHead, ByHead, ByHead]:
     """Both models by the heads of the first, and the changes with their errors."""
-    both = {*one.names, *two.names}
-    names = [*(["loss_change"] if "loss_change" in both else [])]
-    names += sort_measures(both - {"loss_change"})
-    texts = min(one.text.passed.texts, two.text.passed.texts)
-    metadata = {"texts": texts, "tokens": one.text.passed.tokens, "complete": True}
-    results = []
-    for side, result in ((one, "before"), (two, "after")):
-        means, errors = {}, {}
-        for name in names:
-            mean, error = side.measured(name)
-            if side is two:
-                mean, error = (
-                    match.rearranged(values, two.text.blocks) for values in (mean, error)
-                )
-            means[name], errors[name] = mean, error
-        results.append(
-            ByHead(kind=result, blocks=match.blocks, means=means, errors=errors, metadata=metadata)
-        )
-    first, second = results
-    changes = {name: second.means[name] - first.means[name] for name in names}
-    errors = {
-        name: _error(one, two, match, name, texts)
-        if texts > 1 and name != "loss_change"
-        else np.hypot(first.errors[name], second.errors[name])
-        for name in names
-    }
-    change = ByHead(
-        kind="change", blocks=match.blocks, means=changes, errors=errors, metadata=metadata
-    )
-    return first, second, change
+    names = sort_measures({*one.names, *two.names})
+    texts = min(one.passed.texts, two.passed.texts)
+    metadata = {"texts": texts, "tokens": one.passed.tokens, "complete": True}
 
+    def by_head(kind: str, measured: dict[str, MeansAndErrors]) -> ByHead:
+        means, errors = ({name: measured[name][side] for name in names} for side in (0, 1))
+        return ByHead(kind=kind, blocks=match.blocks, means=means, errors=errors, metadata=metadata)
 
-def _error(
-    one: _Side, two: _Side, match: HeadMatch, name: str, texts: int
-) -> Float[np.ndarray, " h"]:
-    """The standard error of a change, paired by text."""
-    missing = np.full(len(match.after), np.nan)
-    if name not in one.names or name not in two.names:
-        return missing
-    ours = one.text.residuals(name)[:texts]
-    after = np.array(
-        [match.rearranged(row, two.text.blocks) for row in two.text.residuals(name)[:texts]]
-    )
-    return np.asarray(np.sqrt(np.square(after - ours).sum(0) * texts / (texts - 1)))
+    def error(name: str) -> Float[np.ndarray, " h"]:
+        """The standard error of a change, paired by text."""
+        if texts < 2 or name == "loss_change":
+            return np.hypot(before.errors[name], after.errors[name])
+        if name not in one.names or name not in two.names:
+            return np.full(len(match.after), np.nan)
+        ours, rows = (side.residuals(name)[:texts] for side in (one, two))
+        moved = np.array([match.rearranged(row, two.blocks) for row in rows]) - ours
+        return np.asarray(np.sqrt(np.square(moved).sum(0) * texts / (texts - 1)))
+
+    before = by_head("before", {name: one.measured(name) for name in names})
+    in_order = {}
+    for name in names:
+        means, errors = (match.rearranged(values, two.blocks) for values in two.measured(name))
+        in_order[name] = means, errors
+    after = by_head("after", in_order)
+    changes = {name: (after.means[name] - before.means[name], error(name)) for name in names}
+    return before, after, by_head("change", changes)
 
 
 def _losses(
     before: Model, after: Model, inputs: ModelInputs, targets: Targets | None, progress: bool
 ) -> Losses | None:
-    if targets is None and not dead_heads.predicts_next_token(before):
+    if targets is None and not before.predicts_next_token:
         return None
     one, two = (
         Evaluation.of(model, inputs, targets=targets, progress=progress).measure(())
@@ -544,13 +469,11 @@ def _kind_changes(
     one, two = (kinds(model, inputs, progress=progress) for model in (before, after))
     changes = {}
     for head, other in match.after.items():
-        if other is None:
-            continue
-        then, now = _kinds_of(one, head), _kinds_of(two, other)
-        if set(then) != set(now):
-            changes[head] = (then, now)
+        if other is not None:
+            then, now = (
+                tuple(dict.fromkeys(label.kind for label in labels))
+                for labels in (one.of(head), two.of(other))
+            )
+            if set(then) != set(now):
+                changes[head] = (then, now)
     return changes
-
-
-def _kinds_of(kinds_of_heads: Kinds, head: Address) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(label.kind for label in kinds_of_heads.of(head)))

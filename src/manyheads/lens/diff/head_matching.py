@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.attention import Attention
 from manyheads.bridge.wrapped_parts import WrappedAttention
 from manyheads.errors import InputError
-from manyheads.lens.results.addresses import Address, Block, blocks_of, heads_at
+from manyheads.lens.results.addresses import Address, Block, blocks_of, find_heads, heads_at
 from manyheads.lens.results.tables import ByHead
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
@@ -34,13 +34,9 @@ class HeadMatch:
 
     def rearranged(self, values: Float[np.ndarray, " h"], blocks: tuple[Block, ...]) -> np.ndarray:
         """Values of the second model's heads in the order of the first; NaN for removed heads."""
-        indices = {
-            address: index
-            for index, address in enumerate(head for block in blocks for head in block.addresses)
-        }
-        return np.array(
-            [np.nan if other is None else values[indices[other]] for other in self.after.values()]
-        )
+        addresses = (address for block in blocks for address in block.addresses)
+        by_head: dict[Address | None, float] = dict(zip(addresses, values, strict=True))
+        return np.array([by_head.get(other, np.nan) for other in self.after.values()])
 
 
 def match_heads(
@@ -52,7 +48,12 @@ def match_heads(
     nearest weights, unless `origins` gives the address in the first model of every head of the
     second; then layers may be missing too. Otherwise both models must have the same shape.
     """
-    _check_models(before, after, same_layers=origins is None)
+    for what, first, second in _sizes(before, after, same_layers=origins is None):
+        if first != second:
+            raise InputError(
+                f"the models differ in {what}: {first} and {second}",
+                "compare models of the same shape",
+            )
     if origins is not None:
         return _match_by_origins(before, after, origins)
     ours, after_blocks = blocks_of(before), blocks_of(after)
@@ -63,23 +64,28 @@ def match_heads(
         if other is None:
             pairs |= dict.fromkeys(block.addresses)
             continue
-        one, two = _in_block(before, block), _in_block(after, other)
-        _check_sizes(block.addresses[0], one, two)
-        _check_counts(block, other)
-        if block.heads != other.heads and (isinstance(one, Mixer) or isinstance(two, Mixer)):
-            raise InputError(
-                f"{_where(block)} has {block.heads} heads in the first model and {other.heads} in "
-                "the second, and heads of mixers are matched by number only",
-                "compare models with as many heads in that layer",
-            )
+        address = block.addresses[0]
+        one, two = _at(before, address), _at(after, other.addresses[0])
+        _check_sizes(address, one, two)
         if block.heads == other.heads:
             pairs |= dict(zip(block.addresses, other.addresses, strict=True))
-        else:
-            nearest = _nearest(one, two)
-            pairs |= {
-                address: other.addresses[nearest[index]] if index in nearest else None
-                for index, address in enumerate(block.addresses)
-            }
+            continue
+        counts = (
+            f"{_where(address)} has {block.heads} heads in the first model and {other.heads} in "
+            "the second"
+        )
+        if other.heads > block.heads:
+            raise InputError(counts, "pass the model with more heads first")
+        if isinstance(one, Mixer) or isinstance(two, Mixer):
+            raise InputError(
+                f"{counts}, and heads of mixers are matched by number only",
+                "compare models with as many heads in that layer",
+            )
+        nearest = _nearest(one, two)
+        pairs |= {
+            head: other.addresses[nearest[index]] if index in nearest else None
+            for index, head in enumerate(block.addresses)
+        }
     for extra in other_blocks.values():
         raise InputError(
             f"the second model has {extra.sublayer.value} in layer {extra.layer} of "
@@ -90,11 +96,9 @@ def match_heads(
 
 
 def _match_by_origins(before: Model, after: Model, origins: Mapping[Address, Address]) -> HeadMatch:
-    """Match heads by `origins`."""
-    ours = [address for block in blocks_of(before) for address in block.addresses]
-    after_addresses = [address for block in blocks_of(after) for address in block.addresses]
+    ours = find_heads(before, "all")
     pairs: dict[Address, Address | None] = dict.fromkeys(ours)
-    for head in after_addresses:
+    for head in find_heads(after, "all"):
         origin = origins.get(head)
         if origin is None:
             raise InputError(
@@ -126,7 +130,8 @@ def weight_changes(before: Model, after: Model, match: HeadMatch) -> ByHead:
         if other is None:
             continue
         one, two = (
-            _slices(_at(model, at), at) for model, at in ((before, address), (after, other))
+            _slices(_at(model, at), at.head.head)
+            for model, at in ((before, address), (after, other))
         )
         # Of a wrapped model and of mixers only the output projection is known.
         both = [name for name in SLICES if name in one and name in two]
@@ -150,10 +155,9 @@ def _relative(moved: float, norm: float) -> float:
     return 0.0 if moved == 0 else float("inf")
 
 
-def _slices(attention: Attention | Mixer, address: Address) -> dict[str, Float[Tensor, "d c"]]:
+def _slices(attention: Attention | Mixer, head: int) -> dict[str, Float[Tensor, "d c"]]:
     """The four weight slices of one head, in float64 on the CPU; of a mixer the output alone."""
-    config, head = attention.config, address.head.head
-    slices = {}
+    config, slices = attention.config, {}
     if isinstance(attention, Attention) and not isinstance(attention, WrappedAttention):
         for name, rows in attention.projections().items():
             if name in SLICES:
@@ -177,33 +181,16 @@ def _nearest(before: Attention | Mixer, after: Attention | Mixer) -> dict[int, i
 
 
 def _flattened(attention: Attention | Mixer) -> Float[Tensor, "h all"]:
-    heads = Block(0, attention.config.heads).addresses
-    return torch.stack(
-        [
-            torch.cat([weight.flatten() for weight in _slices(attention, head).values()])
-            for head in heads
-        ]
-    )
-
-
-def _in_block(model: Model, block: Block) -> Attention | Mixer:
-    return heads_at(model.stacks()[block.stack], block.layer, block.sublayer)
+    heads = [_slices(attention, head).values() for head in range(attention.config.heads)]
+    return torch.stack([torch.cat([weight.flatten() for weight in head]) for head in heads])
 
 
 def _at(model: Model, address: Address) -> Attention | Mixer:
     return heads_at(model.stacks()[address.stack], address.head.layer, address.sublayer)
 
 
-def _check_models(before: Model, after: Model, *, same_layers: bool) -> None:
-    for what, one, two in _sizes(before, after, same_layers):
-        if one != two:
-            raise InputError(
-                f"the models differ in {what}: {one} and {two}",
-                "compare models of the same shape",
-            )
-
-
 def _sizes(before: Model, after: Model, same_layers: bool) -> Iterator[tuple[str, object, object]]:
+    """What must be equal: its name, and its value in both models."""
     yield "stacks", sorted(before.stacks()), sorted(after.stacks())
     read = ["images" if model.reads_images else "texts" for model in (before, after)]
     yield "inputs", read[0], read[1]
@@ -218,9 +205,8 @@ def _sizes(before: Model, after: Model, same_layers: bool) -> Iterator[tuple[str
         yield "vocabulary size", one, two
 
 
-def _where(address: Address | Block) -> str:
-    layer = address.layer if isinstance(address, Block) else address.head.layer
-    return f"{address.sublayer.value} in layer {layer} of {address.stack}"
+def _where(address: Address) -> str:
+    return f"{address.sublayer.value} in layer {address.head.layer} of {address.stack}"
 
 
 def _check_sizes(address: Address, before: Attention | Mixer, after: Attention | Mixer) -> None:
@@ -238,13 +224,4 @@ def _check_sizes(address: Address, before: Attention | Mixer, after: Attention |
             f"{_where(address)} has heads of size {before.config.size} in the first model and "
             f"{after.config.size} in the second",
             "compare models with equal head sizes",
-        )
-
-
-def _check_counts(before: Block, after: Block) -> None:
-    if after.heads > before.heads:
-        raise InputError(
-            f"{_where(before)} has {before.heads} heads in the first model and "
-            f"{after.heads} in the second",
-            "pass the model with more heads first",
         )

@@ -1,6 +1,6 @@
 """Statistics of every head of a model, in one streaming pass over texts of any length."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -18,7 +18,7 @@ from manyheads.ragged import Ragged
 KIND = "statistics"
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class Statistics(tables.ByHead):
     """Measures of every head by name, with standard errors; `metadata` says on what.
 
@@ -42,22 +42,19 @@ class Statistics(tables.ByHead):
         """False if the measurement was interrupted before the last text."""
         return bool(self.metadata["complete"])
 
-    def __str__(self) -> str:
-        metadata = self.metadata
-        over = f"over {metadata['texts']:,} texts, {metadata['tokens']:,} tokens"
-        lines = [tables.ByHead.__str__(self), f"  {over}, errors over {metadata['errors_over']}"]
-        massive = [activation for activation in self.activations if activation.massive]
-        for activation in massive:
-            lines.append(
-                f"  massive activation after layer {activation.layer}: {activation.largest:.0f} "
-                f"in channel {activation.channel} at position "
-                f"{activation.position} of text {activation.text}"
-            )
+    def _lines(self) -> Iterator[str]:
+        yield from tables.ByHead._lines(self)
+        over = "over {texts:,} texts, {tokens:,} tokens, errors over {errors_over}"
+        yield f"  {over.format(**self.metadata)}"
+        for activation in self.activations:
+            if activation.massive:
+                yield (
+                    f"  massive activation after layer {activation.layer}: "
+                    f"{activation.largest:.0f} in channel {activation.channel} at position "
+                    f"{activation.position} of text {activation.text}"
+                )
         if not self.complete:
-            lines.append("  interrupted before all texts were read")
-        return "\n".join(lines)
-
-    __repr__ = __str__
+            yield "  interrupted before all texts were read"
 
 
 @wrapping_models
@@ -183,35 +180,21 @@ class StatisticsTotals:
         blocks, measured = addresses.blocks_of(model), self.sums.names
         if "entropy" not in measured and self.tokens:
             # None of the heads has a pattern.
-            classes = [f"on_{name}" for name in plan.classes]
-            measured = (
-                *measured,
-                *measures.OF_PATTERNS,
-                *map(measures.offset_name, plan.offsets),
-                *classes,
-            )
+            measured += measures.OF_PATTERNS
+            measured += tuple(map(measures.offset_name, plan.offsets))
+            measured += tuple(f"on_{name}" for name in plan.classes)
         names = measure_names.sort_measures(measured)
-        over_sequences = summary.texts > 1
+        several = summary.texts > 1
+        fractions = {name: count / self.tokens for name, count in self.class_counts.items()}
         metadata = {
             "texts": summary.texts,
             "tokens": self.tokens,
-            "errors_over": "texts" if over_sequences else "queries",
+            "errors_over": "texts" if several else "queries",
             "sink_above": plan.sink_above,
-            "class_fractions": {
-                name: count / self.tokens for name, count in self.class_counts.items()
-            },
-            "activations": [
-                asdict(activation) for _, activation in sorted(self.activations.items())
-            ],
+            "class_fractions": fractions,
+            "activations": [asdict(largest) for _, largest in sorted(self.activations.items())],
             "complete": summary.complete,
         }
-        return Statistics(
-            kind=KIND,
-            blocks=blocks,
-            means={name: self.sums.means(blocks, name) for name in names},
-            errors={
-                name: self.sums.errors(blocks, name, over_sequences=over_sequences)
-                for name in names
-            },
-            metadata=metadata,
-        )
+        means = {name: self.sums.means(blocks, name) for name in names}
+        errors = {name: self.sums.errors(blocks, name, over_sequences=several) for name in names}
+        return Statistics(kind=KIND, blocks=blocks, means=means, errors=errors, metadata=metadata)

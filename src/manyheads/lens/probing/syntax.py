@@ -1,6 +1,6 @@
 """The attention-only syntactic probe: dependency heads predicted from attention weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ STEPS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class SyntaxProbe(tables.Tabular):
+class SyntaxProbe(tables.OfBlocks, tables.Tabular):
     """Unlabeled attachment scores, with standard errors over sentences.
 
     "probe" combines all heads; "offset" is the best fixed distance, "head" the best single head,
@@ -42,10 +42,6 @@ class SyntaxProbe(tables.Tabular):
     to_head: Float[np.ndarray, " h"]
     from_head: Float[np.ndarray, " h"]
     metadata: files.Metadata
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        return tuple(address for block in self.blocks for address in block.addresses)
 
     def ranked(self, top_k: int | None = None) -> list[tuple[Address, float, float]]:
         """Heads by how much the probe relies on them, in either direction."""
@@ -63,25 +59,15 @@ class SyntaxProbe(tables.Tabular):
 
     def table(self) -> Any:
         """A rich table of the scores."""
-        from rich.table import Table
-
-        table = Table("method", box=None, pad_edge=False, title=KIND, title_justify="left")
-        table.add_column("attachment score", justify="right")
+        table = tables.titled_table(KIND, ["method"], ["attachment score"])
         for name, (score, error) in self.scores.items():
             table.add_row(name, f"{percent(score)} ±{percent(error)}")
         return table
 
-    def __str__(self) -> str:
-        scores = ", ".join(
-            f"{percent(score)} by {name}" for name, (score, _) in self.scores.items()
-        )
-        offset, head = self.metadata["offset"], self.metadata["head"]
-        return (
-            f"heads of {self.metadata['words']} words: {scores} "
-            f"(the offset is {offset:+d}, the head {head})"
-        )
-
-    __repr__ = __str__
+    def _lines(self) -> Iterator[str]:
+        scores = [f"{percent(score)} by {name}" for name, (score, _) in self.scores.items()]
+        chosen = "(the offset is {offset:+d}, the head {head})".format(**self.metadata)
+        yield f"heads of {self.metadata['words']} words: {', '.join(scores)} {chosen}"
 
 
 @wrapping_models
@@ -163,10 +149,10 @@ class _Scorer(nn.Module):
         scores = scores + torch.einsum("hwj,h->jw", tree.attention, self.from_head)
         if self.by_words is not None:
             added = torch.einsum("wc,dshc->dshw", tree.vectors, self.by_words)
-            scores = scores + torch.einsum("hjw,hj->jw", tree.attention, added[0, 0])
-            scores = scores + torch.einsum("hjw,hw->jw", tree.attention, added[0, 1])
-            scores = scores + torch.einsum("hwj,hj->jw", tree.attention, added[1, 0])
-            scores = scores + torch.einsum("hwj,hw->jw", tree.attention, added[1, 1])
+            for direction, axes in enumerate(("hjw", "hwj")):
+                for side, word in enumerate("jw"):
+                    by_word = added[direction, side]
+                    scores = scores + torch.einsum(f"{axes},h{word}->jw", tree.attention, by_word)
         return scores[tree.words].masked_fill(~tree.candidates, -torch.inf)
 
 
@@ -191,11 +177,9 @@ def _trees(scope: HeadScope, sentences: Sequence[Any], progress: bool) -> list[_
         for number, (_, heads) in enumerate(sentences):
             ids = inputs.select([number]).ids
             assert ids is not None
-            tree = _tree(scope, ids, positions[number], heads)
-            if tree is not None:
-                trees.append(tree)
+            trees.append(_tree(scope, ids, positions[number], heads))
             bar.advance()
-    return trees
+    return [tree for tree in trees if tree is not None]
 
 
 def _tree(
@@ -283,7 +267,7 @@ def _result(
             counts = torch.tensor([float(len(words)) for words in hits])
             mean, error = weighted_mean(torch.stack([words.mean() for words in hits]), counts)
             scores[name] = (float(mean), float(error))
-    names = [address for block in scope.blocks for address in block.addresses]
+    names = scope.addresses
     direction = "to the head" if best < len(names) else "from the head"
     return SyntaxProbe(
         scores=scores,

@@ -1,23 +1,23 @@
 """Collapsed layers: heads that all do the same, or tokens that all have the same direction."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.attention_maps.overlap import overlap
-from manyheads.lens.inputs.cached_run import StackName, head_scope
+from manyheads.lens.inputs.cached_run import StackName, head_scope, layer_output_site
 from manyheads.lens.inputs.texts import Inputs, for_each_batch, read_inputs
-from manyheads.lens.results.tables import ByPair, Tabular
+from manyheads.lens.measure.measures import SequenceGroups, sum_by_sequence
+from manyheads.lens.results.tables import ByPair, Tabular, titled_table
 from manyheads.models import build, model_interface
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Site, Sublayer, Tap
+from manyheads.taps import Patterns, Site
 
 KIND = "collapse"
 
@@ -49,20 +49,16 @@ class Collapse(Tabular):
     @property
     def head_collapse(self) -> tuple[int, ...]:
         """Layers whose heads all attend alike."""
-        return tuple(
-            layer.layer
-            for layer in self.layers
-            if layer.heads is not None and layer.heads > self.heads_above
-        )
+        return self._above("heads", self.heads_above)
 
     @property
     def token_collapse(self) -> tuple[int, ...]:
         """Layers after which all tokens of a text have similar directions."""
-        return tuple(
-            layer.layer
-            for layer in self.layers
-            if layer.tokens is not None and layer.tokens > self.tokens_above
-        )
+        return self._above("tokens", self.tokens_above)
+
+    def _above(self, side: str, limit: float) -> tuple[int, ...]:
+        pairs = [(layer.layer, getattr(layer, side)) for layer in self.layers]
+        return tuple(layer for layer, value in pairs if value is not None and value > limit)
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per layer."""
@@ -77,20 +73,12 @@ class Collapse(Tabular):
 
     def table(self) -> Any:
         """A rich table, one row per layer."""
-        from rich.table import Table
-
-        table = Table("layer", box=None, pad_edge=False, title=KIND, title_justify="left")
-        for name in ("heads' overlap", "tokens' cosine", "collapsed"):
-            table.add_column(name, justify="right")
+        names = ("heads' overlap", "tokens' cosine", "collapsed")
+        table = titled_table(KIND, ["layer"], names)
         for layer in self.layers:
             numbers = ["-" if x is None else f"{x:.3f}" for x in (layer.heads, layer.tokens)]
             table.add_row(str(layer.layer), *numbers, self._reasons(layer.layer) or "-")
         return table
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
         collapsed = sorted({*self.head_collapse, *self.token_collapse})
@@ -132,14 +120,8 @@ def collapse(
             raise InputError(f"{name} must be in [-1, 1], got {value}", "use -1 to 1")
     scope = head_scope(model, stack)
     inputs = read_inputs(model, texts)
-    pairs = overlap(
-        model,
-        inputs,
-        partners="same layer",
-        stack=stack,
-        batch_tokens=batch_tokens,
-        progress=progress,
-    )
+    shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
+    pairs = overlap(model, inputs, partners="same layer", stack=stack, **shared)
     directions = _Directions(model.stacks()[scope.stack_name])
 
     def visit(batch: model_interface.ModelInputs, _: list[int]) -> None:
@@ -148,9 +130,7 @@ def collapse(
             model.run_hidden(batch, watcher)
         directions.merge(watcher)
 
-    passed = for_each_batch(
-        model, inputs, visit, label="reading tokens", batch_tokens=batch_tokens, progress=progress
-    )
+    passed = for_each_batch(model, inputs, visit, label="reading tokens", **shared)
     heads, tokens = _by_layer(pairs), directions.means()
     return Collapse(
         layers=tuple(
@@ -188,18 +168,18 @@ class _Directions:
         self.pairs: dict[int, float] = {}
 
     def wants(self, site: Site) -> bool:
-        mine = site.stack == self.stack.name and site.tap is Tap.AFTER
-        return mine and site.sublayer is self._last(site.layer)
+        inside = site.stack == self.stack.name and site.layer >= 0
+        return inside and site == layer_output_site(self.stack, site.layer)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         assert isinstance(value, Ragged), "no pattern is requested"
         vectors = value.values.float()
         norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
         unit = vectors / norms.clamp(min=torch.finfo(torch.float32).tiny)
-        owner, texts = value.lengths.sequence_of_token, len(value)
-        summed = _summed(unit.double(), owner, texts)
+        groups = SequenceGroups(value.lengths.sequence_of_token, len(value))
+        summed = sum_by_sequence(unit.double(), groups)
         # A zero vector has no direction and forms no pair.
-        count = _summed((norms > 0).double(), owner, texts).squeeze(-1)
+        count = sum_by_sequence((norms > 0).double(), groups).squeeze(-1)
         cosines = summed.square().sum(-1) - count
         self.cosines[site.layer] = float(cosines[count > 1].sum())
         self.pairs[site.layer] = float((count * (count - 1)).sum())
@@ -211,19 +191,3 @@ class _Directions:
 
     def means(self) -> dict[int, float]:
         return {layer: self.cosines[layer] / pairs for layer, pairs in self.pairs.items() if pairs}
-
-    def _last(self, layer: int) -> Sublayer | None:
-        """The last sublayer of a layer, or the constant that pruning left of it."""
-        config = self.stack.config.layers[layer]
-        order: Sequence[Sublayer] = (Sublayer.FEEDFORWARD, Sublayer.CROSS, Sublayer.ATTENTION)
-        for sublayer in order:
-            rest = getattr(config, f"{sublayer.value}_rest", None)
-            if getattr(config, sublayer.value) is not None or rest is not None:
-                return sublayer
-        if config.mixer is not None:
-            return Sublayer.ATTENTION
-        return None
-
-
-def _summed(values: Tensor, owner: Tensor, texts: int) -> Tensor:
-    return values.new_zeros(texts, values.shape[1]).index_add(0, owner, values)

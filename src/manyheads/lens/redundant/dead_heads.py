@@ -1,11 +1,10 @@
 """Dead heads: heads that do nothing, each with the reasons."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
@@ -13,7 +12,7 @@ from manyheads.lens.causal.ablation import Replacement, ablate
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.measure.statistics import statistics
-from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
+from manyheads.lens.results.addresses import Address, HeadName, pick_head
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model
 from manyheads.taps import Sublayer
@@ -26,8 +25,12 @@ ENTROPY_ABOVE = 0.99
 # A head is dead if its output has less than this fraction of the residual stream's norm.
 NORM_BELOW = 1e-3
 
-FloatsByHead = Float[np.ndarray, " h"]
 Reason = Literal["ablation", "entropy", "norm"]
+EXPLAINED: dict[Reason, str] = {
+    "ablation": "without it the loss changes by {loss_change:+.2g} (below {loss_below:g})",
+    "entropy": "its entropy is {normalized_entropy:.4f} of the maximum (above {entropy_above:g})",
+    "norm": "it writes {output_share:.2g} of the residual stream (below {norm_below:g})",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -40,14 +43,20 @@ class DeadHeads(ByHead):
 
     @property
     def reasons(self) -> dict[Address, tuple[Reason, ...]]:
-        """The reasons of every dead head, by name."""
-        checks = self._checks()
-        reasons: dict[Address, tuple[Reason, ...]] = {}
-        for index, address in enumerate(self.addresses):
-            mine = tuple(reason for reason, met in checks.items() if met[index])
-            if mine:
-                reasons[address] = mine
-        return reasons
+        """The reasons of every dead head, by name; a measure that is missing is none."""
+        metadata, means = self.metadata, self.means
+        checks: dict[Reason, Any] = {
+            "entropy": means["normalized_entropy"] > metadata["entropy_above"],
+            "norm": means["output_share"] < metadata["norm_below"],
+        }
+        if "loss_change" in means:
+            idle = np.abs(means["loss_change"]) < metadata["loss_below"]
+            checks = {"ablation": idle, **checks}
+        reasons = {
+            address: tuple(reason for reason, met in checks.items() if met[index])
+            for index, address in enumerate(self.addresses)
+        }
+        return {address: why for address, why in reasons.items() if why}
 
     @property
     def heads(self) -> tuple[Address, ...]:
@@ -64,46 +73,12 @@ class DeadHeads(ByHead):
         pairs = zip(ByHead.rows(self), self.addresses, strict=True)
         return [row | {"dead": ", ".join(reasons.get(head, ()))} for row, head in pairs]
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    __repr__ = __str__
-
     def _lines(self) -> Iterator[str]:
         reasons = self.reasons
         yield f"{len(reasons)} of {len(self.addresses)} heads are dead"
         for address, why in reasons.items():
-            yield f"  {address}: {', '.join(self._describe(address, reason) for reason in why)}"
-
-    def _describe(self, address: Address, reason: Reason) -> str:
-        values, metadata = self.of(address), self.metadata
-        match reason:
-            case "ablation":
-                return (
-                    f"without it the loss changes by {values['loss_change']:+.2g} "
-                    f"(below {metadata['loss_below']:g})"
-                )
-            case "entropy":
-                return (
-                    f"its entropy is {values['normalized_entropy']:.4f} of the maximum "
-                    f"(above {metadata['entropy_above']:g})"
-                )
-            case "norm":
-                return (
-                    f"it writes {values['output_share']:.2g} of the residual stream "
-                    f"(below {metadata['norm_below']:g})"
-                )
-
-    def _checks(self) -> Mapping[Reason, Any]:
-        """Which heads each reason holds for; a measure that is missing holds for none."""
-        metadata, means = self.metadata, self.means
-        checks: dict[Reason, Any] = {
-            "entropy": means["normalized_entropy"] > metadata["entropy_above"],
-            "norm": means["output_share"] < metadata["norm_below"],
-        }
-        if "loss_change" in means:
-            return {"ablation": np.abs(means["loss_change"]) < metadata["loss_below"], **checks}
-        return checks
+            facts = self.metadata | self.of(address)
+            yield f"  {address}: {', '.join(EXPLAINED[reason].format(**facts) for reason in why)}"
 
 
 @wrapping_models
@@ -137,35 +112,32 @@ def dead_heads(
     >>> dead_heads(model, [[1, 2, 3, 4], [5, 6, 7]], replace_with=None).why("L0H0")
     ('entropy',)
     """
-    _check(loss_below, entropy_above, norm_below)
-    scope = head_scope(model, stack, sublayer)
-    inputs = read_inputs(model, texts)
-    seen = statistics(model, inputs, batch_tokens=batch_tokens, progress=progress)
-    means, errors = _select(seen, scope.blocks)
-    metadata = {name: seen.metadata[name] for name in ("texts", "tokens", "complete")}
-    if replace_with is not None and (targets is not None or predicts_next_token(model)):
-        ablation = ablate(
-            model,
-            inputs,
-            replace_with=replace_with,
-            targets=targets,
-            stack=stack,
-            sublayer=sublayer,
-            batch_tokens=batch_tokens,
-            progress=progress,
-        )
-        means = {"loss_change": ablation["change"].means, **means}
-        errors = {"loss_change": ablation["change"].errors, **errors}
-        metadata["complete"] = seen.complete and ablation.complete
     thresholds = {
         "loss_below": loss_below,
         "entropy_above": entropy_above,
         "norm_below": norm_below,
-        "replace_with": replace_with,
     }
-    return DeadHeads(
-        kind=KIND, blocks=scope.blocks, means=means, errors=errors, metadata=metadata | thresholds
+    _check(**thresholds)
+    scope = head_scope(model, stack, sublayer)
+    inputs = read_inputs(model, texts)
+    shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
+    seen = statistics(model, inputs, **shared)
+    addresses, complete = set(scope.addresses), seen.complete
+    in_scope = np.array([address in addresses for address in seen.addresses])
+    means, errors = (
+        {name: values[in_scope] for name, values in columns.items()}
+        for columns in (seen.means, seen.errors)
     )
+    if replace_with is not None and (targets is not None or predicts_next_token(model)):
+        shared |= {"stack": stack, "sublayer": sublayer, "targets": targets}
+        ablation = ablate(model, inputs, replace_with=replace_with, **shared)
+        means["loss_change"] = ablation["change"].means
+        errors["loss_change"] = ablation["change"].errors
+        complete = complete and ablation.complete
+    metadata = seen.metadata | {"complete": complete}
+    measured = ByHead(kind=KIND, blocks=scope.blocks, means=means, errors=errors, metadata=metadata)
+    dead = dead_by_statistics(measured, **thresholds)
+    return replace(dead, metadata=dead.metadata | {"replace_with": replace_with})
 
 
 def dead_by_statistics(
@@ -177,28 +149,18 @@ def dead_by_statistics(
 ) -> DeadHeads:
     """The dead heads by measured statistics; by ablation too if they have "loss_change"."""
     _check(loss_below, entropy_above, norm_below)
-    means, errors = _select(seen, seen.blocks)
-    metadata = {name: seen.metadata[name] for name in ("texts", "tokens", "complete")}
-    thresholds = {
+    names = [name for name in ("loss_change", "normalized_entropy", "output_share") if name in seen]
+    metadata = {name: seen.metadata[name] for name in ("texts", "tokens", "complete")} | {
         "loss_below": loss_below,
         "entropy_above": entropy_above,
         "norm_below": norm_below,
     }
     return DeadHeads(
-        kind=KIND, blocks=seen.blocks, means=means, errors=errors, metadata=metadata | thresholds
-    )
-
-
-def _select(
-    seen: ByHead, blocks: tuple[Block, ...]
-) -> tuple[dict[str, FloatsByHead], dict[str, FloatsByHead]]:
-    """The measures that decide, for the heads of some attentions."""
-    addresses = {address for block in blocks for address in block.addresses}
-    in_scope = np.array([address in addresses for address in seen.addresses])
-    names = [name for name in ("loss_change", "normalized_entropy", "output_share") if name in seen]
-    return (
-        {name: seen.means[name][in_scope] for name in names},
-        {name: seen.errors[name][in_scope] for name in names if name in seen.errors},
+        kind=KIND,
+        blocks=seen.blocks,
+        means={name: seen.means[name] for name in names},
+        errors={name: seen.errors[name] for name in names if name in seen.errors},
+        metadata=metadata,
     )
 
 

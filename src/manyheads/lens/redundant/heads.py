@@ -15,7 +15,7 @@ from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.redundant.outputs import output_similarity
 from manyheads.lens.results.addresses import Address, Block
 from manyheads.lens.results.files import Metadata
-from manyheads.lens.results.tables import ByPair, Tabular
+from manyheads.lens.results.tables import ByPair, OfBlocks, Tabular, titled_table
 from manyheads.lens.weights.composition import weight_similarity
 from manyheads.models.build import Model
 from manyheads.taps import Head, Sublayer
@@ -107,7 +107,7 @@ class DuplicatePair:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class Redundancy(Tabular):
+class Redundancy(OfBlocks, Tabular):
     """Three similarities of each two heads, the duplicate pairs, and clusters of similar heads."""
 
     blocks: tuple[Block, ...]
@@ -116,10 +116,6 @@ class Redundancy(Tabular):
     cluster_above: float
     by: By = "joint"
     metadata: Metadata = field(default_factory=dict)
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        return tuple(address for block in self.blocks for address in block.addresses)
 
     def pairs(self, by: By | None = None) -> ByPair:
         """One similarity of all pairs; "joint" is the mean of the three, clipped at 0."""
@@ -136,21 +132,15 @@ class Redundancy(Tabular):
         patterns, outputs, weights = (self.similarity[side] for side in SIDES)
         # A head that writes nothing has no direction, and is no duplicate.
         lesser = np.nan_to_num(np.minimum(patterns, outputs), nan=-1.0)
-        pairs = [
-            (one, other)
-            for one, other in np.argwhere(np.triu(lesser >= self.duplicate_above, 1))
-            if one != other
-        ]
+        pairs = map(tuple, np.argwhere(np.triu(lesser >= self.duplicate_above, 1)))
         names = self.addresses
         return tuple(
             DuplicatePair(
-                names[one],
-                names[other],
-                float(patterns[one, other]),
-                float(outputs[one, other]),
-                float(weights[one, other]),
+                names[pair[0]],
+                names[pair[1]],
+                *(float(side[pair]) for side in (patterns, outputs, weights)),
             )
-            for one, other in sorted(pairs, key=lambda pair: -lesser[pair])
+            for pair in sorted(pairs, key=lambda pair: -lesser[pair])
         )
 
     @property
@@ -188,11 +178,7 @@ class Redundancy(Tabular):
 
     def table(self, max_rows: int = 40) -> Any:
         """A rich table of `rows`, heads most similar to another first."""
-        from rich.table import Table
-
-        table = Table("head", "nearest", box=None, pad_edge=False, title=KIND, title_justify="left")
-        for name in ("joint", *SIDES, "cluster"):
-            table.add_column(name, justify="right")
+        table = titled_table(KIND, ["head", "nearest"], ["joint", *SIDES, "cluster"])
         rows = sorted(self.rows(), key=lambda row: -row.get("joint", -np.inf))
         for row in rows[:max_rows]:
             cells = [f"{row[name]:.2f}" if name in row else "-" for name in ("joint", *SIDES)]
@@ -200,18 +186,13 @@ class Redundancy(Tabular):
             table.add_row(row["head"], row["nearest"] or "-", *cells, group)
         return table
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    __repr__ = __str__
-
     def _lines(self) -> Iterator[str]:
-        heads = len(self.addresses)
-        pairs, clusters = len(self.duplicates), len(self.clusters)
-        yield f"{heads} heads: {pairs} duplicate pairs, {clusters} clusters"
-        for pair in self.duplicates[:10]:
+        pairs, clusters = self.duplicates, self.clusters
+        counts = f"{len(pairs)} duplicate pairs, {len(clusters)} clusters"
+        yield f"{len(self.addresses)} heads: {counts}"
+        for pair in pairs[:10]:
             yield f"  {pair}"
-        for index, group in enumerate(self.clusters[:10]):
+        for index, group in enumerate(clusters[:10]):
             yield f"  cluster {index}: {', '.join(map(str, group))}"
 
     def _values(self, by: By) -> Float[np.ndarray, "h h"]:
@@ -255,31 +236,20 @@ def redundancy(
                 f"{name} must be in (0, 1], got {value}", "use a value above 0, at most 1"
             )
     inputs = read_inputs(model, texts)
-    seen = overlap(
-        model,
-        inputs,
-        stack=stack,
-        sublayer=sublayer,
-        batch_tokens=batch_tokens,
-        progress=progress,
-    )
-    written = output_similarity(
-        model,
-        inputs,
-        stack=stack,
-        sublayer=sublayer,
-        batch_tokens=batch_tokens,
-        progress=progress,
-    )
-    weights = weight_similarity(model, "writes", stack=stack, sublayer=sublayer, progress=progress)
-    metadata = seen.metadata | {
-        "complete": seen.metadata["complete"] and written.metadata["complete"]
-    }
+    shared: dict[str, Any] = {"stack": stack, "sublayer": sublayer, "progress": progress}
+    seen = overlap(model, inputs, batch_tokens=batch_tokens, **shared)
+    written = output_similarity(model, inputs, batch_tokens=batch_tokens, **shared)
+    weights = weight_similarity(model, "writes", **shared)
+    complete = seen.metadata["complete"] and written.metadata["complete"]
     return Redundancy(
         blocks=seen.blocks,
         similarity={"patterns": seen.values, "outputs": written.values, "weights": weights.values},
         duplicate_above=duplicate_above,
         cluster_above=cluster_above,
         by=by,
-        metadata={name: metadata[name] for name in ("texts", "tokens", "complete")},
+        metadata={
+            "texts": seen.metadata["texts"],
+            "tokens": seen.metadata["tokens"],
+            "complete": complete,
+        },
     )

@@ -1,7 +1,6 @@
 """Similarity of what two heads write to the residual stream, token by token."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.results import addresses, tables
 from manyheads.models import build, model_interface
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Site, Sublayer, Tap
+from manyheads.taps import Record, Sublayer, Tap
 
 KIND = "output similarity"
 # Elements of head outputs, each as wide as the residual stream, that are in memory at once.
@@ -52,16 +51,14 @@ def output_similarity(
     if measure not in ("cosine", "cka"):
         raise InputError(f"measure must be cosine or cka, got {measure!r}", "use one of them")
     scope = head_scope(model, stack, sublayer)
-    tally: _Cosines | _KernelAlignment = (
-        _Cosines(scope) if measure == "cosine" else _KernelAlignment(scope)
-    )
+    tally = _Cosines(scope) if measure == "cosine" else _KernelAlignment(scope)
+    sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
 
     def visit(inputs: model_interface.ModelInputs, _: list[int]) -> None:
-        watcher = _Outputs(scope)
+        outputs = Record(sites)
         with torch.inference_mode():
-            model.run_hidden(inputs, watcher)
-        with torch.inference_mode():
-            tally.update([watcher.seen[layer] for layer in scope.layers])
+            model.run_hidden(inputs, outputs)
+            tally.update([cast(Ragged, outputs[site]).values for site in sites])
 
     passed = for_each_batch(
         model, texts, visit, label="reading outputs", batch_tokens=batch_tokens, progress=progress
@@ -70,38 +67,17 @@ def output_similarity(
     return tables.ByPair(kind=KIND, blocks=scope.blocks, values=tally.values(), metadata=metadata)
 
 
-class _Outputs:
-    """A watcher that records the inputs of the output projections."""
-
-    def __init__(self, scope: HeadScope) -> None:
-        self._part = scope
-        self.seen: dict[int, Float[Tensor, "n h d"]] = {}
-
-    def wants(self, site: Site) -> bool:
-        return site == self._part.site(site.layer, Tap.HEAD_OUTPUT) if site.layer >= 0 else False
-
-    def see(self, site: Site, value: Ragged | Patterns) -> None:
-        assert isinstance(value, Ragged), "no pattern is requested"
-        self.seen[site.layer] = value.values
-
-
-@dataclass(slots=True, eq=False)
 class _Cosines:
     """Sums of cosines over tokens, and the number of tokens at which both heads write."""
 
-    scope: HeadScope
-    writers: list[Float[Tensor, "h d c"]] = field(init=False)
-    cosines: Float[Tensor, "h h"] = field(init=False)
-    tokens: Float[Tensor, "h h"] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.writers = _writers(self.scope)
-        heads, device = len(self.scope.heads), self.writers[0].device
+    def __init__(self, scope: HeadScope) -> None:
+        self.writers = _writers(scope)
+        heads, device = len(scope.heads), self.writers[0].device
         self.cosines = torch.zeros(heads, heads, dtype=torch.float64, device=device)
         self.tokens = torch.zeros_like(self.cosines)
 
     def update(self, outputs: list[Float[Tensor, "n _ _"]]) -> None:
-        heads, width = len(self.scope.heads), self.writers[0].shape[-1]
+        heads, width = len(self.cosines), self.writers[0].shape[-1]
         home = "cpu" if self.cosines.device.type == "cpu" else "cuda"
         step = max(1, LARGEST_CHUNK[home] // (heads * width))
         cosines, tokens = torch.zeros_like(self.cosines), torch.zeros_like(self.tokens)
@@ -124,30 +100,21 @@ class _Cosines:
         return np.asarray((self.cosines / self.tokens).cpu().numpy())
 
 
-@dataclass(slots=True, eq=False)
 class _KernelAlignment:
     """The outputs of all tokens by layer, reduced to the size of a head."""
 
-    scope: HeadScope
-    factors: list[Float[Tensor, "h d k"]] = field(init=False)
-    kept: list[list[Float[Tensor, "n h k"]]] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, scope: HeadScope) -> None:
         # R of W = QR preserves all norms and angles of what a head writes, in the head's own size.
-        self.factors = [torch.linalg.qr(writer.mT).R.mT for writer in _writers(self.scope)]
-        self.kept = [[] for _ in self.factors]
+        self.factors = [torch.linalg.qr(writer.mT).R.mT for writer in _writers(scope)]
+        self.batches: list[list[Float[Tensor, "n _ _"]]] = [[] for _ in self.factors]
 
     def update(self, outputs: list[Float[Tensor, "n _ _"]]) -> None:
-        written = [
-            torch.einsum("nhd,hdk->nhk", output.float(), factor).cpu()
-            for output, factor in zip(outputs, self.factors, strict=True)
-        ]
-        for layer, output in zip(self.kept, written, strict=True):
-            layer.append(output)
+        for batches, output, factor in zip(self.batches, outputs, self.factors, strict=True):
+            batches.append(torch.einsum("nhd,hdk->nhk", output.float(), factor).cpu())
 
     def values(self) -> Float[np.ndarray, "h h"]:
         device = self.factors[0].device
-        layers = [torch.cat(batches) for batches in self.kept]
+        layers = [torch.cat(batches) for batches in self.batches]
         layers = [layer - layer.double().mean(0).float() for layer in layers]
         blocks = []
         for one in layers:

@@ -48,9 +48,7 @@ class Result:
         if suffix == ".json":
             summary = self._summary()
             about |= {"summary": summary} if summary else {}
-            about["arrays"] = {
-                name: _encode_floats(array.tolist()) for name, array in arrays.items()
-            }
+            about["arrays"] = {name: _encode_floats(arrays[name].tolist()) for name in arrays}
             content = json.dumps(about, indent=1, allow_nan=False).encode()
         else:
             content = save(arrays, metadata={HEADER_KEY: json.dumps(about, allow_nan=False)})
@@ -68,7 +66,7 @@ def read_result(path: Path | str, kinds: Mapping[str, type[Result]]) -> Result:
     suffix = _suffix(path)
     if not path.is_file():
         raise InputError(f"{path} does not exist", REMEDY)
-    about, arrays = _read_json(path) if suffix == ".json" else _read_safetensors(path)
+    about, arrays = _read(path, as_json=suffix == ".json")
     kind = str(about["kind"])
     kind = CLASSES.get(kind, kind)
     if kind not in kinds:
@@ -91,37 +89,24 @@ def _suffix(path: Path) -> str:
     return path.suffix
 
 
-def _read_json(path: Path) -> tuple[Metadata, Arrays]:
+def _read(path: Path, *, as_json: bool) -> tuple[Metadata, Arrays]:
     try:
-        about = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(
-            f"{path} is damaged: not valid JSON ({error})", "save the result again"
-        ) from None
-    _check_about(path, about, "arrays")
-    # `None` becomes NaN later; the dtype of each array is among the fields.
-    return about, {name: np.array(values, dtype=object) for name, values in about["arrays"].items()}
-
-
-def _read_safetensors(path: Path) -> tuple[Metadata, Arrays]:
-    try:
-        with safe_open(path, framework="np") as opened:
-            metadata = opened.metadata() or {}
-            if HEADER_KEY not in metadata:
-                raise InputError(f"{path} holds no lens result", REMEDY)
-            arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        about = json.loads(metadata[HEADER_KEY])
+        if as_json:
+            about = json.loads(path.read_text("utf-8"))
+        else:
+            with safe_open(path, framework="np") as opened:
+                about = json.loads((opened.metadata() or {}).get(HEADER_KEY, "null"))
+                arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError) as error:
-        if isinstance(error, ManyheadsError):
-            raise
-        raise InputError(f"{path} is damaged ({error})", "save the result again") from None
-    _check_about(path, about)
-    return about, arrays
-
-
-def _check_about(path: Path, about: Any, *more: str) -> None:
-    if not isinstance(about, dict) or not all(key in about for key in ("kind", "fields", *more)):
+        what = "is damaged: not valid JSON" if as_json else "is damaged"
+        raise InputError(f"{path} {what} ({error})", "save the result again") from None
+    parts = {"kind", "fields", "arrays"} if as_json else {"kind", "fields"}
+    if not isinstance(about, dict) or not parts <= about.keys():
         raise InputError(f"{path} holds no lens result", REMEDY)
+    if as_json:
+        # `None` becomes NaN later; the dtype of each array is among the fields.
+        arrays = {name: np.array(values, dtype=object) for name, values in about["arrays"].items()}
+    return about, arrays
 
 
 def _encode_fields(value: Any, name: str, arrays: Arrays) -> Metadata:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingPackageError, ShapeError
+from manyheads.formatting import plain_table
 from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
 from manyheads.lens.results.files import Metadata, Result
 from manyheads.lens.results.measure_names import describe_measure, format_value
@@ -21,9 +22,18 @@ MAX_ROWS = 40
 
 
 class Tabular(Result):
-    """A result that is also a list of records."""
+    """A result that is also a list of records, and some lines of text."""
 
     __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _lines(self) -> Iterator[str]:
+        raise NotImplementedError
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per measured item."""
@@ -34,8 +44,31 @@ class Tabular(Result):
         return to_frame(self.rows())
 
 
+class OfBlocks:
+    """Values of the heads of some blocks, in their order."""
+
+    __slots__ = ()
+    blocks: tuple[Block, ...]
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(address for block in self.blocks for address in block.addresses)
+
+    def _index_of(self, head: HeadName) -> int:
+        """The place of a head among all; an `Address` is found without listing them."""
+        address = head if isinstance(head, Address) else pick_head(self.addresses, head)
+        start, number = 0, address.head.head
+        for block in self.blocks:
+            same = (block.stack, block.sublayer) == (address.stack, address.sublayer)
+            if same and block.layer == address.head.layer and 0 <= number < block.heads:
+                return start + number
+            start += block.heads
+        # Raises the error that says which heads there are.
+        return self.addresses.index(pick_head(self.addresses, address))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class Column(OfBlocks):
     """One measure of every head: means, and their standard errors (NaN where unknown)."""
 
     name: str
@@ -43,16 +76,12 @@ class Column:
     means: FloatsByHead
     errors: FloatsByHead
 
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        return tuple(address for block in self.blocks for address in block.addresses)
-
     def of(self, head: HeadName) -> float:
         """The mean of one head."""
-        return float(self.means[_index_of(self.blocks, head)])
+        return float(self.means[self._index_of(head)])
 
     def error_of(self, head: HeadName) -> float:
-        return float(self.errors[_index_of(self.blocks, head)])
+        return float(self.errors[self._index_of(head)])
 
     def layers(
         self, stack: str = "main", sublayer: Sublayer = Sublayer.ATTENTION
@@ -74,8 +103,39 @@ class Column:
         return sorted(measured, key=lambda item: item[1], reverse=not smallest)
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByHead(Tabular):
+class ByName:
+    """Measures by name, each with one mean per head or layer and perhaps its standard error."""
+
+    __slots__ = ()
+    means: Mapping[str, Float[np.ndarray, " _"]]
+    errors: Mapping[str, Float[np.ndarray, " _"]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.means)
+
+    def _check_shapes(self, count: int, what: str) -> None:
+        for name, values in (*self.means.items(), *self.errors.items()):
+            if values.shape != (count,):
+                raise ShapeError(
+                    f"{name} has shape {values.shape}", f"pass one value for each of {count} {what}"
+                )
+
+    def _at(self, index: int) -> dict[str, float]:
+        return {name: float(values[index]) for name, values in self.means.items()}
+
+    def _record(self, index: int) -> dict[str, float]:
+        """The means at an index, each followed by its error, if known, as `<name>_error`."""
+        record = {}
+        for name, value in self._at(index).items():
+            record[name] = value
+            if name in self.errors:
+                record[f"{name}_error"] = float(self.errors[name][index])
+        return record
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
+class ByHead(OfBlocks, ByName, Tabular):
     """Measures by name, each with one mean per head and optionally its standard error.
 
     `kind` names the result, and `metadata` has the rest: texts, tokens, thresholds. Heads are in
@@ -94,20 +154,7 @@ class ByHead(Tabular):
     metadata: Metadata = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        heads = sum(block.heads for block in self.blocks)
-        for name, values in (*self.means.items(), *self.errors.items()):
-            if values.shape != (heads,):
-                raise ShapeError(
-                    f"{name} has shape {values.shape}", f"pass one value for each of {heads} heads"
-                )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.means)
-
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        return tuple(address for block in self.blocks for address in block.addresses)
+        self._check_shapes(sum(block.heads for block in self.blocks), "heads")
 
     def __contains__(self, name: str) -> bool:
         return name in self.means
@@ -120,14 +167,12 @@ class ByHead(Tabular):
 
     def of(self, head: HeadName) -> dict[str, float]:
         """All measures of one head."""
-        index = _index_of(self.blocks, head)
-        return {name: float(values[index]) for name, values in self.means.items()}
+        return self._at(self._index_of(head))
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per head: its address, its means, and their errors as `<name>_error`."""
         return [
-            address.record() | _record_at(self.means, self.errors, index)
-            for index, address in enumerate(self.addresses)
+            address.record() | self._record(index) for index, address in enumerate(self.addresses)
         ]
 
     def table(
@@ -138,56 +183,46 @@ class ByHead(Tabular):
         max_rows: int | None = MAX_ROWS,
     ) -> Any:
         """A rich table of some measures or all; heads in order, or sorted by one measure."""
-        from rich.table import Table
-
         names = self.names if names is None else names
         columns = [self[name] for name in names]
         indices = list(range(len(self.addresses)))
         if by is not None:
             order = {address: index for index, address in enumerate(self.addresses)}
             indices = [order[address] for address, _ in self[by].ranked()]
-        table = Table("Head", box=None, pad_edge=False, title=self.kind, title_justify="left")
         about = [describe_measure(name) for name in names]
-        for measure in about:
-            table.add_column(measure.title, justify="right")
+        table = titled_table(self.kind, ["Head"], [info.title for info in about])
         for index in indices[:max_rows]:
             values = [
-                format_value(float(column.means[index]), measure.unit, float(column.errors[index]))
-                for column, measure in zip(columns, about, strict=True)
+                format_value(float(column.means[index]), info.unit, float(column.errors[index]))
+                for column, info in zip(columns, about, strict=True)
             ]
             table.add_row(str(self.addresses[index]), *values)
-        if max_rows is not None and len(indices) > max_rows:
-            table.caption = (
-                f"{len(indices) - max_rows} more heads: table(max_rows=None), frame() or save()"
-            )
-            table.caption_justify = "left"
-        return table
+        return caption_more(table, len(indices), max_rows)
 
-    def __str__(self) -> str:
-        heads, attentions = len(self.addresses), len(self.blocks)
-        lines = [f"{self.kind} of {heads} heads in {attentions} attentions"]
-        width = max((len(name) for name in self.names), default=0)
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.kind} of {len(self.addresses)} heads in {len(self.blocks)} attentions"
+        width = max(map(len, self.names), default=0)
         for name in self.names:
-            ranked = self[name].ranked()
-            if not ranked:
-                continue
-            (high, largest), (low, smallest) = ranked[0], ranked[-1]
-            mean = np.nanmean(self.means[name])
-            line = f"  {name:<{width}}  mean {mean:.3g}, from {smallest:.3g} ({low})"
-            lines.append(f"{line} to {largest:.3g} ({high})")
-        return "\n".join(lines)
-
-    __repr__ = __str__
+            if ranked := self[name].ranked():
+                (high, largest), (low, smallest) = ranked[0], ranked[-1]
+                mean = np.nanmean(self.means[name])
+                ends = f"from {smallest:.3g} ({low}) to {largest:.3g} ({high})"
+                yield f"  {name:<{width}}  mean {mean:.3g}, {ends}"
 
 
-def _record_at(means: Mapping[str, Any], errors: Mapping[str, Any], index: int) -> dict[str, float]:
-    """The means at an index, each followed by its error, if known, as `<name>_error`."""
-    record = {}
-    for name, values in means.items():
-        record[name] = float(values[index])
-        if name in errors:
-            record[f"{name}_error"] = float(errors[name][index])
-    return record
+def titled_table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Any:
+    """An empty rich table: columns of words, then columns of numbers on the right."""
+    table = plain_table(words, numbers, ())
+    table.title, table.title_justify = title, "left"
+    return table
+
+
+def caption_more(table: Any, heads: int, max_rows: int | None) -> Any:
+    """Say below a table how many heads it leaves out."""
+    if max_rows is not None and heads > max_rows:
+        more = f"{heads - max_rows} more heads: table(max_rows=None), frame() or save()"
+        table.caption, table.caption_justify = more, "left"
+    return table
 
 
 def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -197,24 +232,6 @@ def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     except ImportError:
         raise MissingPackageError("a DataFrame", "pandas") from None
     return pandas.DataFrame(list(rows))
-
-
-def _index_of(blocks: tuple[Block, ...], head: HeadName) -> int:
-    """The place of a head among those of the blocks."""
-    if not isinstance(head, Address):
-        head = pick_head([address for block in blocks for address in block.addresses], head)
-    start = 0
-    for block in blocks:
-        if (block.layer, block.stack, block.sublayer) == (
-            head.head.layer,
-            head.stack,
-            head.sublayer,
-        ) and 0 <= head.head.head < block.heads:
-            return start + head.head.head
-        start += block.heads
-    # Raises the error that says which heads there are.
-    pick_head([address for block in blocks for address in block.addresses], head)
-    raise AssertionError("unreachable")
 
 
 def format_change(change: float, error: float) -> str:
@@ -230,7 +247,7 @@ FloatsByLayer = Float[np.ndarray, " l"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class ByLayer(Tabular):
+class ByLayer(ByName, Tabular):
     """Measures by name, one mean per layer and optionally its error; layer -1 is the embeddings.
 
     >>> result = ByLayer(kind="example", layers=(-1, 0), means={"accuracy": np.array([0.5, 0.75])})
@@ -246,16 +263,7 @@ class ByLayer(Tabular):
     metadata: Metadata = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, values in (*self.means.items(), *self.errors.items()):
-            if values.shape != (len(self.layers),):
-                raise ShapeError(
-                    f"{name} has shape {values.shape}",
-                    f"pass one value for each of {len(self.layers)} layers",
-                )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.means)
+        self._check_shapes(len(self.layers), "layers")
 
     def of(self, layer: int) -> dict[str, float]:
         """All measures of one layer."""
@@ -263,23 +271,16 @@ class ByLayer(Tabular):
             raise InputError(
                 f"layer {layer} was not measured", f"use one of {', '.join(map(str, self.layers))}"
             )
-        index = self.layers.index(layer)
-        return {name: float(values[index]) for name, values in self.means.items()}
+        return self._at(self.layers.index(layer))
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per layer: its means, and their errors as `<name>_error`."""
-        return [
-            {"layer": layer} | _record_at(self.means, self.errors, index)
-            for index, layer in enumerate(self.layers)
-        ]
+        return [{"layer": layer} | self._record(index) for index, layer in enumerate(self.layers)]
 
     def table(self) -> Any:
         """A rich table."""
-        from rich.table import Table
-
-        table = Table("layer", box=None, pad_edge=False, title=self.kind, title_justify="left")
-        for name in self.names:
-            table.add_column(describe_measure(name).title, justify="right")
+        titles = [describe_measure(name).title for name in self.names]
+        table = titled_table(self.kind, ["layer"], titles)
         for record in self.rows():
             values = [
                 format_value(record[name], error=record.get(f"{name}_error", np.nan))
@@ -288,16 +289,13 @@ class ByLayer(Tabular):
             table.add_row(_layer_name(record["layer"]), *values)
         return table
 
-    def __str__(self) -> str:
-        lines = [f"{self.kind} of {len(self.layers)} layers"]
-        width = max((len(name) for name in self.names), default=0)
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.kind} of {len(self.layers)} layers"
+        width = max(map(len, self.names), default=0)
         for name, values in self.means.items():
             pairs = zip(self.layers, values, strict=True)
             text = ", ".join(f"{_layer_name(layer)} {value:.3g}" for layer, value in pairs)
-            lines.append(f"  {name:<{width}}  {text}")
-        return "\n".join(lines)
-
-    __repr__ = __str__
+            yield f"  {name:<{width}}  {text}"
 
 
 def _layer_name(layer: int) -> str:
@@ -305,7 +303,7 @@ def _layer_name(layer: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
-class ByPair(Tabular):
+class ByPair(OfBlocks, Tabular):
     """One value for each ordered pair of heads; NaN where there is none.
 
     >>> pairs = ByPair(kind="example", blocks=(Block(0, 2),), values=np.array([[0, 1], [2, 0.0]]))
@@ -318,12 +316,8 @@ class ByPair(Tabular):
     values: Float[np.ndarray, "h h"]
     metadata: Metadata = field(default_factory=dict)
 
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        return tuple(address for block in self.blocks for address in block.addresses)
-
     def of(self, one: HeadName, other: HeadName) -> float:
-        return float(self.values[_index_of(self.blocks, one), _index_of(self.blocks, other)])
+        return float(self.values[self._index_of(one), self._index_of(other)])
 
     def ranked(self, top_k: int = 20) -> list[tuple[Address, Address, float]]:
         """Pairs of different heads by value, largest first."""
@@ -345,17 +339,12 @@ class ByPair(Tabular):
 
     def table(self, max_rows: int = 20) -> Any:
         """A rich table of the largest values."""
-        from rich.table import Table
-
-        table = Table("from", "to", box=None, pad_edge=False, title=self.kind, title_justify="left")
-        table.add_column("value", justify="right")
+        table = titled_table(self.kind, ["from", "to"], ["value"])
         for one, other, value in self.ranked(max_rows):
             table.add_row(str(one), str(other), f"{value:.3g}")
         return table
 
-    def __str__(self) -> str:
-        lines = [f"{self.kind} of {len(self.addresses)} heads; the largest:"]
-        lines += [f"  {one} to {other}  {value:.3g}" for one, other, value in self.ranked(5)]
-        return "\n".join(lines)
-
-    __repr__ = __str__
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.kind} of {len(self.addresses)} heads; the largest:"
+        for one, other, value in self.ranked(5):
+            yield f"  {one} to {other}  {value:.3g}"

@@ -23,6 +23,8 @@ from manyheads.errors import InputError
 
 DPI = 100
 TEXT_COLOR, MUTED = "#1a1a1a", "#5c5c5c"
+# The title of a figure without a theme.
+TITLE: dict[str, Any] = {"weight": "bold", "color": TEXT_COLOR, "va": "center"}
 
 # The type of these keys is not in every version of matplotlib.
 STYLE: dict[Any, Any] = {
@@ -79,23 +81,11 @@ Theme = Literal["light", "dark"]
 IMAGE_SUFFIXES = (".png", ".svg")
 
 # One font per script; those that are installed are used.
-FONTS = (
-    "DejaVu Sans",
-    "Noto Sans",
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans Arabic",
-    "Noto Sans Hebrew",
-    "Noto Sans Devanagari",
-    "Noto Sans Bengali",
-    "Noto Sans Thai",
-    "Noto Sans Tamil",
-    "Noto Sans Georgian",
-    "Noto Sans Armenian",
-    "Noto Sans Ethiopic",
-    "Noto Sans Symbols",
-    "Noto Sans Symbols 2",
+SCRIPTS = (
+    *("CJK SC", "CJK JP", "Arabic", "Hebrew", "Devanagari", "Bengali", "Thai", "Tamil"),
+    *("Georgian", "Armenian", "Ethiopic", "Symbols", "Symbols 2"),
 )
+FONTS = ("DejaVu Sans", "Noto Sans", *(f"Noto Sans {script}" for script in SCRIPTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +101,10 @@ class Palette:
     diverging: Colormap
 
 
-def _colormap(name: str, stops: Sequence[str]) -> Colormap:
-    return LinearSegmentedColormap.from_list(name, list(stops)).with_extremes(bad="#9a9a9a33")
+def _colormap(stops: str) -> Colormap:
+    """A color map through these colors; what is not a number is gray."""
+    colors = LinearSegmentedColormap.from_list("manyheads", stops.split())
+    return colors.with_extremes(bad="#9a9a9a33")
 
 
 PALETTES: dict[Theme, Palette] = {
@@ -122,14 +114,8 @@ PALETTES: dict[Theme, Palette] = {
         muted="#5d6779",
         grid="#dedbd4",
         series=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#56b4e9", "#6a51a3"),
-        sequential=_colormap(
-            "light",
-            ("#faf9f5", "#e9f0cd", "#badcba", "#74bfbd", "#3891b8", "#245b9d", "#132a60"),
-        ),
-        diverging=_colormap(
-            "diverging light",
-            ("#b04416", "#e2945c", "#f9ddc1", "#faf9f6", "#c4daee", "#629bce", "#18549e"),
-        ),
+        sequential=_colormap("#faf9f5 #e9f0cd #badcba #74bfbd #3891b8 #245b9d #132a60"),
+        diverging=_colormap("#b04416 #e2945c #f9ddc1 #faf9f6 #c4daee #629bce #18549e"),
     ),
     "dark": Palette(
         background="#191d26",
@@ -137,30 +123,21 @@ PALETTES: dict[Theme, Palette] = {
         muted="#a2abbb",
         grid="#343b48",
         series=("#48a7ea", "#f58342", "#2fc796", "#e59cc6", "#f2b632", "#9ad6f7", "#b39dee"),
-        sequential=_colormap(
-            "dark",
-            ("#1e232e", "#24325c", "#295680", "#277a88", "#40a07f", "#92c65c", "#fae255"),
-        ),
-        diverging=_colormap(
-            "diverging dark",
-            ("#ff9e64", "#c4683a", "#5c3a2c", "#1e232e", "#263e60", "#427ab8", "#8cc4ff"),
-        ),
+        sequential=_colormap("#1e232e #24325c #295680 #277a88 #40a07f #92c65c #fae255"),
+        diverging=_colormap("#ff9e64 #c4683a #5c3a2c #1e232e #263e60 #427ab8 #8cc4ff"),
     ),
 }
 
 
 @contextmanager
 def themed_figure(
-    path: Path, theme: Theme, width: float, height: float, *, title: str = "", subtitle: str = ""
+    path: Path, theme: Theme, size: tuple[float, float], title: str, subtitle: str
 ) -> Iterator[tuple[Figure, Palette]]:
-    """A figure in one theme, saved at the end; the title comes above the height of its plots.
-
-    Sizes are in inches.
-    """
+    """A figure in one theme, saved at the end; the title comes above plots of `size` inches."""
     if theme not in PALETTES:
         raise InputError(f"theme must be light or dark, got {theme!r}", "use one of them")
     palette, header = PALETTES[theme], title_height(title, subtitle)
-    height += header
+    width, height = size[0], size[1] + header
     style: dict[Any, Any] = STYLE | {
         "font.family": _installed_fonts(),
         "text.color": palette.text,
@@ -252,17 +229,9 @@ def draw_word(
 ) -> None:
     """Draw a word in a colored box, given by its left edge, its middle and its width."""
     x, y, width = box
-    axes.add_patch(
-        FancyBboxPatch(
-            (x, y - 0.13),
-            width,
-            0.26,
-            boxstyle="round,pad=0,rounding_size=0.05",
-            facecolor=color,
-            edgecolor=edge,
-            linewidth=2,
-        )
-    )
+    corners = "round,pad=0,rounding_size=0.05"
+    frame = FancyBboxPatch((x, y - 0.13), width, 0.26, boxstyle=corners, fc=color, ec=edge, lw=2)
+    axes.add_patch(frame)
     axes.text(x + width / 2, y, word, size=10, ha="center", va="center", color=ink_on(color))
 
 

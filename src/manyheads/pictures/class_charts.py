@@ -38,10 +38,7 @@ def draw_confusion(
     names = [canvas.shorten(name, 20) for name in names]
     side = size * cell + 0.085 * max(map(len, names))
     extent = max(side + 1.9, 4.6), max(side + 0.9, 2.6)
-    with canvas.themed_figure(path, theme, *extent, title=title, subtitle=subtitle) as (
-        figure,
-        palette,
-    ):
+    with canvas.themed_figure(path, theme, extent, title, subtitle) as (figure, palette):
         axes = figure.subplots()
         image = axes.imshow(shares, cmap=palette.sequential, vmin=0, vmax=1)
         ticks = canvas.tick_positions(size, MOST_NAMES)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,7 @@ from matplotlib.axes import Axes
 
 from manyheads.errors import InputError, ShapeError
 from manyheads.formatting import percent
-from manyheads.pictures.canvas import (
-    MUTED,
-    TEXT_COLOR,
-    Palette,
-    Theme,
-    plain_figure,
-    style_axes,
-    themed_figure,
-)
+from manyheads.pictures import canvas
 
 # Okabe and Ito's colors, which everybody can tell apart.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -63,23 +56,23 @@ def draw_curve(
                 f"{count} values and {len(curve.errors)} errors",
                 "pass as many of each, or no errors",
             )
-    with plain_figure(path, (12.0, 7.5), rect=(0.01, 0.01, 0.98, 0.86)) as figure:
+    with canvas.plain_figure(path, (12.0, 7.5), rect=(0.01, 0.01, 0.98, 0.86)) as figure:
         axes = figure.subplots()
         for curve, color in zip(curves, COLORS * len(curves), strict=False):
             _draw(axes, curve, baseline, color)
-        axes.axhline(baseline, color=MUTED, linewidth=1.2, linestyle="--", label=labels.baseline)
-        axes.set_xlabel(labels.xlabel, size=14, color=MUTED)
-        axes.set_ylabel(labels.ylabel, size=14, color=MUTED)
+        axes.axhline(
+            baseline, color=canvas.MUTED, linewidth=1.2, linestyle="--", label=labels.baseline
+        )
+        axes.set_xlabel(labels.xlabel, size=14, color=canvas.MUTED)
+        axes.set_ylabel(labels.ylabel, size=14, color=canvas.MUTED)
         axes.xaxis.set_major_formatter(lambda fraction, _: percent(fraction))
         _style_plain_axes(axes)
-        figure.text(
-            0.015, 0.95, labels.title, size=20, weight="bold", color=TEXT_COLOR, va="center"
-        )
-        figure.text(0.015, 0.90, labels.subtitle, size=13, color=MUTED, va="center")
+        figure.text(0.015, 0.95, labels.title, size=20, **canvas.TITLE)
+        figure.text(0.015, 0.90, labels.subtitle, size=13, color=canvas.MUTED, va="center")
 
 
 def _style_plain_axes(axes: Axes) -> None:
-    axes.tick_params(labelsize=12, labelcolor=TEXT_COLOR, color=MUTED)
+    axes.tick_params(labelsize=12, labelcolor=canvas.TEXT_COLOR, color=canvas.MUTED)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(frameon=False, fontsize=13)
@@ -96,11 +89,8 @@ def _draw(axes: Axes, curve: Curve, baseline: float, color: str) -> None:
         index = fractions.index(curve.chosen)
         axes.plot(fractions[index], values[index], "o", color=color, markersize=10)
         # Above a rising curve, below a falling one.
-        rises = (
-            index > 0
-            and values[index] >= values[index - 1]
-            and fractions[index] > fractions[-1] / 6
-        )
+        rises = index > 0 and values[index] >= values[index - 1]
+        rises = rises and fractions[index] > fractions[-1] / 6
         axes.annotate(
             f"{percent(curve.chosen)} removed",
             (fractions[index], values[index]),
@@ -124,7 +114,7 @@ def draw_training(
     top_k: int = 4,
     title: str = "",
     subtitle: str = "",
-    theme: Theme = "light",
+    theme: canvas.Theme = "light",
 ) -> None:
     """Draw a panel per measure; the `top_k` heads that end highest are colored."""
     if not panels or not steps:
@@ -139,12 +129,20 @@ def draw_training(
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     size = 4.6 * columns + 0.4, 3.4 * rows
-    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
+    with canvas.themed_figure(path, theme, size, title, subtitle) as (figure, palette):
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes, (measure, curves) in zip(grid.flat, panels.items(), strict=False):
-            _panel(axes, steps, curves, top_k, palette)
+            last = {head: values[~np.isnan(values)][-1:] for head, values in curves.items()}
+            best = sorted(last, key=lambda head: -last[head].max(initial=-math.inf))[:top_k]
+            for head in curves:
+                if head not in best:
+                    axes.plot(steps, curves[head], color=palette.muted, alpha=0.28, linewidth=0.9)
+            for head, color in zip(best, cycle(palette.series), strict=False):
+                axes.plot(steps, curves[head], color=color, linewidth=2, label=head)
+            canvas.style_axes(axes, palette)
+            axes.legend(frameon=False, fontsize=9, labelcolor=palette.text, loc="best")
             axes.set_title(measure, loc="left", size=12, weight="bold", color=palette.text)
             axes.set_xlabel("step", size=10)
 
@@ -181,19 +179,6 @@ def _by_head(tables: Sequence[Sequence[Sequence[float]]]) -> Curves:
     return {f"L{layer}H{head}": curves[layer, head] for layer, head in sorted(curves)}
 
 
-def _panel(axes: Axes, steps: Sequence[int], curves: Curves, top_k: int, palette: Palette) -> None:
-    last = {head: values[~np.isnan(values)][-1:] for head, values in curves.items()}
-    best = sorted(last, key=lambda head: -last[head].max(initial=-math.inf))[:top_k]
-    for head, values in curves.items():
-        if head not in best:
-            axes.plot(steps, values, color=palette.muted, alpha=0.28, linewidth=0.9)
-    for index, head in enumerate(best):
-        color = palette.series[index % len(palette.series)]
-        axes.plot(steps, curves[head], color=color, linewidth=2, label=head)
-    style_axes(axes, palette)
-    axes.legend(frameon=False, fontsize=9, labelcolor=palette.text, loc="best")
-
-
 PLAIN, SCALED = "#d55e00", "#0072b2"
 
 
@@ -227,29 +212,22 @@ def draw_scaling(
                 f"{curves.title!r} must have one value per head size", f"pass {len(sizes)}"
             )
     rect = (0.006, 0.01, 0.988, 0.86)
-    with plain_figure(path, (16.0, 6.0), wspace=0.06, rect=rect) as figure:
+    with canvas.plain_figure(path, (16.0, 6.0), wspace=0.06, rect=rect) as figure:
         grid = figure.subplots(1, len(panels), squeeze=False)
+        bold = {"size": 15, "weight": "bold", "color": canvas.TEXT_COLOR}
         for axes, curves in zip(grid.flat, panels, strict=True):
-            _draw_panel(axes, sizes, curves, labels)
-        figure.text(
-            0.012, 0.935, labels.title, size=21, weight="bold", color=TEXT_COLOR, va="center"
-        )
-
-
-def _draw_panel(
-    axes: Axes, sizes: Sequence[int], curves: ScalingCurves, labels: ScalingLabels
-) -> None:
-    lines = ((curves.plain, PLAIN, labels.plain), (curves.scaled, SCALED, labels.scaled))
-    for values, color, name in lines:
-        axes.plot(sizes, values, "o-", color=color, label=name, linewidth=2.5, markersize=7)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    if curves.logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set_title(curves.title, loc="left", size=15, weight="bold", color=TEXT_COLOR, pad=10)
-    axes.set_xlabel(labels.size, size=13, color=MUTED)
-    _style_plain_axes(axes)
+            lines = ((curves.plain, PLAIN, labels.plain), (curves.scaled, SCALED, labels.scaled))
+            for values, color, name in lines:
+                axes.plot(sizes, values, "o-", color=color, label=name, linewidth=2.5, markersize=7)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes, [str(size) for size in sizes])
+            if curves.logarithmic:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.minorticks_off()
+            else:
+                axes.set_ylim(bottom=0)
+            axes.set_title(curves.title, loc="left", pad=10, **bold)
+            axes.set_xlabel(labels.size, size=13, color=canvas.MUTED)
+            _style_plain_axes(axes)
+        figure.text(0.012, 0.935, labels.title, size=21, **canvas.TITLE)

@@ -11,17 +11,7 @@ from matplotlib.patches import Rectangle
 
 from manyheads.errors import ShapeError
 from manyheads.formatting import percent
-from manyheads.pictures.canvas import (
-    Theme,
-    add_color_bar,
-    head_table,
-    ink_on,
-    outline_cells,
-    shorten,
-    style_axes,
-    themed_figure,
-    tick_positions,
-)
+from manyheads.pictures import canvas
 
 Rows = Sequence[Sequence[float]]
 
@@ -34,7 +24,7 @@ def draw_atlas(
     measure: str = "",
     title: str = "",
     subtitle: str = "",
-    theme: Theme = "light",
+    theme: canvas.Theme = "light",
 ) -> None:
     """Draw one cell per head, layers down and heads across, with its value and its label.
 
@@ -45,11 +35,11 @@ def draw_atlas(
         raise ShapeError("there is no head to draw", "pass at least one value per layer")
     if labels is not None and [len(row) for row in labels] != [len(row) for row in values]:
         raise ShapeError("labels and values differ in their shapes", "pass one label per head")
-    table = head_table(values)
+    table = canvas.head_table(values)
     layers, heads = table.shape
     wide = 1.02 if heads <= 8 else 0.86
     size = heads * wide + 1.9, layers * 0.66 + 0.6
-    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
+    with canvas.themed_figure(path, theme, size, title, subtitle) as (figure, palette):
         axes = figure.subplots()
         norm, colors = _normalization(table), palette.sequential
         if isinstance(norm, FuncNorm):
@@ -58,18 +48,20 @@ def draw_atlas(
         axes.set_xticks(range(heads), [f"H{head}" for head in range(heads)], size=10)
         axes.set_yticks(range(layers), [f"L{layer}" for layer in range(layers)], size=10)
         axes.xaxis.tick_top()
-        outline_cells(axes, layers, heads, palette.background, 3.0)
+        canvas.outline_cells(axes, layers, heads, palette.background, 3.0)
         axes.tick_params(which="both", length=0, labelcolor=palette.muted)
         for layer, row in enumerate(values):
             for head, value in enumerate(row):
-                ink = ink_on(colors(norm(value)))
-                label = "" if labels is None else shorten(labels[layer][head], int(15 * wide))
+                ink = canvas.ink_on(colors(norm(value)))
+                label = (
+                    "" if labels is None else canvas.shorten(labels[layer][head], int(15 * wide))
+                )
                 lift = 0.14 if label else 0.0
                 text = "–" if np.isnan(value) else f"{value:.2g}".replace("-", "−")
                 ink = palette.muted if np.isnan(value) else ink
                 axes.text(head, layer - lift, text, ha="center", va="center", size=10, color=ink)
                 axes.text(head, layer + 0.24, label, ha="center", va="center", size=7, color=ink)
-        add_color_bar(figure, image, axes, measure, aspect=22, pad=0.015)
+        canvas.add_color_bar(figure, image, axes, measure, aspect=22, pad=0.015)
 
 
 def _normalization(table: np.ndarray) -> Normalize:
@@ -100,7 +92,7 @@ def draw_bars(
     xlabel: str = "",
     title: str = "",
     subtitle: str = "",
-    theme: Theme = "light",
+    theme: canvas.Theme = "light",
 ) -> None:
     """Draw the `top_k` largest absolute values as bars, negative ones in another color."""
     if not len(names) == len(values) or not names or len(errors) not in (0, len(values)):
@@ -111,12 +103,10 @@ def draw_bars(
     numbers = np.nan_to_num(np.asarray(values, dtype=float))
     order = sorted(np.argsort(-np.abs(numbers))[:top_k].tolist(), key=lambda index: -numbers[index])
     size = 9.0, 0.29 * len(order) + 0.9
-    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
+    with canvas.themed_figure(path, theme, size, title, subtitle) as (figure, palette):
         axes = figure.subplots()
         positions = np.arange(len(order))
-        colors = [
-            palette.series[0] if numbers[index] >= 0 else palette.series[1] for index in order
-        ]
+        colors = [palette.series[int(numbers[index] < 0)] for index in order]
         axes.barh(positions, numbers[order], color=colors, height=0.72)
         if len(errors):
             spread = np.nan_to_num(np.asarray(errors, dtype=float))[order]
@@ -125,7 +115,7 @@ def draw_bars(
         axes.axvline(0, color=palette.muted, linewidth=1)
         axes.set_yticks(positions, [names[index] for index in order])
         axes.set_ylim(len(order) - 0.4, -0.6)
-        style_axes(axes, palette, grid="x")
+        canvas.style_axes(axes, palette, grid="x")
         axes.set_xlabel(xlabel, size=11)
 
 
@@ -140,7 +130,7 @@ def draw_gates(
     largest: float = 1.0,
     title: str = "",
     subtitle: str = "",
-    theme: Theme = "light",
+    theme: canvas.Theme = "light",
 ) -> None:
     """Draw a histogram of gate values per head, and the fraction that is closed, below 0.1."""
     if not layers or not all(len(layer) for layer in layers):
@@ -148,7 +138,7 @@ def draw_gates(
     columns = max(len(layer) for layer in layers)
     side = 1.55 if columns <= 8 else 1.3
     size = columns * side + 0.6, len(layers) * 1.35 + 0.5
-    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
+    with canvas.themed_figure(path, theme, size, title, subtitle) as (figure, palette):
         grid = figure.subplots(len(layers), columns, squeeze=False, sharex=True)
         for axes in grid.flat:
             axes.set_visible(False)
@@ -164,10 +154,8 @@ def draw_gates(
                 axes.set_xticks([0, largest / 2, largest])
                 axes.spines[["left", "top", "right"]].set_visible(False)
                 axes.tick_params(length=0, labelsize=8, labelcolor=palette.muted)
-                name, label = (
-                    f"L{number}H{head}",
-                    f"{percent(float(np.mean(values < CLOSED)))} closed",
-                )
+                name = f"L{number}H{head}"
+                label = f"{percent(float(np.mean(values < CLOSED)))} closed"
                 axes.set_title(name, loc="left", size=8.5, weight="bold", color=palette.text, pad=2)
                 axes.set_title(label, loc="right", size=7.5, color=palette.muted, pad=2)
 
@@ -184,7 +172,7 @@ def draw_similarity(
     measure: str = "similarity",
     title: str = "",
     subtitle: str = "",
-    theme: Theme = "light",
+    theme: canvas.Theme = "light",
 ) -> None:
     """Draw the matrix; the heads of each of the `clusters`, given by index, are put together."""
     heads = len(names)
@@ -199,7 +187,7 @@ def draw_similarity(
     order = [*grouped, *(index for index in range(heads) if index not in set(grouped))]
     side = max(3.4, 0.2 * min(heads, MAX_LABELS))
     size = side + 2.0, side + 1.0
-    with themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (figure, palette):
+    with canvas.themed_figure(path, theme, size, title, subtitle) as (figure, palette):
         axes = figure.subplots()
         table = similarity[np.ix_(order, order)]
         image = axes.imshow(table, cmap=palette.sequential, vmin=0, vmax=1, interpolation="nearest")
@@ -210,10 +198,10 @@ def draw_similarity(
             frame = Rectangle(corner, len(group), len(group), fill=False, ec=color, lw=2.2)
             axes.add_patch(frame)
             start += len(group)
-        ticks = tick_positions(heads, MAX_LABELS)
+        ticks = canvas.tick_positions(heads, MAX_LABELS)
         labels = [names[order[index]] for index in ticks]
         axes.set_xticks(ticks, labels, size=8, rotation=90)
         axes.set_yticks(ticks, labels, size=8)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0, labelcolor=palette.text)
-        add_color_bar(figure, image, axes, measure, aspect=32, pad=0.02)
+        canvas.add_color_bar(figure, image, axes, measure, aspect=32, pad=0.02)

@@ -61,10 +61,7 @@ def draw_match(
     if heads:
         parts.append(LAYER * max(map(len, heads.values())) + 1.1)
     size = PAGE, sum(parts) + 0.2
-    with canvas.themed_figure(path, theme, *size, title=title, subtitle=subtitle) as (
-        figure,
-        palette,
-    ):
+    with canvas.themed_figure(path, theme, size, title, subtitle) as (figure, palette):
         grid = figure.add_gridspec(len(parts), 1, height_ratios=parts)
         axes = figure.add_subplot(grid[0])
         axes.set_axis_off()

@@ -113,8 +113,7 @@ MASKED = (
         about="Heads that find copies attend to “battle”.",
     ),
     Example(
-        name="A pronoun",
-        text="The animal did not cross the street because {mask} was too tired.",
+        name="A pronoun", text="The animal did not cross the street because {mask} was too tired."
     ),
 )
 PLAIN = (

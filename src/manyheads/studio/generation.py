@@ -1,5 +1,6 @@
 """Generation token by token, with the attention of selected heads from each new token."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -106,35 +107,32 @@ class WatchedGeneration:
         return token, float(logits[0].softmax(-1)[token])
 
 
+@dataclass(slots=True, eq=False)
 class _RowRecorder:
     """Records the pattern row of the new token in some layers, and edits heads."""
 
-    def __init__(
-        self,
-        layers: dict[int, list[int]],
-        edits: dict[Site, EditFunction],
-        cancelled: run_cache.IsCancelled,
-    ) -> None:
-        self._layers, self._edits, self._cancelled = layers, edits, cancelled
-        self._rows: dict[Head, Tensor] = {}
+    layers: dict[int, list[int]]
+    edits: dict[Site, EditFunction]
+    cancelled: run_cache.IsCancelled
+    recorded: dict[Head, Tensor] = field(default_factory=dict)
 
     def wants(self, site: Site) -> bool:
-        if self._cancelled():
+        if self.cancelled():
             raise requests.DisconnectedError
-        return site in self._edits or (site.tap is Tap.PATTERN and site.layer in self._layers)
+        return site in self.edits or (site.tap is Tap.PATTERN and site.layer in self.layers)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
         if isinstance(value, Ragged):
-            return value.map(self._edits[site])
+            return value.map(self.edits[site])
         pattern = value.of(0)
-        for head in self._layers[site.layer]:
-            self._rows[Head(site.layer, head)] = pattern[head, -1]
+        for head in self.layers[site.layer]:
+            self.recorded[Head(site.layer, head)] = pattern[head, -1]
         return None
 
     def rows(self, length: int) -> dict[str, Any]:
         """The keys each head attends to most; a ring buffer has only the last of them."""
         by_head = {}
-        for head, row in self._rows.items():
+        for head, row in self.recorded.items():
             largest = row.float().topk(min(TOP_KEYS, len(row)))
             first = length - len(row)
             by_head[str(head)] = {

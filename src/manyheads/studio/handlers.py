@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
@@ -53,11 +54,9 @@ class Handlers:
 
     def tokens(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The tokens of a text."""
-        body.check_fields(*INPUT)
-        loaded, text = self._open(body)
-        return views.tokens(
-            loaded, text, self._run(loaded, text, body.edits(loaded.model), cancelled)
-        )
+        loaded, text = self._open(body, *INPUT)
+        run = self._run(loaded, text, body.edits(loaded.model), cancelled)
+        return views.tokens(loaded, text, run)
 
     def token_count(self, body: RequestBody, _: IsCancelled) -> dict[str, Any]:
         """The number of tokens of a text, without running the model."""
@@ -66,8 +65,7 @@ class Handlers:
 
     def statistics(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """Every statistic of every head on a text."""
-        body.check_fields("model", "text", "image")
-        loaded, text = self._open(body)
+        loaded, text = self._open(body, "model", "text", "image")
         if text.key not in self._statistics:
             if cancelled():
                 return {}
@@ -109,18 +107,9 @@ class Handlers:
             }
         return self._kinds[loaded.name]
 
-    def attention_from(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
-        """The tokens that one token attends to."""
-        return self._attention_at(body, cancelled, incoming=False)
-
-    def attention_to(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
-        """The tokens that attend to one token."""
-        return self._attention_at(body, cancelled, incoming=True)
-
     def attention_rows(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The largest weights of a range of queries."""
-        body.check_fields(*INPUT, "heads", "rows", "top_k")
-        loaded, text = self._open(body)
+        loaded, text = self._open(body, *INPUT, "heads", "rows", "top_k")
         rows = body.span("rows", len(text), LIMITS.rows)
         top_k = body.integer("top_k", 1, LIMITS.top_k, 12)
         run = self._run(loaded, text, body.edits(loaded.model), cancelled)
@@ -128,10 +117,8 @@ class Handlers:
 
     def attention_map(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """A window of the patterns, reduced to at most `cells` per side."""
-        body.check_fields(*INPUT, "heads", "rows", "keys", "cells")
-        loaded, text = self._open(body)
-        rows = body.span("rows", len(text), LIMITS.tokens)
-        keys = body.span("keys", len(text), LIMITS.tokens)
+        loaded, text = self._open(body, *INPUT, "heads", "rows", "keys", "cells")
+        rows, keys = (body.span(side, len(text), LIMITS.tokens) for side in ("rows", "keys"))
         cells = body.integer("cells", 1, LIMITS.cells, 256)
         run = self._run(loaded, text, body.edits(loaded.model), cancelled)
         heads = body.heads(loaded.model)
@@ -140,8 +127,7 @@ class Handlers:
 
     def predictions(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The predictions at a position, with the edits and without."""
-        body.check_fields(*INPUT, "position", "top_k")
-        loaded, text = self._open(body)
+        loaded, text = self._open(body, *INPUT, "position", "top_k")
         position = body.integer("position", 0, len(text) - 1, len(text) - 1)
         top_k = body.integer("top_k", 1, LIMITS.predictions, 8)
         edits = body.edits(loaded.model)
@@ -155,8 +141,7 @@ class Handlers:
         The metric is a difference of two logits after the last token: the top prediction for the
         other prompt minus that for this one.
         """
-        body.check_fields("model", "text", "source")
-        loaded, text = self._open(body)
+        loaded, text = self._open(body, "model", "text", "source")
         source = loaded.read_text(body.text("source"))
         if loaded.output != "next token":
             raise InputError(f"{loaded.name} does not predict the next token", "use a decoder")
@@ -187,16 +172,12 @@ class Handlers:
 
     def generation(self, body: RequestBody, cancelled: IsCancelled) -> WatchedGeneration:
         """A generation that is ready to start."""
-        body.check_fields(
-            "model", "text", "edits", "heads", "max_new_tokens", "temperature", "seed"
-        )
-        loaded, text = self._open(body)
+        settings = ("max_new_tokens", "temperature", "seed")
+        loaded, text = self._open(body, "model", "text", "edits", "heads", *settings)
         if not loaded.generates:
             raise InputError(f"{loaded.name} cannot generate text", "use a decoder")
-        edits, temperature = (
-            body.edits(loaded.model),
-            body.number("temperature", 0.0, LIMITS.temperature, 0.0),
-        )
+        edits = body.edits(loaded.model)
+        temperature = body.number("temperature", 0.0, LIMITS.temperature, 0.0)
         if edits.patched:
             raise InputError(
                 "patched heads have outputs for the tokens of the prompt only",
@@ -208,48 +189,45 @@ class Handlers:
             sampling=Sample(temperature=temperature) if temperature > 0 else Greedy(),
             seed=body.integer("seed", 0, 2**31, 0),
         )
-        return WatchedGeneration(
-            loaded,
-            text,
-            config,
-            heads=body.heads(loaded.model),
-            edits=_edit_functions(edits, clean, None),
-        )
+        functions = _edit_functions(edits, clean, None)
+        heads = body.heads(loaded.model)
+        return WatchedGeneration(loaded, text, config, heads=heads, edits=functions)
 
     def _attention_at(
         self, body: RequestBody, cancelled: IsCancelled, *, incoming: bool
     ) -> dict[str, Any]:
-        body.check_fields(*INPUT, "heads", "position", "top_k")
-        loaded, text = self._open(body)
+        loaded, text = self._open(body, *INPUT, "heads", "position", "top_k")
         position = body.integer("position", 0, len(text) - 1)
         top_k = body.integer("top_k", 1, LIMITS.top_k, 24)
         run = self._run(loaded, text, body.edits(loaded.model), cancelled)
         heads = body.heads(loaded.model)
         return views.attention_at(run, heads, position, top_k, cancelled, incoming=incoming)
 
-    def _open(self, body: RequestBody) -> tuple[LoadedModel, StudioInput]:
+    # The tokens that one token attends to, and those that attend to it.
+    attention_from = partialmethod(_attention_at, incoming=False)
+    attention_to = partialmethod(_attention_at, incoming=True)
+
+    def _open(self, body: RequestBody, *fields: str) -> tuple[LoadedModel, StudioInput]:
+        """The model and the input of a request that has no other fields than these."""
+        body.check_fields(*fields)
         loaded, image = self.store[body.name("model")], body.image()
         return loaded, loaded.read_text(body.text()) if image is None else loaded.read_image(image)
 
     def _run(
         self, loaded: LoadedModel, text: StudioInput, edits: HeadEdits, cancelled: IsCancelled
     ) -> TracedRun:
-        def run_clean() -> TracedRun:
-            return trace_run(loaded.model, text.inputs, cancelled=cancelled)
-
-        clean = self.cache.get(text.key, run_clean)
+        trace = partial(trace_run, loaded.model, cancelled=cancelled)
+        clean = self.cache.get(text.key, partial(trace, text.inputs))
         if edits.empty:
             return clean
 
         def run_source() -> TracedRun:
             assert edits.source is not None
             layers = frozenset(head.layer for head in edits.patched)
-            inputs = loaded.read_text(edits.source).inputs
-            return trace_run(loaded.model, inputs, keep=layers, cancelled=cancelled)
+            return trace(loaded.read_text(edits.source).inputs, keep=layers)
 
         def run_edited() -> TracedRun:
-            functions = _edit_functions(edits, clean, run_source)
-            return trace_run(loaded.model, text.inputs, functions, cancelled=cancelled)
+            return trace(text.inputs, _edit_functions(edits, clean, run_source))
 
         return self.cache.get((text.key, edits), run_edited)
 

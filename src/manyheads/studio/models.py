@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -140,14 +141,14 @@ class LoadedModel:
         if not numbers:
             raise InputError("the text is empty", "type at least one character")
         inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(numbers)]).to(self._device))
-        texts = token_texts(self.model.tokenizer, text, numbers)
+        tokens, letters = zip(*token_texts(self.model.tokenizer, text, numbers), strict=True)
         return StudioInput(
             inputs=inputs,
-            tokens=tuple(token for token, _ in texts),
+            tokens=tokens,
             key=("text", self.name, *numbers),
             truncated=truncated,
-            letters=tuple(letters for _, letters in texts),
-            start=self._start(numbers, [letters for _, letters in texts]),
+            letters=letters,
+            start=self._start(numbers, letters),
         )
 
     def read_image(self, image: RawImage) -> StudioInput:
@@ -173,11 +174,8 @@ class LoadedModel:
         mean, std = image_normalization(self.model, config.channels)
         scaled = ((pixels - mean) / std).contiguous().to(self._device)
         registers = [f"[register {index + 1}]" for index in range(config.registers)]
-        patches = [
-            f"row {row + 1}, column {column + 1}"
-            for row in range(rows)
-            for column in range(columns)
-        ]
+        places = product(range(1, rows + 1), range(1, columns + 1))
+        patches = [f"row {row}, column {column}" for row, column in places]
         return StudioInput(
             inputs=ModelInputs(images=(scaled,)),
             tokens=("[class]", *registers, *patches),
@@ -199,7 +197,7 @@ class LoadedModel:
         [ids], truncated = reader.read(range(1))
         return ids.tolist(), bool(truncated)
 
-    def _start(self, ids: list[int], letters: list[str | None]) -> int:
+    def _start(self, ids: list[int], letters: Sequence[str | None]) -> int:
         """The mask where there is one; else the last token of the text, or the very last."""
         if self.output == "masked token" and self._mask is not None:
             mask = self.model.tokenizer.token_to_id(self._mask)

@@ -126,13 +126,13 @@ class RequestBody:
     def name(self, field: str) -> str:
         value = self._get(field)
         if not isinstance(value, str) or not value or len(value) > 1000:
-            raise InputError(f"{field} must be a short string, got {_show(value)}", "change it")
+            raise _wrong(field, "a short string", value)
         return value
 
     def text(self, field: str = "text") -> str:
         value = self._get(field)
         if not isinstance(value, str):
-            raise InputError(f"{field} must be a string, got {_show(value)}", "send a string")
+            raise _wrong(field, "a string", value)
         if len(value) > LIMITS.characters:
             raise InputError(
                 f"{field} has {len(value):,} characters", f"send at most {LIMITS.characters:,}"
@@ -148,26 +148,20 @@ class RequestBody:
     def flag(self, field: str, default: bool = False) -> bool:
         value = self._fields.get(field, default)
         if not isinstance(value, bool):
-            raise InputError(f"{field} must be true or false, got {_show(value)}", "change it")
+            raise _wrong(field, "true or false", value)
         return value
 
     def integer(self, field: str, minimum: int, maximum: int, default: int | None = None) -> int:
         value = self._fields.get(field, default)
         if not _is_integer(value) or not minimum <= cast(int, value) <= maximum:
-            raise InputError(
-                f"{field} must be an integer from {minimum:,} to {maximum:,}, got {_show(value)}",
-                "change it",
-            )
+            raise _wrong(field, f"an integer from {minimum:,} to {maximum:,}", value)
         return cast(int, value)
 
     def number(self, field: str, minimum: float, maximum: float, default: float) -> float:
         value = self._fields.get(field, default)
         sound = isinstance(value, int | float) and not isinstance(value, bool)
         if not (sound and math.isfinite(value) and minimum <= value <= maximum):
-            raise InputError(
-                f"{field} must be a number from {minimum} to {maximum}, got {_show(value)}",
-                "change it",
-            )
+            raise _wrong(field, f"a number from {minimum} to {maximum}", value)
         return float(value)
 
     def span(self, field: str, length: int, max_length: int) -> range:
@@ -175,10 +169,7 @@ class RequestBody:
         value = self._get(field)
         sound = isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))
         if not sound or not 0 <= value[0] < value[1] <= length:
-            raise InputError(
-                f"{field} must be [start, stop] within 0 and {length:,}, got {_show(value)}",
-                "change it",
-            )
+            raise _wrong(field, f"[start, stop] within 0 and {length:,}", value)
         if value[1] - value[0] > max_length:
             raise InputError(
                 f"{field} spans {value[1] - value[0]:,} tokens", f"use at most {max_length:,}"
@@ -193,9 +184,7 @@ class RequestBody:
         if isinstance(value, str):
             value = [value]
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise InputError(
-                f'{field} must be a list of heads, as in ["L5H1"], got {_show(value)}', "change it"
-            )
+            raise _wrong(field, 'a list of heads, as in ["L5H1"]', value)
         names = head_names(value)
         heads = find_heads(model, names) if len(names) <= max_heads else ()
         count = max(len(names), len(heads))
@@ -206,13 +195,11 @@ class RequestBody:
     def edits(self, model: Model) -> HeadEdits:
         value = self._fields.get("edits", {})
         if not isinstance(value, dict):
-            raise InputError(f"edits must be an object, got {_show(value)}", "send {}")
+            raise _wrong("edits", "an object, as in {}", value)
         inner = RequestBody(value).check_fields("ablated", "replace_with", "patched", "source")
         replace_with = value.get("replace_with", "zero")
         if replace_with not in ("zero", "mean"):
-            raise InputError(
-                f'replace_with must be "zero" or "mean", got {_show(replace_with)}', "change it"
-            )
+            raise _wrong("replace_with", '"zero" or "mean"', replace_with)
         patched = inner.heads(model, "patched", LIMITS.edited_heads)
         source = inner.text("source") if patched else None
         ablated = inner.heads(model, "ablated", LIMITS.edited_heads)
@@ -230,9 +217,7 @@ class RequestBody:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise InputError(
-                f"image must be an object, got {_show(value)}", "send width, height and data"
-            )
+            raise _wrong("image", "an object of width, height and data", value)
         inner = RequestBody(value).check_fields("width", "height", "data")
         width, height = (inner.integer(side, 1, 1024) for side in ("width", "height"))
         data = value.get("data")
@@ -257,8 +242,9 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _show(value: object) -> str:
-    return _shorten(json.dumps(value, ensure_ascii=True))
+def _wrong(field: str, expected: str, value: object) -> InputError:
+    got = _shorten(json.dumps(value, ensure_ascii=True))
+    return InputError(f"{field} must be {expected}, got {got}", "change it")
 
 
 def _shorten(text: str) -> str:

@@ -39,9 +39,9 @@ class TracedRun:
 
     model: build.Model
     inputs: model_interface.ModelInputs
-    layers: dict[int, TiledScores]
-    hidden: Ragged
-    means: dict[int, Float[Tensor, "_ _"]]
+    layers: dict[int, TiledScores] = field(default_factory=dict)
+    hidden: Ragged = field(init=False)
+    means: dict[int, Float[Tensor, "_ _"]] = field(default_factory=dict)
     outputs: dict[int, Float[Tensor, "_ _ _"]] = field(default_factory=dict)
     _sums: dict[tuple[int, int], Float[Tensor, "_ t"]] = field(default_factory=dict)
     _losses: Float[Tensor, " _"] | None = None
@@ -150,57 +150,45 @@ def trace_run(
 
     `keep` are the layers whose head outputs are tensors, for patching another run.
     """
-    watcher = _RunRecorder(model, changes or {}, keep, cancelled)
+    run = TracedRun(model=model, inputs=inputs)
     with build.eval_mode(model), torch.inference_mode():
-        model.run_hidden(inputs, watcher)
-    assert watcher.hidden is not None
-    return TracedRun(
-        model=model,
-        inputs=inputs,
-        layers=watcher.layers,
-        hidden=watcher.hidden,
-        means=watcher.means,
-        outputs=watcher.outputs,
-    )
+        model.run_hidden(inputs, _RunRecorder(run, changes or {}, keep, cancelled))
+    return run
 
 
+@dataclass(slots=True, eq=False)
 class _RunRecorder:
-    """A watcher that edits heads and records what a `TracedRun` holds."""
+    """A watcher that edits heads and fills a run."""
 
-    def __init__(
-        self,
-        model: build.Model,
-        changes: Mapping[Site, EditFunction],
-        keep: frozenset[int],
-        cancelled: IsCancelled,
-    ) -> None:
-        self.layers: dict[int, TiledScores] = {}
-        self.means: dict[int, Tensor] = {}
-        self.outputs: dict[int, Tensor] = {}
-        self.hidden: Ragged | None = None
-        self._reader = ScoreReader(model.stacks())
-        self._changes, self._keep, self._cancelled = changes, keep, cancelled
+    run: TracedRun
+    changes: Mapping[Site, EditFunction]
+    keep: frozenset[int]
+    cancelled: IsCancelled
+    reader: ScoreReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = ScoreReader(self.run.model.stacks())
 
     def wants(self, site: Site) -> bool:
-        recorded = site.tap in (Tap.HEAD_OUTPUT, Tap.FINAL) or self._reader.wants(site)
+        recorded = site.tap in (Tap.HEAD_OUTPUT, Tap.FINAL) or self.reader.wants(site)
         return site.sublayer is Sublayer.ATTENTION and recorded
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
-        if self._cancelled():
+        if self.cancelled():
             raise DisconnectedError
-        if self._reader.wants(site):
-            tiled = self._reader.see(site, value)
+        if self.reader.wants(site):
+            tiled = self.reader.see(site, value)
             if tiled is not None:
-                self.layers[site.layer] = tiled
+                self.run.layers[site.layer] = tiled
             return None
         assert isinstance(value, Ragged), "no other pattern is requested"
         if site.tap is Tap.FINAL:
-            self.hidden = value
+            self.run.hidden = value
             return None
-        self.means[site.layer] = value.values.double().mean(0).to(value.values.dtype)
-        if site.layer in self._keep:
-            self.outputs[site.layer] = value.values
-        change = self._changes.get(site)
+        self.run.means[site.layer] = value.values.double().mean(0).to(value.values.dtype)
+        if site.layer in self.keep:
+            self.run.outputs[site.layer] = value.values
+        change = self.changes.get(site)
         return None if change is None else value.map(change)
 
 

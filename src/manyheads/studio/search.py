@@ -62,17 +62,8 @@ class SearchHandlers:
         check_explains(index)
         if cancelled():
             raise DisconnectedError
-        hit = Hit(
-            id="",
-            score=0.0,
-            text=text,
-            title=title,
-            chunk=0,
-            start=0,
-            end=len(text),
-            source="",
-            metadata={},
-        )
+        place: dict[str, Any] = {"id": "", "source": "", "chunk": 0, "start": 0, "end": len(text)}
+        hit = Hit(score=0.0, text=text, title=title, metadata={}, **place)
         assert index.model is not None
         weights = sum(weight.numel() for weight in index.model.parameters())
         # Running a large model without each head would take too long.
@@ -85,12 +76,9 @@ class SearchHandlers:
     def _index(self, body: RequestBody) -> Index:
         name = body.name("index")
         if name not in self.indexes:
-            raise InputError(
-                f"there is no index {name[:80]!r}",
-                f"use {', '.join(self.indexes)}"
-                if self.indexes
-                else "start the studio with --index INDEX",
-            )
+            names = ", ".join(self.indexes)
+            remedy = f"use {names}" if names else "start the studio with --index INDEX"
+            raise InputError(f"there is no index {name[:80]!r}", remedy)
         return self.indexes[name]
 
 
@@ -102,18 +90,8 @@ def _query(body: RequestBody) -> str:
 
 
 def _hit(hit: Hit, query: str) -> dict[str, Any]:
-    return {
-        "id": hit.id,
-        "score": rounded(hit.score),
-        "title": hit.title,
-        "text": hit.text,
-        "chunk": hit.chunk,
-        "start": hit.start,
-        "end": hit.end,
-        "source": hit.source,
-        "metadata": without_nan(dict(hit.metadata)),
-        "marks": highlight(query, hit.text),
-    }
+    view = without_nan(hit.as_dict()) | {"score": rounded(hit.score)}
+    return view | {"marks": highlight(query, hit.text)}
 
 
 def _explanation(match: MatchExplanation) -> dict[str, Any]:

@@ -25,17 +25,11 @@ from starlette.routing import Route
 
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.models.build import Model
+from manyheads.studio import requests
 from manyheads.studio.handlers import Handlers
 from manyheads.studio.models import ModelStore
 from manyheads.studio.queue import RequestQueue
-from manyheads.studio.requests import (
-    CLIENT_CLOSED_REQUEST,
-    LIMITS,
-    DisconnectedError,
-    RequestBody,
-    RequestError,
-    parse_body,
-)
+from manyheads.studio.requests import LIMITS, DisconnectedError, RequestBody, RequestError
 from manyheads.studio.run_cache import IsCancelled
 from manyheads.studio.security import Endpoint, SecurityMiddleware, is_loopback
 
@@ -57,6 +51,11 @@ ERRORS = (
     ClientDisconnect,
     HTTPException,
     MemoryError,
+)
+# The methods of `Handlers` that answer a request with JSON, by their addresses.
+POSTS = (
+    *("tokens", "token_count", "statistics", "predictions", "patching"),
+    *("attention_from", "attention_to", "attention_rows", "attention_map"),
 )
 LOG = logging.getLogger("manyheads.studio")
 
@@ -178,7 +177,7 @@ def _describe_error(error: Exception) -> tuple[int, str]:
         case ManyheadsError():
             return 422, str(error)
         case DisconnectedError() | ClientDisconnect():
-            return CLIENT_CLOSED_REQUEST, "The client has disconnected."
+            return requests.CLIENT_CLOSED_REQUEST, "The client has disconnected."
         case HTTPException(status_code=405):
             return 405, "This address does not allow this method."
         case HTTPException(status_code=404):
@@ -194,22 +193,19 @@ def _describe_error(error: Exception) -> tuple[int, str]:
 def _page_routes() -> list[Route]:
     """The files of the page, and those that it shares with the report, read once at the start."""
     package = files("manyheads")
-    folders = [package.joinpath("studio", "page"), package.joinpath("pictures", "page")]
-    routes = []
-    for file in (file for folder in folders for file in folder.iterdir()):
-        suffix = "." + file.name.rpartition(".")[2]
-        if suffix in CONTENT_TYPES:
-            path = "/" if file.name == "index.html" else f"/{file.name}"
-            send = _file_response(file.read_bytes(), CONTENT_TYPES[suffix])
-            routes.append(Route(path, send, methods=["GET"]))
-    return routes
+    contents = {}
+    for room in ("studio", "pictures"):
+        for file in package.joinpath(room, "page").iterdir():
+            content_type = CONTENT_TYPES.get("." + file.name.rpartition(".")[2])
+            if content_type is not None:
+                path = "/" if file.name == "index.html" else f"/{file.name}"
+                contents[path] = file.read_bytes(), {"content-type": content_type}
 
+    async def respond(request: Request) -> Response:
+        content, headers = contents[request.url.path]
+        return Response(content, headers=headers)
 
-def _file_response(content: bytes, content_type: str) -> Respond:
-    async def respond(_: Request) -> Response:
-        return Response(content, headers={"content-type": content_type})
-
-    return respond
+    return [Route(path, respond, methods=["GET"]) for path in contents]
 
 
 def _api_routes(
@@ -224,17 +220,7 @@ def _api_routes(
         indexes = [] if search is None else search.describe()
         return JSONResponse(handlers.models() | {"indexes": indexes})
 
-    by_name: dict[str, Handler] = {
-        "tokens": handlers.tokens,
-        "token_count": handlers.token_count,
-        "statistics": handlers.statistics,
-        "attention_from": handlers.attention_from,
-        "attention_to": handlers.attention_to,
-        "attention_rows": handlers.attention_rows,
-        "attention_map": handlers.attention_map,
-        "predictions": handlers.predictions,
-        "patching": handlers.patching,
-    }
+    by_name: dict[str, Handler] = {name: getattr(handlers, name) for name in POSTS}
     if search is not None:
         by_name |= {"search": search.search, "explain_match": search.explain_match}
     posts = {name: _json_response(handler, queue) for name, handler in by_name.items()}
@@ -286,7 +272,7 @@ async def _read_body(request: Request) -> RequestBody:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise RequestError(415, "The content type must be application/json.")
-    return parse_body(await request.body())
+    return requests.parse_body(await request.body())
 
 
 @asynccontextmanager

@@ -83,19 +83,23 @@ def attention_map(
     height, width = min(len(rows), cells), min(len(keys), cells)
     edges = torch.linspace(0, len(rows), height + 1).round().long().tolist()
     lines = [range(rows.start + first, rows.start + last) for first, last in pairwise(edges)]
-    reduced = [
-        line
-        for group in _group_lines(lines, len(keys))
-        for line in _reduce_lines(run, head, group, keys, width, cancelled)
-    ]
-    weights = torch.stack(reduced).cpu().numpy().astype("<f4")
+    reduced = []
+    for group in _group_lines(lines, len(keys)):
+        if cancelled():
+            raise requests.DisconnectedError
+        first = group[0].start
+        weights = run.weights(head, range(first, group[-1].stop), keys, cancelled)
+        if len(keys) > width:
+            weights = F.adaptive_max_pool1d(weights[None], width)[0]
+        reduced += [weights[line.start - first : line.stop - first].amax(0) for line in group]
+    cells_in_rows = torch.stack(reduced).cpu().numpy().astype("<f4")
     return {
         "head": str(head),
         "rows": [rows.start, rows.stop],
         "keys": [keys.start, keys.stop],
         "height": height,
         "width": width,
-        "data": b64encode(weights.tobytes()).decode("ascii"),
+        "data": b64encode(cells_in_rows.tobytes()).decode("ascii"),
     }
 
 
@@ -107,10 +111,13 @@ def predictions(
     before = None if clean is None else _probabilities(loaded, clean, position)
     if after is None:
         return {"output": loaded.output, "position": position, "top": []}
-    order = after.topk(min(top_k, len(after))).indices.tolist()
+    order, divergence = after.topk(min(top_k, len(after))).indices.tolist(), None
     if before is not None:
         best = before.topk(min(3, len(before))).indices.tolist()
         order += [index for index in best if index not in order]
+        # The KL divergence of the new distribution from the old one, in nats.
+        terms = before * (before.clamp(min=1e-30).log() - after.clamp(min=1e-30).log())
+        divergence = rounded(max(0.0, float(terms.sum())))
     losses: list[float | None] = [None, None]
     if loaded.output == "next token" and run.length > 1:
         losses = [
@@ -131,7 +138,7 @@ def predictions(
         ],
         "loss": losses[0],
         "loss_before": losses[1],
-        "divergence": None if before is None else rounded(_kl_divergence(before, after)),
+        "divergence": divergence,
     }
 
 
@@ -166,18 +173,6 @@ def _group_lines(lines: list[range], width: int) -> list[list[range]]:
     return groups
 
 
-def _reduce_lines(
-    run: TracedRun, head: Head, group: list[range], keys: range, width: int, cancelled: IsCancelled
-) -> list[Float[Tensor, " w"]]:
-    if cancelled():
-        raise requests.DisconnectedError
-    rows = range(group[0].start, group[-1].stop)
-    weights = run.weights(head, rows, keys, cancelled)
-    if len(keys) > width:
-        weights = F.adaptive_max_pool1d(weights[None], width)[0]
-    return [weights[line.start - rows.start : line.stop - rows.start].amax(0) for line in group]
-
-
 def _probabilities(
     loaded: models.LoadedModel, run: TracedRun, position: int
 ) -> Float[Tensor, " v"] | None:
@@ -189,9 +184,3 @@ def _probabilities(
     logits = run.logits(torch.tensor([position], device=run.hidden.device))
     assert logits is not None
     return logits[0].softmax(-1)
-
-
-def _kl_divergence(before: Float[Tensor, " v"], after: Float[Tensor, " v"]) -> float:
-    """The KL divergence of the new distribution from the old one, in nats."""
-    terms = before * (before.clamp(min=1e-30).log() - after.clamp(min=1e-30).log())
-    return max(0.0, float(terms.sum()))

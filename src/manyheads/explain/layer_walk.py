@@ -180,7 +180,16 @@ def walk(
     _check_choice("sentence", sentence, len(sentences), "a batch of {} sentences")
     _check_choice("position", position, len(sentences[sentence]), "a sentence of {} tokens")
     _check_choice("head", head, _parts(model)[0].config.heads, "a layer of {} heads")
-    ids = _assign_ids(sentences, model.config.embedding.vocabulary)
+    # Ids are in the order of first appearance.
+    numbers: dict[str, int] = {}
+    ids = tuple(
+        tuple(numbers.setdefault(word, len(numbers)) for word in words) for words in sentences
+    )
+    if len(numbers) > (vocabulary := model.config.embedding.vocabulary):
+        raise InputError(
+            f"{len(numbers)} different tokens do not fit into a vocabulary of {vocabulary}",
+            "give fewer or shorter texts",
+        )
     batch = Ragged.from_list([torch.tensor(row) for row in ids])
     with torch.no_grad():
         by_model = _by_model(model, batch, sentence)
@@ -228,20 +237,6 @@ def split_words(texts: Sequence[str]) -> Sentences:
     return tuple(sentences)
 
 
-def _assign_ids(sentences: Sentences, vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """Ids in the order of first appearance."""
-    numbers: dict[str, int] = {}
-    ids = tuple(
-        tuple(numbers.setdefault(word, len(numbers)) for word in sentence) for sentence in sentences
-    )
-    if len(numbers) > vocabulary:
-        raise InputError(
-            f"{len(numbers)} different tokens do not fit into a vocabulary of {vocabulary}",
-            "give fewer or shorter texts",
-        )
-    return ids
-
-
 def _check_choice(name: str, value: int, count: int, among: str) -> None:
     if not 0 <= value < count:
         remedy = f"use 0 to {count - 1}" if count > 1 else "use 0"
@@ -284,10 +279,9 @@ def _by_model(model: Encoder, batch: Ragged, sentence: int) -> dict[Stage, Tenso
     stages[Stage.EMBEDDINGS] = model.embedding.tokens(ids) * model.config.embedding.scale
     stages[Stage.POSITIONS] = Sinusoidal().vectors(torch.arange(len(ids)), width)
     stages[Stage.CONCATENATED] = rearrange(stages[Stage.HEAD_OUTPUTS], "n h d -> n (h d)")
-    inputs = record[ENTERS_ATTENTION].of(sentence)
-    stages[Stage.ATTENTION_SUM] = inputs + stages[Stage.ATTENTION_OUTPUT]
-    inputs = record[ENTERS_FEEDFORWARD].of(sentence)
-    stages[Stage.FEEDFORWARD_SUM] = inputs + stages[Stage.FEEDFORWARD_OUTPUT]
+    before, between = (record[site].of(sentence) for site in (ENTERS_ATTENTION, ENTERS_FEEDFORWARD))
+    stages[Stage.ATTENTION_SUM] = before + stages[Stage.ATTENTION_OUTPUT]
+    stages[Stage.FEEDFORWARD_SUM] = between + stages[Stage.FEEDFORWARD_OUTPUT]
     hidden = model(batch).hidden
     assert isinstance(hidden, Ragged)
     stages[Stage.RESULT] = hidden.of(sentence)
@@ -297,8 +291,12 @@ def _by_model(model: Encoder, batch: Ragged, sentence: int) -> dict[Stage, Tenso
 def _by_hand(model: Encoder, ids: Int[Tensor, " n"]) -> dict[Stage, Tensor]:
     """The same from the weights, by the formulas of arXiv 1706.03762, in float64."""
     attention, first_norm, feedforward, second_norm = _parts(model)
-    stages = _embed(model, ids)
-    x = stages[Stage.INPUT]
+    width = model.config.embedding.width
+    vectors = model.embedding.tokens.weight.double()[ids] * math.sqrt(width)
+    waves = [[_wave(at, channel, width) for channel in range(width)] for at in range(len(ids))]
+    positions = torch.tensor(waves, dtype=torch.float64)
+    x = vectors + positions
+    stages = {Stage.EMBEDDINGS: vectors, Stage.POSITIONS: positions, Stage.INPUT: x}
     stages |= _attend(attention, x)
     stages[Stage.ATTENTION_SUM] = x + stages[Stage.ATTENTION_OUTPUT]
     x = stages[Stage.ATTENTION_NORMED] = _normed(first_norm, stages[Stage.ATTENTION_SUM])
@@ -319,18 +317,6 @@ def _parts(model: Encoder) -> tuple[Attention, Normalize, FeedForward, Normalize
         cast(FeedForward, layer.feedforward),
         cast(Normalize, layer.feedforward_residual.norm),
     )
-
-
-def _embed(model: Encoder, ids: Int[Tensor, " n"]) -> dict[Stage, Tensor]:
-    width = model.config.embedding.width
-    vectors = model.embedding.tokens.weight.double()[ids] * math.sqrt(width)
-    waves = [[_wave(at, channel, width) for channel in range(width)] for at in range(len(ids))]
-    positions = torch.tensor(waves, dtype=torch.float64)
-    return {
-        Stage.EMBEDDINGS: vectors,
-        Stage.POSITIONS: positions,
-        Stage.INPUT: vectors + positions,
-    }
 
 
 def _wave(position: int, channel: int, width: int) -> float:

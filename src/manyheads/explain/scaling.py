@@ -113,17 +113,9 @@ class ScalingPage:
             )
             for name in ("variance", "largest", "gradient")
         ]
-        draw_scaling(
-            [row.size for row in self.rows],
-            panels,
-            path,
-            labels=ScalingLabels(
-                title=self.words["scaling.title"],
-                size=self.words["picture.size"],
-                plain=self.words["scaling.plain"],
-                scaled=self.words["scaling.scaled"],
-            ),
-        )
+        names = {name: self.words[f"scaling.{name}"] for name in ("title", "plain", "scaled")}
+        labels = ScalingLabels(size=self.words["picture.size"], **names)
+        draw_scaling([row.size for row in self.rows], panels, path, labels=labels)
         self.page.paragraph(self.words["picture.written"].format(path=path))
 
     def _table(self) -> Table:

@@ -130,17 +130,13 @@ def weights_table(walk: Walk, window: range, sum_name: str, width: int) -> Table
     return table
 
 
+PROJECTED = (Stage.QUERY, Stage.KEY, Stage.VALUE)
 # The section of the words, the formula, the shape and the stages of each step.
 STEPS: tuple[tuple[str, str, str, tuple[Stage, ...]], ...] = (
     ("tokens", "", "n", ()),
     ("embeddings", "√{width}·E[id]", "n × c", (Stage.EMBEDDINGS,)),
     ("positions", "x = √{width}·E[id] + P[position]", "n × c", (Stage.POSITIONS, Stage.INPUT)),
-    (
-        "projections",
-        "Q = x·W_Q + b_Q, …",
-        "n × c → 3 × n × h × d",
-        (Stage.QUERY, Stage.KEY, Stage.VALUE),
-    ),
+    ("projections", "Q = x·W_Q + b_Q, …", "n × c → 3 × n × h × d", PROJECTED),
     ("scores", "S = Q·Kᵀ / √{size}", "h × n × n", ()),
     ("weights", "A = softmax(S)", "h × n × n", (Stage.WEIGHTS,)),
     ("heads", "A·V", "n × h × d", (Stage.HEAD_OUTPUTS,)),
@@ -223,7 +219,11 @@ class WalkPage:
 
     def show(self) -> None:
         """Print all steps, and whether model and hand agree."""
-        self._start()
+        is_batch = len(self.walk.sentences) > 1
+        self.page.title(self._word("start.batch_title" if is_batch else "start.title"))
+        self.page.paragraph(self._word("start.model"))
+        self.page.paragraph(self._word("start.untrained"), "yellow")
+        self.page.paragraph(self._word("start.choice"))
         steps = {
             "tokens": self._tokens,
             "embeddings": self._embeddings,
@@ -243,7 +243,9 @@ class WalkPage:
             else:
                 steps[name]()
             if stages:
-                self._agree(*stages)
+                difference = max(self.walk[stage].difference for stage in stages)
+                key = "agreement.step" if difference <= TOLERANCE else "agreement.step_differs"
+                self._print_agreement(self._word(key, difference=difference), difference)
         self._result()
 
     def draw(self, path: Path) -> None:
@@ -264,29 +266,17 @@ class WalkPage:
         )
         self.page.paragraph(self._word("picture.written", path=path))
 
-    def _start(self) -> None:
-        is_batch = len(self.walk.sentences) > 1
-        self.page.title(self._word("start.batch_title" if is_batch else "start.title"))
-        self.page.paragraph(self._word("start.model"))
-        self.page.paragraph(self._word("start.untrained"), "yellow")
-        self.page.paragraph(self._word("start.choice"))
-
     def _tokens(self) -> None:
-        if len(self.walk.sentences) > 1:
-            self._batch()
+        lengths = [len(sentence) for sentence in self.walk.sentences]
+        if len(lengths) > 1:
+            self.page.show(batch_table(self.walk, self._word("tokens.padding"), self.page.width))
+            starts = ", ".join(str(sum(lengths[:index])) for index in range(len(lengths)))
+            self.page.paragraph(self._word("tokens.batch", tokens=sum(lengths), starts=starts))
+            self.page.blank_line()
         names = [self._word(f"tokens.{name}") for name in ("position", "word", "id")]
         for table in token_tables(self.walk, self._window(MAX_TOKENS), names, self.page.width):
             self.page.show(table)
         self._describe_window(MAX_TOKENS)
-
-    def _batch(self) -> None:
-        self.page.show(batch_table(self.walk, self._word("tokens.padding"), self.page.width))
-        lengths = [len(sentence) for sentence in self.walk.sentences]
-        starts = [str(sum(lengths[:index])) for index in range(len(lengths))]
-        self.page.paragraph(
-            self._word("tokens.batch", tokens=sum(lengths), starts=", ".join(starts))
-        )
-        self.page.blank_line()
 
     def _embeddings(self) -> None:
         window = self._window(MAX_KEYS)
@@ -296,12 +286,11 @@ class WalkPage:
         self._describe_window(MAX_KEYS)
 
     def _projections(self) -> None:
-        position, head = self.walk.position, self.walk.head
-        stages = (Stage.QUERY, Stage.KEY, Stage.VALUE)
-        rows = [(stage.value, self.walk[stage].model[position, head]) for stage in stages]
-        self.page.number_rows(
-            [(self._word(f"projections.{name}"), values.tolist()) for name, values in rows]
-        )
+        rows = []
+        for stage in PROJECTED:
+            values = self.walk[stage].model[self.walk.position, self.walk.head]
+            rows.append((self._word(f"projections.{stage.value}"), values.tolist()))
+        self.page.number_rows(rows)
 
     def _scores(self) -> None:
         walk, cell = self.walk, self.walk.cell(self.walk.strongest_key)
@@ -385,12 +374,8 @@ class WalkPage:
     def _show_token(self, stages: Mapping[str, Stage]) -> None:
         """Print the chosen token at some stages, and its mean and deviation around a norm."""
         position = self.walk.position
-        self.page.number_rows(
-            [
-                (self._word(key), self.walk[stage].model[position].tolist())
-                for key, stage in stages.items()
-            ]
-        )
+        values = {key: self.walk[stage].model[position] for key, stage in stages.items()}
+        self.page.number_rows([(self._word(key), row.tolist()) for key, row in values.items()])
         moments = []
         for stage in (stages[key] for key in ("rows.sum", "rows.normed") if key in stages):
             row = self.walk[stage].hand[position]
@@ -399,11 +384,6 @@ class WalkPage:
             moments.append(self._word("rows.moments", mean=mean, deviation=deviation))
         if moments:
             self.page.paragraph(" → ".join(moments))
-
-    def _agree(self, *stages: Stage) -> None:
-        difference = max(self.walk[stage].difference for stage in stages)
-        key = "agreement.step" if difference <= TOLERANCE else "agreement.step_differs"
-        self._print_agreement(self._word(key, difference=difference), difference)
 
     def _print_agreement(self, text: str, difference: float) -> None:
         good = difference <= TOLERANCE

@@ -40,17 +40,8 @@ MAX_WEIGHTS = 900_000
 MIN_KEYS, MAX_KEYS = 4, 32
 # The columns of the table of heads; other measures only color the atlas.
 TABLE_COLUMNS = (
-    "loss_change",
-    "similarity_drop",
-    "bias",
-    "normalized_entropy",
-    "max_weight",
-    "distance",
-    "first_token",
-    "previous_token",
-    "duplicate_token",
-    "induction",
-    "output_share",
+    *("loss_change", "similarity_drop", "bias", "normalized_entropy", "max_weight", "distance"),
+    *("first_token", "previous_token", "duplicate_token", "induction", "output_share"),
 )
 # Variants of other measures, and single offsets.
 HIDDEN = ("previous_token_all_queries", "induction_score", "offset")
@@ -194,30 +185,19 @@ def _measure_importance(
     if model.readout is not None and not isinstance(model.config.readout, readout.LanguageHead):
         return None, "a text alone does not say what the right class is"
     inputs = prepare_inputs(model, texts)
-    shared: dict[str, Any] = {
-        "metric": inputs.metric,
-        "targets": inputs.targets,
-        "progress": progress,
-    }
-    if _choose_method(model, by, tokens, inputs) == "ablation":
-        ablation = ablate(model, inputs.model_inputs, **shared)
-        column, higher = ablation["change"], ablation.metadata["better"] == "higher"
-        return HeadImportance(
-            change=-column.means if higher else column.means,
-            errors=column.errors,
-            metric="similarity" if higher else "loss",
-            by="ablation",
-            baseline=ablation.baseline,
-            texts=int(ablation.metadata.get("texts", 0)),
-        ), ""
-    estimates = importance(model, inputs.model_inputs, **shared)
+    method = _choose_method(model, by, tokens, inputs)
+    measure, name = (ablate, "change") if method == "ablation" else (importance, "predicted")
+    result = measure(
+        model, inputs.model_inputs, metric=inputs.metric, targets=inputs.targets, progress=progress
+    )
+    higher = isinstance(inputs.metric, Similarity)
     return HeadImportance(
-        change=estimates["predicted"].means,
-        errors=estimates["predicted"].errors,
-        metric="loss",
-        by="gradient",
-        baseline=None,
-        texts=int(estimates.metadata["texts"]),
+        change=-result[name].means if higher else result[name].means,
+        errors=result[name].errors,
+        metric="similarity" if higher else "loss",
+        by=method,
+        baseline=result.metadata.get("baseline"),
+        texts=int(result.metadata.get("texts", 0)),
     ), ""
 
 
@@ -234,18 +214,10 @@ def report_json(report: ReportData) -> dict[str, Any]:
         row["kinds"] = [asdict(label) for label in inspection.labels(address)]
         row["dead"] = list(reasons.get(address, ()))
         row["duplicates"] = [str(duplicate) for duplicate in duplicates.get(address, ())]
-    method = None
-    if importance is not None:
-        fields = ("measure", "metric", "by", "baseline", "texts")
-        method = {field: getattr(importance, field) for field in fields}
-    tables = {
-        "kind": "report",
-        "name": report.name,
-        "statistics": report.statistics.metadata,
-        "importance": method,
-        "rows": rows,
-    }
-    return dict(without_nan(tables))
+    fields = ("measure", "metric", "by", "baseline", "texts")
+    method = {field: getattr(importance, field) for field in fields} if importance else None
+    tables = {"kind": "report", "name": report.name, "statistics": report.statistics.metadata}
+    return dict(without_nan(tables | {"importance": method, "rows": rows}))
 
 
 def _choose_method(
@@ -259,8 +231,8 @@ def _choose_method(
                 "use --by ablation",
             )
         return "ablation"
-    if by in ("ablation", "gradient"):
-        return "ablation" if by == "ablation" else "gradient"
+    if by == "ablation" or by == "gradient":
+        return by
     weights = sum(weight.numel() for weight in model.parameters())
     heads = sum(block.heads for block in blocks_of(model))
     # Ablating a head of the middle layer runs half of the layers again.
@@ -283,7 +255,14 @@ class Suggestion:
 def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> list[Suggestion]:
     """Suggest commands, the most promising first; the studio always comes last."""
     model, text = shlex.quote(model_path), shlex.quote(text_file)
-    attends = _attention_heads(report)
+    stacks = report.model.stacks()
+    # The heads that can be cut out; those of mixers share weights.
+    attends = {
+        address
+        for block in report.statistics.blocks
+        if stacks[block.stack].config.layers[block.layer].mixer is None
+        for address in block.addresses
+    }
     studio = Suggestion(
         "Switch heads off yourself",
         "The studio shows this model in the browser: type any text, switch heads off, and see how "
@@ -294,27 +273,13 @@ def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> 
     return [*filter(None, suggestions), studio]
 
 
-def _attention_heads(report: ReportData) -> set[Address]:
-    """The heads that can be cut out; those of mixers share weights."""
-    stacks = report.model.stacks()
-    return {
-        address
-        for block in report.statistics.blocks
-        if stacks[block.stack].config.layers[block.layer].mixer is None
-        for address in block.addresses
-    }
-
-
 def _prune(report: ReportData, attends: set[Address], model: str, text: str) -> Suggestion | None:
     importance = report.importance
     if importance is None:
         return None
     least = LOSS_BELOW if importance.metric == "loss" else 1e-3
-    idle = sum(
-        bool(change < least)
-        for address, change in zip(report.statistics.addresses, importance.change, strict=True)
-        if address in attends
-    )
+    changes = zip(report.statistics.addresses, importance.change, strict=True)
+    idle = sum(bool(change < least) for address, change in changes if address in attends)
     if not idle:
         return None
     unit = importance.metric

@@ -73,10 +73,9 @@ def check_model(model: build.Model, name: str) -> text_reader.TextReader:
 
 def read_file(file: Path, tokens: int) -> str:
     """Read the beginning of a file, long enough for this many tokens."""
-    if file.is_dir():
-        raise InputError(f"{file} is a folder", "name a text file")
-    if not file.exists():
-        raise InputError(f"{file} does not exist", "name a text file")
+    if not file.is_file():
+        problem = "is a folder" if file.is_dir() else "does not exist"
+        raise InputError(f"{file} {problem}", "name a text file")
     with file.open("rb") as opened:
         raw = opened.read(CHARACTERS_PER_TOKEN * tokens + 4)
         complete = not opened.read(1)

@@ -116,8 +116,8 @@ def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) ->
 
 def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
     flags = report.inspection.flags()
-    heads = []
-    for address in report.statistics.addresses:
+    heads, addresses = [], report.statistics.addresses
+    for address in addresses:
         labels, near = report.kinds.of(address), report.kinds.nearest.get(address)
         heads.append(
             {
@@ -149,10 +149,7 @@ def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
             }
             for measure in measures
         ],
-        "patterns": [
-            _pack_head(by_head.get(address), len(report.input.tokens))
-            for address in report.statistics.addresses
-        ],
+        "patterns": [_pack_head(by_head.get(head), len(report.input.tokens)) for head in addresses],
     }
 
 

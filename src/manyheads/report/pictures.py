@@ -24,7 +24,9 @@ def draw_pictures(report: ReportData, folder: Path) -> list[Path]:
     layer = [
         address for address in report.statistics.addresses if address.head.layer == best.head.layer
     ]
-    maps = _patterns(report, layer)
+    # All weights: the report itself has only the largest of each query.
+    measured = patterns(report.model, report.input.shown, layer)
+    maps = [measured.of(head).weights.float().cpu().numpy() for head in layer]
     tokens = list(report.input.tokens)[:MAX_TOKENS]
     paths = [
         folder / "atlas.png",
@@ -91,23 +93,13 @@ def _draw_atlas(report: ReportData, path: Path) -> None:
     importance = report.importance
     name = "normalized_entropy" if importance is None else importance.measure
     values = report.statistics.means[name] if importance is None else importance.change
-    numbers, labels, start = [], [], 0
-    for block in report.statistics.blocks:
-        numbers.append(values[start : start + block.heads].tolist())
-        labels.append([report.kinds.best(address) for address in block.addresses])
-        start += block.heads
-    title = f"The {report.heads} heads of {report.name}"
+    blocks = report.statistics.blocks
+    ends = np.cumsum([block.heads for block in blocks])
     draw_atlas(
-        numbers,
+        [part.tolist() for part in np.split(values, ends[:-1])],
         path,
-        labels=labels,
+        labels=[[report.kinds.best(address) for address in block.addresses] for block in blocks],
         measure=describe_measure(name).title,
-        title=title,
+        title=f"The {report.heads} heads of {report.name}",
         subtitle="each with its kind",
     )
-
-
-def _patterns(report: ReportData, heads: Sequence[Address]) -> list[Float[np.ndarray, "t t"]]:
-    """All weights of some heads; the report itself has only the largest of each query."""
-    measured = patterns(report.model, report.input.shown, heads)
-    return [measured.of(head).weights.float().cpu().numpy() for head in heads]

@@ -123,8 +123,8 @@ def importance(report: ReportData) -> str:
 
 def problem_heads(report: ReportData) -> str:
     """Dead, duplicate and harmful heads, each with its reasons."""
-    lines = [line.strip() for line in str(report.inspection.dead).splitlines()[1:]]
-    dead = [(line.partition(": ")[0], line.partition(": ")[2]) for line in lines]
+    reasons = str(report.inspection.dead).splitlines()[1:]
+    dead = [tuple(line.strip().split(": ", 1)) for line in reasons]
     duplicates = [
         (
             f"{pair.one} and {pair.other}",
@@ -143,7 +143,15 @@ def problem_heads(report: ReportData) -> str:
         ("Duplicate", "Pairs with the same pattern and the same output (above 0.9).", duplicates),
         ("Harmful", "The model does better without them, beyond two standard errors.", harmful),
     )
-    return '<div class="triple">' + "".join(_section(*part) for part in parts) + "</div>"
+    sections = []
+    for title, about, lines in parts:
+        inside, count = '<p class="none">None found.</p>', ""
+        if lines:
+            items = "".join(f"<li><b>{escape(head)}</b> {escape(why)}</li>" for head, why in lines)
+            inside, count = f"<ul>{items}</ul>", f' <span class="count">{len(lines)}</span>'
+        heading = f'<h3>{title}{count}</h3><p class="quiet">{about}</p>'
+        sections.append(f"<div>{heading}{inside}</div>")
+    return f'<div class="triple">{"".join(sections)}</div>'
 
 
 def activations(report: ReportData) -> str:
@@ -158,9 +166,8 @@ def activations(report: ReportData) -> str:
         if weights is not None and not np.isnan(weights).all():
             sinks = f"{int((weights > SINK_ABOVE).sum())} of {len(weights)}"
             share = percent(float(np.nanmean(weights)))
-        token = ""
-        if layer.token is not None:
-            token = token_text(report.model.tokenizer, layer.token).strip()
+        tokenizer = report.model.tokenizer
+        token = "" if layer.token is None else token_text(tokenizer, layer.token).strip()
         position = f"token {layer.position} of piece {layer.text}, <code>{escape(token)}</code>"
         massive = ' <em class="flag">massive</em>' if layer.massive else ""
         ratio = layer.largest / layer.median if layer.median else float("nan")
@@ -300,14 +307,6 @@ def _kinds(report: ReportData, address: Address) -> str:
         score = f"{label.score:.2f}{bounds}, {escape(label.sample)}"
         lines.append(f'{escape(label.name)} <span class="quiet">{score}</span>')
     return "<br>".join(lines)
-
-
-def _section(title: str, about: str, lines: Sequence[tuple[str, str]]) -> str:
-    inside, count = '<p class="none">None found.</p>', ""
-    if lines:
-        items = "".join(f"<li><b>{escape(head)}</b> {escape(why)}</li>" for head, why in lines)
-        inside, count = f"<ul>{items}</ul>", f' <span class="count">{len(lines)}</span>'
-    return f'<div><h3>{title}{count}</h3><p class="quiet">{about}</p>{inside}</div>'
 
 
 def _round_count(count: int) -> str:

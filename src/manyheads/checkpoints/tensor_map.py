@@ -224,7 +224,8 @@ class Packed:
 # As many as an error names.
 MAX_FAULTS = 6
 
-TensorMap = Iterable[Entry | Packed | Either]
+MapEntry = Entry | Packed | Either
+TensorMap = Iterable[MapEntry]
 
 
 def to_file(entries: TensorMap, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,9 +6,30 @@ from typing import Any, Literal
 
 from manyheads.errors import ConfigError
 from manyheads.models import recipes, seq2seq
+from manyheads.parts.feedforward import Activation
 from manyheads.parts.norms import NoNorm
 
+# The content of a config.json.
+ConfigJson = Mapping[str, Any]
 MISSING: Any = object()
+# The activations of feed-forwards by their names in config.json; the first of ours is written.
+HIDDEN_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+# Those of gated feed-forwards.
+GATED_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +102,37 @@ UNWRITTEN_STD = Key("init.std", 0.02, FLOAT, written="never")
 TIED = Key("readout.tied", True, BOOL)
 UNTIED = Key("readout.tied", False, BOOL)
 BIAS = Key("attention.bias", False, flag("all", "none"))
+# The names that most families have for these.
+SIZES = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": HEADS,
+    "intermediate_size": HIDDEN,
+    "vocab_size": VOCABULARY,
+}
+
+
+def eps(default: Any = MISSING) -> Key:
+    return Key("norm.eps", default, EPS)
+
+
+def dropout(part: str, default: Any = 0.0) -> Key:
+    return Key(f"{part}.dropout", default, FLOAT)
+
+
+def activation(default: Any = MISSING, names: Mapping[str, str] = HIDDEN_ACTIVATIONS) -> Key:
+    return Key("feedforward.activation", default, one_of(names))
 
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
     """The parts of a model that keys describe: those of the first layer that has them.
 
-    When config.json is read, each part is a dict with the arguments of its class.
+    When config.json is read, each part is a dict with the arguments of its class, except for the
+    norm, which comes first because others contain it, and for `json`, all that config.json says.
     """
 
+    json: ConfigJson = field(default_factory=dict)
     stack: Any = field(default_factory=dict)
     embedding: Any = field(default_factory=dict)
     position: Any = field(default_factory=dict)
@@ -110,6 +153,10 @@ class Parts:
     def depth(self) -> Any:
         return self.stack["depth"]
 
+    def dropout(self, part: str) -> float:
+        """The dropout of a part; 0 where config.json has none for it, or for no part."""
+        return float(getattr(self, part).get("dropout", 0.0)) if part else 0.0
+
 
 def parts_of(config: recipes.ModelConfig) -> Parts | None:
     """The parts of a model; None if it has no layers."""
@@ -120,7 +167,9 @@ def parts_of(config: recipes.ModelConfig) -> Parts | None:
         name: next((own for layer in stack.layers if (own := getattr(layer, name))), None)
         for name in ("attention", "mixer", "feedforward")
     }
-    inner = {name: getattr(branch, "inner", None) for name, branch in branches.items()}
+    inner: dict[str, Any] = {
+        name: getattr(branch, "inner", None) for name, branch in branches.items()
+    }
     embedding, norm = getattr(config, "embedding", None), stack.final_norm
     return Parts(
         stack=stack,
@@ -135,9 +184,9 @@ def parts_of(config: recipes.ModelConfig) -> Parts | None:
     )
 
 
-def read_keys(keys: Mapping[str, Key], config_json: Mapping[str, Any]) -> Parts:
+def read_keys(keys: Mapping[str, Key], config_json: ConfigJson, norm: Callable[..., Any]) -> Parts:
     """What a config.json says, by part; all parts have the width of the model."""
-    parts = Parts()
+    parts = Parts(json=config_json)
     for name, key in keys.items():
         required = key.default is MISSING
         value = config_json[name] if required else config_json.get(name, key.default)
@@ -145,6 +194,7 @@ def read_keys(keys: Mapping[str, Key], config_json: Mapping[str, Any]) -> Parts:
         getattr(parts, part)[argument] = key.form.read(name, value)
     for part in (parts.embedding, parts.patches, parts.attention, parts.mixer, parts.feedforward):
         part.setdefault("width", parts.width)
+    parts.norm = norm(**parts.norm)
     return parts
 
 

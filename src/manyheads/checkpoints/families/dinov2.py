@@ -1,21 +1,19 @@
 """DINOv2: a vision transformer with scaled branches, and register tokens in its later version."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import EPS, Form, Key, Parts
-from manyheads.checkpoints.families.family import Sources, class_count, layer_of
-from manyheads.checkpoints.families.vit import SIDE, VIT, ViTFamily
-from manyheads.checkpoints.tensor_map import Either, Entry
+from manyheads.checkpoints.families.config_keys import ConfigJson, Form, Key, Parts, eps
+from manyheads.checkpoints.families.family import Inner, class_count
+from manyheads.checkpoints.families.vit import ATTENTION_MODULES, SIDE, VIT, ViTFamily
+from manyheads.checkpoints.tensor_map import Either, Entry, MapEntry
 from manyheads.errors import ConfigError
 from manyheads.models.initialization import Initialization
-from manyheads.models.layer import LayerConfig
+from manyheads.models.layer import FeedForwardConfig, LayerConfig
 from manyheads.models.readout import ClassHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.vision import Patches, VisionConfig
 from manyheads.parts.feedforward import MLP, SwiGLU
-from manyheads.parts.norms import LayerNorm, ScaledPreNorm
+from manyheads.parts.norms import ScaledPreNorm
 
 INT = Form(lambda _, value: int(value))
 PLAIN, REGISTERS = "dinov2", "dinov2_with_registers"
@@ -25,18 +23,19 @@ class Dinov2Family(ViTFamily):
     """DINOv2, without and with register tokens."""
 
     name = PLAIN
-    classes: Mapping[str, str] = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
-    keys: Mapping[str, Key] = {
+    classes = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
+    keys = {
         **{name: key for name, key in VIT.keys.items() if name != "intermediate_size"},
-        "layer_norm_eps": Key("norm.eps", 1e-6, EPS),
+        "layer_norm_eps": eps(1e-6),
         "patch_size": Key("patches.size", 14, SIDE),
         "num_register_tokens": Key("patches.registers", form=INT, written="never"),
     }
     init = Initialization(draw="truncated")
+    dropouts = ("", "")
 
     other_prefixes = (f"{REGISTERS}.", f"{PLAIN}.")
     prefix = f"{PLAIN}."
-    layer: Mapping[str, Sources] = {
+    layer = {
         **VIT.layer,
         "attention_residual.norm": "norm1",
         "feedforward_residual.norm": "norm2",
@@ -48,15 +47,9 @@ class Dinov2Family(ViTFamily):
     # The mask token is for training only.
     unused = ("embeddings.mask_token",)
     module_layers = ""
-    modules: Mapping[str, str] = {
-        "attention.q_proj": "attention.attention.query",
-        "attention.k_proj": "attention.attention.key",
-        "attention.v_proj": "attention.attention.value",
-        "attention.o_proj": "attention.output.dense",
-        "mlp.down_proj": "mlp.weights_out",
-    }
+    modules = {**ATTENTION_MODULES, "mlp.down_proj": "mlp.weights_out"}
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         config_json = super().complete(config_json)
         if config_json.get("drop_path_rate", 0.0):
             raise ConfigError(
@@ -73,24 +66,22 @@ class Dinov2Family(ViTFamily):
             **({} if later else {"num_register_tokens": 0}),
         }
 
-    def read_patches(self, parts: Parts, config_json: Mapping[str, Any]) -> Patches:
-        later = config_json["model_type"] == REGISTERS
-        return Patches(antialias=later, **parts.patches)
+    def read_inputs(self, parts: Parts) -> dict[str, Any]:
+        later = parts.json["model_type"] == REGISTERS
+        return {"patches": Patches(antialias=later, **parts.patches)}
 
-    def read_layer(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> LayerConfig:
-        attention = AttentionConfig(bias="all", **parts.attention)
-        hidden = int(parts.width * config_json.get("mlp_ratio", 4))
-        scaled = ScaledPreNorm(norm, float(config_json.get("layerscale_value", 1.0)))
-        if config_json.get("use_swiglu_ffn", False):
-            gated = SwiGLU(width=parts.width, hidden=_gated_width(hidden), bias=True)
-            return layer_of(attention, gated, scaled)
-        return layer_of(attention, MLP(hidden=hidden, **parts.feedforward), scaled)
+    def read_placement(self, parts: Parts, inner: Inner) -> ScaledPreNorm:  # noqa: ARG002
+        return ScaledPreNorm(parts.norm, float(parts.json.get("layerscale_value", 1.0)))
 
-    def read_head(self, patches: Patches, config_json: Mapping[str, Any]) -> ClassHead:
-        classes = class_count(config_json)
-        return ClassHead(classes=classes, pool="first_and_mean", mean_from=1 + patches.registers)
+    def read_feedforward(self, parts: Parts, index: int) -> FeedForwardConfig:  # noqa: ARG002
+        hidden = int(parts.width * parts.json.get("mlp_ratio", 4))
+        if parts.json.get("use_swiglu_ffn", False):
+            return SwiGLU(width=parts.width, hidden=_gated_width(hidden), bias=True)
+        return MLP(hidden=hidden, **parts.feedforward)
+
+    def read_head(self, parts: Parts) -> ClassHead:
+        classes, start = class_count(parts.json), 1 + parts.patches["registers"]
+        return ClassHead(classes=classes, pool="first_and_mean", mean_from=start)
 
     def model_type(self, parts: Parts) -> str:
         return REGISTERS if parts.patches.antialias else PLAIN
@@ -112,9 +103,7 @@ class Dinov2Family(ViTFamily):
         later = super().prefix_of(config) and config.patches.antialias
         return f"{REGISTERS}." if later else super().prefix_of(config)
 
-    def entry(
-        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
-    ) -> Entry | Either:
+    def entry(self, name: str, sources: tuple[str, ...], layer: LayerConfig | None) -> MapEntry:
         plain = super().entry(name, sources, layer)
         if layer is None or layer.feedforward is None or ".feedforward." not in name:
             return plain

@@ -2,13 +2,20 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import Key, Parts, parts_of, read_keys, write_keys
-from manyheads.checkpoints.tensor_map import Either, Entry, Packed, Repeated, TensorMap
+from manyheads.checkpoints.families.config_keys import (
+    ConfigJson,
+    Key,
+    Parts,
+    parts_of,
+    read_keys,
+    write_keys,
+)
+from manyheads.checkpoints.tensor_map import Entry, MapEntry, Repeated, TensorMap
 from manyheads.errors import ConfigError
 from manyheads.mixers.build import MixerConfig
 from manyheads.models import decoder, encoder, initialization, provenance, stack
@@ -24,12 +31,15 @@ from manyheads.models.readout import (
     TokenHead,
 )
 from manyheads.models.recipes import ModelConfig
-from manyheads.parts.feedforward import MLP, Activation
-from manyheads.parts.norms import LayerNorm, NoNorm, Placement, PostNorm, RMSNorm
+from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
+from manyheads.parts.masks import Causal, Full
+from manyheads.parts.norms import LayerNorm, NoNorm, Placement, PostNorm, PreNorm, RMSNorm
 from manyheads.parts.positions import Learned, NoPosition
 
 # A module or tensor of a file, or several of which one of the model's is made.
 Sources = str | tuple[str, ...]
+Inner = AttentionConfig | MixerConfig
+Transforms = Mapping[type[Readout], ReadoutTransform]
 
 # How the names of classes end in `transformers`; GPT-2 has another name for its language head.
 CAUSAL_HEADS: dict[type[Readout], str] = {
@@ -40,17 +50,6 @@ CAUSAL_HEADS: dict[type[Readout], str] = {
     SpanHead: "ForQuestionAnswering",
 }
 MASKED_HEADS: dict[type[Readout], str] = {**CAUSAL_HEADS, LanguageHead: "ForMaskedLM"}
-# The activations of feed-forwards by their names in config.json; the first of ours is written.
-HIDDEN_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
 POOLER = ReadoutTransform(activation="tanh", norm=NoNorm())
 
 
@@ -77,8 +76,9 @@ class Family(ABC):
     other_prefixes: tuple[str, ...] = ()
     root: str = ""
     embedding: Mapping[str, Sources] = {}
-    # Where the layers of a file are, and the names below a layer.
+    # Where the layers of a file are, and the names below a layer; of several stacks, each by name.
     layers: str = ""
+    stacks: Mapping[str, str] = {}
     layer: Mapping[str, Sources] = {}
     heads: Mapping[type[Readout], Mapping[str, Sources]] = {}
     # Tensors that a file may hold in addition to the token embedding they are tied to.
@@ -96,10 +96,10 @@ class Family(ABC):
     module_layers: str = ""
 
     @abstractmethod
-    def read_config(self, config_json: Mapping[str, Any]) -> ModelConfig:
+    def read_config(self, config_json: ConfigJson) -> ModelConfig:
         """Our config for the content of a config.json."""
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         """A config.json with what the family derives from other keys, if all of it is supported."""
         for key, value in self.only.items():
             if config_json.get(key, value) != value:
@@ -125,7 +125,10 @@ class Family(ABC):
             "model_type": kind,
             "architectures": [self.classes[kind] + self.class_ends[type(config.readout)]],
         }
-        labels = default_labels(config.readout)
+        labels = {}
+        if isinstance(config.readout, ClassHead | TokenHead):
+            # What `transformers` calls classes that have no names.
+            labels = label_maps(unnamed(config.readout.classes))
         return names | plain | dict(self.only) | dict(self.constants) | described | labels
 
     def model_type(self, parts: Parts) -> str:  # noqa: ARG002
@@ -156,7 +159,7 @@ class Family(ABC):
         name: str = "",
         source: str = "",
         layer: LayerConfig | None = None,
-    ) -> Iterator[Entry | Either]:
+    ) -> Iterator[MapEntry]:
         """The entries of a table below `name` and `source`, for modules and single tensors."""
         for own, files in table.items():
             for kind in ("", ".weight", ".bias"):
@@ -168,22 +171,23 @@ class Family(ABC):
                     entry = self.entry(whole, sources, layer)
                     yield entry.with_prefix(prefix) if prefix else entry
 
-    def entry(
-        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
-    ) -> Entry | Either:
+    def entry(self, name: str, sources: tuple[str, ...], layer: LayerConfig | None) -> MapEntry:
         """The entry of a tensor of the model; queries may have more rows than keys."""
         projects = len(sources) > 1 and ".attention.project." in name
         attention = layer.attention if layer is not None and projects else None
         return Entry(name, sources, tuple(attention.inner.rows().values()) if attention else ())
 
-    def model_entries(self, config: Any) -> Iterable[Entry | Packed | Either]:  # noqa: ARG002
+    def model_entries(self, config: Any) -> Iterable[MapEntry]:  # noqa: ARG002
         """Further entries outside the layers."""
         return ()
 
     def layer_places(self, config: Any) -> Iterator[tuple[str, str, LayerConfig]]:
         """Each layer with its name in the model and in a file."""
-        for index, layer in enumerate(config.stack.layers):
-            yield f"stack.layers.{index}", f"{self.root}{self.layers}.{index}", layer
+        places = self.stacks or {"stack": f"{self.root}{self.layers}.{{}}"}
+        for name, place in places.items():
+            stack = getattr(config, name, None)
+            for index, layer in enumerate(stack.layers if stack is not None else ()):
+                yield f"{name}.layers.{index}", place.format(index), layer
 
     def layer_table(self, layer: LayerConfig) -> Mapping[str, Sources]:  # noqa: ARG002
         """The names below a layer, where they depend on what it has."""
@@ -194,7 +198,7 @@ class Family(ABC):
         layer: LayerConfig,  # noqa: ARG002
         name: str,  # noqa: ARG002
         source: str,  # noqa: ARG002
-    ) -> Iterable[Entry | Packed | Either]:
+    ) -> Iterable[MapEntry]:
         """Further entries of a layer, whose names begin with `name` and `source`."""
         return ()
 
@@ -237,11 +241,11 @@ class Family(ABC):
         names = [name for name in self.unused if prefix + name.rpartition(".")[0] not in used]
         return {name: prefix + name for name in names} | {name: name for name in self.unused_heads}
 
-    def rewritten(self, config_json: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:  # noqa: ARG002
+    def rewritten(self, config_json: ConfigJson, config: ModelConfig) -> dict[str, Any]:  # noqa: ARG002
         """A config.json as we write it, where one config can be stored in several ways."""
         return dict(config_json)
 
-    def opened_by(self, config_json: Mapping[str, Any]) -> str:  # noqa: ARG002
+    def opened_by(self, config_json: ConfigJson) -> str:  # noqa: ARG002
         """The library that opens a folder with this config.json."""
         return "transformers"
 
@@ -257,108 +261,121 @@ class Family(ABC):
         return f"{prefix}{self.module_layers or self.layers}.{index}.{new}"
 
 
-class DecoderFamily(Family):
-    """A family of decoders."""
+class StackFamily(Family):
+    """A family of models with one stack, whose layers have attention and a feed-forward.
 
-    config_types = (decoder.DecoderConfig,)
+    What they are made of is in `parts`: the arguments of each part, as `keys` read them.
+    """
+
     init = initialization.Initialization()
+    norm: Callable[..., Any] = LayerNorm
+    final_norm: bool = False
+    placement: Callable[[Any], Placement] = PreNorm
+    feedforward: Callable[..., FeedForwardConfig] = MLP
+    # The parts whose dropout attention and feed-forward have on the residual stream.
+    dropouts: tuple[str, str] = ("residual", "residual")
 
-    def read_config(self, config_json: Mapping[str, Any]) -> decoder.DecoderConfig:
-        config_json = self.complete(config_json)
-        parts = read_keys(self.keys, config_json)
-        norm = self.read_norm(parts)
-        return decoder.DecoderConfig(
-            embedding=self.read_embedding(parts),
-            stack=stack.StackConfig(
-                width=parts.width,
-                layers=tuple(self.read_layers(parts, norm, config_json)),
-                final_norm=norm,
-            ),
-            readout=self.read_readout(parts, config_json),
+    def read_config(self, config_json: ConfigJson) -> ModelConfig:
+        parts = read_keys(self.keys, self.complete(config_json), self.norm)
+        config: ModelConfig = self.config_types[0](
+            **self.read_inputs(parts),
+            stack=self.read_stack(parts),
+            readout=self.read_readout(parts),
             init=replace(self.init, **parts.init),
         )
+        return config
 
-    def read_norm(self, parts: Parts) -> LayerNorm | RMSNorm:
-        return RMSNorm(**parts.norm)
+    def read_inputs(self, parts: Parts) -> dict[str, Any]:
+        """What makes vectors of the inputs."""
+        return {"embedding": self.read_embedding(parts)}
 
     def read_embedding(self, parts: Parts) -> Embedding:
         return embedding_of(parts)
 
+    def read_stack(self, parts: Parts) -> stack.StackConfig:
+        return stack.StackConfig(
+            width=parts.width,
+            layers=tuple(self.read_layers(parts)),
+            final_norm=parts.norm if self.final_norm else NoNorm(),
+        )
+
+    def read_layers(self, parts: Parts) -> Iterator[LayerConfig]:
+        dropouts = [parts.dropout(part) for part in self.dropouts]
+        for index in range(parts.depth):
+            inner = self.read_inner(parts, index)
+            norm = self.read_placement(parts, inner)
+            branch: Any = Branch(inner, norm, dropouts[0])
+            attends = isinstance(inner, AttentionConfig)
+            yield LayerConfig(
+                attention=branch if attends else None,
+                mixer=None if attends else branch,
+                feedforward=Branch(self.read_feedforward(parts, index), norm, dropouts[1]),
+                residual=self.read_residual(parts),
+            )
+
+    def read_placement(self, parts: Parts, inner: Inner) -> Placement:  # noqa: ARG002
+        """The norms of a layer, and where they are."""
+        return type(self).placement(parts.norm)
+
+    def read_inner(self, parts: Parts, index: int) -> Inner:  # noqa: ARG002
+        """The attention of a layer, or its mixer."""
+        return AttentionConfig(bias="all", **parts.attention)
+
+    def read_feedforward(self, parts: Parts, index: int) -> FeedForwardConfig:  # noqa: ARG002
+        return type(self).feedforward(**parts.feedforward)
+
+    def read_residual(self, parts: Parts) -> Any:  # noqa: ARG002
+        """How the branches of a layer are added."""
+        return "serial"
+
     @abstractmethod
-    def read_layers(
-        self, parts: Parts, norm: Any, config_json: Mapping[str, Any]
-    ) -> Iterable[LayerConfig]:
-        """The layers of a model."""
-
-    def read_readout(self, parts: Parts, config_json: Mapping[str, Any]) -> Readout:
-        return causal_readout(config_json, LanguageHead(**parts.readout))
+    def read_readout(self, parts: Parts) -> Readout: ...
 
 
-class EncoderFamily(Family):
+class DecoderFamily(StackFamily):
+    """A family of decoders."""
+
+    config_types = (decoder.DecoderConfig,)
+    norm: Callable[..., Any] = RMSNorm
+    final_norm = True
+
+    def read_readout(self, parts: Parts) -> Readout:
+        return causal_readout(parts.json, LanguageHead(**parts.readout))
+
+
+class EncoderFamily(StackFamily):
     """A family of encoders: those of BERT's kind unless a method says otherwise."""
 
     config_types = (encoder.EncoderConfig,)
-    class_ends: Mapping[type[Readout], str] = MASKED_HEADS
-    init = initialization.Initialization()
+    class_ends = MASKED_HEADS
+    placement: Callable[[Any], Placement] = PostNorm
+    dropouts = ("embedding", "embedding")
     # Where the weight and the bias of a language head are.
     words: str = ""
 
-    def read_config(self, config_json: Mapping[str, Any]) -> encoder.EncoderConfig:
-        config_json = self.complete(config_json)
-        parts = read_keys(self.keys, config_json)
-        norm = self.read_norm(parts)
-        return encoder.EncoderConfig(
-            embedding=self.read_embedding(parts, norm),
-            stack=self.read_stack(parts, norm, config_json),
-            readout=self.read_readout(parts, norm, config_json),
-            init=replace(self.init, **parts.init),
-        )
+    def read_embedding(self, parts: Parts) -> Embedding:
+        return embedding_of(parts, norm=parts.norm)
 
-    def read_norm(self, parts: Parts) -> LayerNorm:
-        return LayerNorm(**parts.norm)
-
-    def read_embedding(self, parts: Parts, norm: LayerNorm) -> Embedding:
-        return embedding_of(parts, norm=norm)
-
-    def read_stack(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> stack.StackConfig:
-        layers = tuple(self.read_layers(parts, norm, config_json))
-        return stack.StackConfig(width=parts.width, layers=layers)
-
-    def read_layers(
-        self,
-        parts: Parts,
-        norm: LayerNorm,
-        config_json: Mapping[str, Any],  # noqa: ARG002
-    ) -> Iterable[LayerConfig]:
-        attention = AttentionConfig(bias="all", **parts.attention)
-        dropout = parts.embedding["dropout"]
-        layer = layer_of(attention, MLP(**parts.feedforward), PostNorm(norm), dropout)
-        return (layer,) * parts.depth
-
-    def transforms(
-        self,
-        parts: Parts,
-        norm: LayerNorm,
-        config_json: Mapping[str, Any],  # noqa: ARG002
-    ) -> Mapping[type[Readout], ReadoutTransform]:
+    def transforms(self, parts: Parts) -> Transforms:
         """What comes before the readouts that have a transform."""
-        words = ReadoutTransform(activation=parts.feedforward["activation"], norm=norm)
+        words = ReadoutTransform(activation=parts.feedforward["activation"], norm=parts.norm)
         return {LanguageHead: words, ClassHead: POOLER}
 
-    def read_readout(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Readout:
-        kind = readout_class(self, config_json)
-        transform = self.transforms(parts, norm, config_json).get(kind)
+    def read_readout(self, parts: Parts) -> Readout:
+        kind = readout_class(self, parts.json)
+        transform = self.transforms(parts).get(kind)
         if kind is LanguageHead:
             return LanguageHead(transform=transform, bias=True, **parts.readout)
+        if kind is NoReadout:
+            return NoReadout()
+        classes = class_count(parts.json)
         if kind is ClassHead:
-            return ClassHead(classes=class_count(config_json), transform=transform)
+            return ClassHead(classes=classes, transform=transform)
         if kind is TokenHead:
-            return TokenHead(classes=class_count(config_json), transform=transform)
-        return span_head(config_json, transform) if kind is SpanHead else NoReadout()
+            return TokenHead(classes=classes, transform=transform)
+        if classes != 2:
+            raise ConfigError(f"question answering has 2 labels, got {classes}", "use num_labels=2")
+        return SpanHead(transform=transform)
 
     def head_entries(self, config: ModelConfig) -> Iterator[Entry]:
         head = config.readout
@@ -373,24 +390,35 @@ class EncoderFamily(Family):
             yield Repeated("readout.bias", biases)
 
 
-def layer_of(
-    inner: AttentionConfig | MixerConfig,
+def seq2seq_layer(
+    shared: Mapping[str, Any],
     feedforward: FeedForwardConfig,
     norm: Placement,
-    dropout: float = 0.0,
+    dropout: float,
     *,
-    attention_dropout: float | None = None,
-    **more: Any,
+    decodes: bool,
+    **own: Any,
 ) -> LayerConfig:
-    """A layer of attention, or of a mixer in its place, and a feed-forward with the same norms."""
-    branch: Any = Branch(inner, norm, dropout if attention_dropout is None else attention_dropout)
-    attends = isinstance(inner, AttentionConfig)
+    """A layer of an encoder, or of a decoder with another attention to the encoder.
+
+    Both attentions have the arguments `shared`, the first one also `own`.
+    """
+
+    def attention(**arguments: Any) -> Branch[AttentionConfig]:
+        return Branch(AttentionConfig(**shared, **arguments), norm, dropout)
+
     return LayerConfig(
-        attention=branch if attends else None,
-        mixer=None if attends else branch,
+        attention=attention(mask=Causal() if decodes else Full(), **own),
+        cross=attention(keys_from="memory") if decodes else None,
         feedforward=Branch(feedforward, norm, dropout),
-        **more,
     )
+
+
+def gated_feedforward(activation: Any, **arguments: Any) -> FeedForwardConfig:
+    """A gated feed-forward; that of SiLU has its own name."""
+    if activation == "silu":
+        return SwiGLU(**arguments)
+    return GeGLU(activation=activation, **arguments)
 
 
 def embedding_of(parts: Parts, **more: Any) -> Embedding:
@@ -399,7 +427,7 @@ def embedding_of(parts: Parts, **more: Any) -> Embedding:
     return Embedding(**{"position": position, **parts.embedding, **more})
 
 
-def readout_class(family: Family, config_json: Mapping[str, Any]) -> type[Readout]:
+def readout_class(family: Family, config_json: ConfigJson) -> type[Readout]:
     """The readout that `architectures` names; none where it names none."""
     stems = family.classes
     stem = stems.get(config_json.get("model_type", ""), next(iter(stems.values())))
@@ -413,7 +441,7 @@ def readout_class(family: Family, config_json: Mapping[str, Any]) -> type[Readou
     return names[masked]
 
 
-def causal_readout(config_json: Mapping[str, Any], language_head: LanguageHead) -> Readout:
+def causal_readout(config_json: ConfigJson, language_head: LanguageHead) -> Readout:
     """The readout that the first of `architectures` names; a language head where it names none.
 
     A sequence is classified by its last token. A bare model with a tied language head keeps it, as
@@ -428,20 +456,10 @@ def causal_readout(config_json: Mapping[str, Any], language_head: LanguageHead) 
     return NoReadout() if bare and not language_head.tied else language_head
 
 
-def class_count(config_json: Mapping[str, Any]) -> int:
+def class_count(config_json: ConfigJson) -> int:
     """The number of classes; `transformers` leaves it out where it is two."""
     labels = config_json.get("id2label")
     return len(labels) if labels else int(config_json.get("num_labels", 2))
-
-
-def span_head(
-    config_json: Mapping[str, Any], transform: ReadoutTransform | None = None
-) -> SpanHead:
-    """The head of question answering, whose two classes are start and end."""
-    count = class_count(config_json)
-    if count != 2:
-        raise ConfigError(f"question answering has 2 labels, got {count}", "use num_labels=2")
-    return SpanHead(transform=transform)
 
 
 def label_maps(names: Sequence[str]) -> dict[str, Any]:
@@ -450,13 +468,6 @@ def label_maps(names: Sequence[str]) -> dict[str, Any]:
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
     }
-
-
-def default_labels(readout: Readout) -> dict[str, Any]:
-    """What `transformers` calls classes that have no names."""
-    if not isinstance(readout, ClassHead | TokenHead):
-        return {}
-    return label_maps(unnamed(readout.classes))
 
 
 def unnamed(count: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from manyheads.checkpoints.families.config_keys import ConfigJson
 from manyheads.errors import ConfigError
 from manyheads.parts.positions import rotary
 
@@ -12,7 +13,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 LONGEST = 32768
 
 
-def rope_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
+def rope_of(config_json: ConfigJson) -> dict[str, Any]:
     """What a config.json says of rotary positions."""
     rope = config_json.get("rope_scaling") or config_json.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
@@ -21,20 +22,27 @@ def rope_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rope(
-    rope: Mapping[str, Any], *, theta: Any, fraction: Any = 1.0, longest: int = LONGEST
+    config_json: ConfigJson,
+    theta: Any,
+    longest: int = LONGEST,
+    *,
+    rope: Mapping[str, Any] | None = None,
+    fraction: Any = 1.0,
 ) -> rotary.Rotary:
-    """Our positions; `theta` and `fraction` are what holds where `rope` does not say it.
+    """Our positions, by `rope` or what config.json says of them.
 
-    `longest` is max_position_embeddings, the length of the texts in training or after extension.
+    `theta`, `longest` and `fraction` are what holds where neither says it. The length is that of
+    the texts in training or after extension.
     """
+    rope = rope_of(config_json) if rope is None else rope
     return rotary.Rotary(
-        theta=float(rope.get("rope_theta") or theta),
+        theta=float(rope.get("rope_theta") or config_json.get("rope_theta", theta)),
         fraction=float(rope.get("partial_rotary_factor") or fraction),
-        scaling=read_scaling(rope, longest),
+        scaling=_read_scaling(rope, config_json.get("max_position_embeddings", longest)),
     )
 
 
-def read_scaling(rope: Mapping[str, Any], longest: int) -> rotary.Scaling:
+def _read_scaling(rope: Mapping[str, Any], longest: int) -> rotary.Scaling:
     kind = rope.get("rope_type", rope.get("type", "default"))
     length = int(rope.get("original_max_position_embeddings") or longest)
     match kind:
@@ -51,22 +59,24 @@ def read_scaling(rope: Mapping[str, Any], longest: int) -> rotary.Scaling:
                 fast=float(rope["high_freq_factor"]),
                 slow=float(rope["low_freq_factor"]),
             )
-        case "yarn":
-            return _yarn(rope, length, longest)
-        case "longrope":
-            return _longrope(rope, length, longest)
-    raise ConfigError(f"rope_type={kind!r} is not supported", f"use {', '.join(KINDS)}")
-
-
-def _yarn(rope: Mapping[str, Any], length: int, longest: int) -> rotary.YarnScaling:
+    if kind not in KINDS:
+        raise ConfigError(f"rope_type={kind!r} is not supported", f"use {', '.join(KINDS)}")
     factor = float(rope.get("factor") or longest / length)
-    return rotary.YarnScaling(
-        factor=factor,
-        original_length=length,
-        fast=float(rope.get("beta_fast") or 32.0),
-        slow=float(rope.get("beta_slow") or 1.0),
-        attention_factor=_attention_factor(rope, factor),
-        truncate=bool(rope.get("truncate", True)),
+    if kind == "yarn":
+        return rotary.YarnScaling(
+            factor=factor,
+            original_length=length,
+            fast=float(rope.get("beta_fast") or 32.0),
+            slow=float(rope.get("beta_slow") or 1.0),
+            attention_factor=_attention_factor(rope, factor),
+            truncate=bool(rope.get("truncate", True)),
+        )
+    own = rope.get("attention_factor")
+    if own is None:
+        own = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+    short, long = (tuple(map(float, rope[f"{name}_factor"])) for name in ("short", "long"))
+    return rotary.LongRopeScaling(
+        short=short, long=long, original_length=length, temperature=float(own)
     )
 
 
@@ -83,16 +93,6 @@ def _attention_factor(rope: Mapping[str, Any], factor: float) -> float | Literal
     return float(own)
 
 
-def _longrope(rope: Mapping[str, Any], length: int, longest: int) -> rotary.LongRopeScaling:
-    factor, own = float(rope.get("factor") or longest / length), rope.get("attention_factor")
-    if own is None:
-        own = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
-    short, long = (tuple(map(float, rope[f"{name}_factor"])) for name in ("short", "long"))
-    return rotary.LongRopeScaling(
-        short=short, long=long, original_length=length, temperature=float(own)
-    )
-
-
 def describe_rope(position: object) -> dict[str, Any] | None:
     """`rope_parameters` for our positions; None if there are none for them."""
     if not isinstance(position, rotary.Rotary) or isinstance(position.scaling, rotary.NTKScaling):
@@ -100,36 +100,29 @@ def describe_rope(position: object) -> dict[str, Any] | None:
     rope: dict[str, Any] = {"rope_theta": position.theta}
     if position.fraction != 1.0:
         rope["partial_rotary_factor"] = position.fraction
-    return rope | _describe_scaling(position.scaling)
-
-
-def _describe_scaling(scaling: rotary.Scaling) -> dict[str, Any]:
+    scaling = position.scaling
     match scaling:
         case rotary.LinearScaling(factor=factor):
-            return {"rope_type": "linear", "factor": factor}
+            rope |= {"rope_type": "linear", "factor": factor}
         case rotary.DynamicScaling(factor=factor):
-            return {"rope_type": "dynamic", "factor": factor}
-        case rotary.Llama3Scaling(factor=factor, original_length=length, fast=fast, slow=slow):
-            bounds = {"high_freq_factor": fast, "low_freq_factor": slow}
-            own = {"factor": factor, "original_max_position_embeddings": length}
-            return {"rope_type": "llama3"} | own | bounds
-        case rotary.YarnScaling(factor=factor, original_length=length, fast=fast, slow=slow):
-            own = {"factor": factor, "original_max_position_embeddings": length}
-            own |= {"beta_fast": fast, "beta_slow": slow}
+            rope |= {"rope_type": "dynamic", "factor": factor}
+        case rotary.Llama3Scaling(factor=factor, fast=fast, slow=slow):
+            rope |= {"rope_type": "llama3", "factor": factor}
+            rope |= {"high_freq_factor": fast, "low_freq_factor": slow}
+        case rotary.YarnScaling(factor=factor, fast=fast, slow=slow):
+            rope |= {"rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow}
             if scaling.attention_factor != "published":
-                own["attention_factor"] = scaling.attention_factor
+                rope["attention_factor"] = scaling.attention_factor
             if not scaling.truncate:
-                own["truncate"] = False
-            return {"rope_type": "yarn"} | own
-        case rotary.LongRopeScaling(short=short, long=long, original_length=length):
-            return {
-                "rope_type": "longrope",
-                "attention_factor": scaling.temperature,
-                "short_factor": list(short),
-                "long_factor": list(long),
-                "original_max_position_embeddings": length,
-            }
-    return {"rope_type": "default"}
+                rope["truncate"] = False
+        case rotary.LongRopeScaling(short=short, long=long):
+            rope |= {"rope_type": "longrope", "attention_factor": scaling.temperature}
+            rope |= {"short_factor": list(short), "long_factor": list(long)}
+        case _:
+            rope["rope_type"] = "default"
+    if isinstance(scaling, rotary.Llama3Scaling | rotary.YarnScaling | rotary.LongRopeScaling):
+        rope["original_max_position_embeddings"] = scaling.original_length
+    return rope
 
 
 def longest_of(position: object, default: int = LONGEST) -> int:

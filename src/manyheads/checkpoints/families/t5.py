@@ -1,19 +1,19 @@
 """T5 1.0 and 1.1, or only the encoder: RMS norms, unscaled scores, no biases."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families import config_keys
-from manyheads.checkpoints.families.family import Family, Sources
+from manyheads.checkpoints.families.config_keys import ConfigJson, Key, Parts
+from manyheads.checkpoints.families.family import Family, Sources, gated_feedforward, seq2seq_layer
 from manyheads.errors import ConfigError
 from manyheads.models import initialization, stack
 from manyheads.models.embedding import Embedding
 from manyheads.models.encoder import EncoderConfig
-from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
-from manyheads.models.readout import LanguageHead, NoReadout, Readout
+from manyheads.models.layer import FeedForwardConfig, LayerConfig
+from manyheads.models.readout import LanguageHead, NoReadout
 from manyheads.models.seq2seq import Seq2SeqConfig
-from manyheads.parts import masks, norms
+from manyheads.parts import norms
 from manyheads.parts.feedforward import MLP, Activation, GeGLU, SwiGLU
 from manyheads.parts.positions.relative import T5Buckets
 
@@ -21,7 +21,8 @@ PLAIN: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
 # "gated-gelu" has always meant the tanh approximation of GELU.
 GATED_GELU, GATED_SILU = "gated-gelu", "gated-silu"
 ENCODER = "T5EncoderModel"
-POSITION = "attention.position"
+BUCKETS, REACH = "attention.position.buckets", "attention.position.reach"
+BLOCKS = "{}.block.{{}}.layer".format
 SELF, CROSS = "0.SelfAttention", "1.EncDecAttention"
 
 
@@ -29,38 +30,36 @@ class T5Family(Family):
     """T5."""
 
     name = "t5"
-    classes: Mapping[str, str] = {"t5": "T5"}
-    class_ends: Mapping[type[Readout], str] = {
-        NoReadout: "EncoderModel",
-        LanguageHead: "ForConditionalGeneration",
-    }
+    classes = {"t5": "T5"}
+    class_ends = {NoReadout: "EncoderModel", LanguageHead: "ForConditionalGeneration"}
     config_types = (EncoderConfig, Seq2SeqConfig)
-    keys: Mapping[str, config_keys.Key] = {
+    keys = {
         "d_model": config_keys.WIDTH,
         "d_kv": config_keys.HEAD_SIZE,
         "num_heads": config_keys.HEADS,
         "num_layers": config_keys.DEPTH,
         "d_ff": config_keys.HIDDEN,
         "vocab_size": config_keys.VOCABULARY,
-        "relative_attention_num_buckets": config_keys.Key(
-            "position.buckets", 32, computed=f"{POSITION}.buckets"
-        ),
-        "relative_attention_max_distance": config_keys.Key(
-            "position.reach", 128, computed=f"{POSITION}.reach"
-        ),
-        "layer_norm_epsilon": config_keys.Key("norm.eps", 1e-6, config_keys.EPS),
-        "dropout_rate": config_keys.Key("embedding.dropout", 0.1, config_keys.FLOAT),
+        "relative_attention_num_buckets": Key("position.buckets", 32, computed=BUCKETS),
+        "relative_attention_max_distance": Key("position.reach", 128, computed=REACH),
+        "layer_norm_epsilon": config_keys.eps(1e-6),
+        "dropout_rate": config_keys.dropout("embedding", 0.1),
     }
     # Every T5 has these.
-    constants: Mapping[str, Any] = {"pad_token_id": 0, "eos_token_id": 1}
+    constants = {"pad_token_id": 0, "eos_token_id": 1}
 
-    embedding: Mapping[str, Sources] = {
+    stacks = {
+        "stack": BLOCKS("encoder"),
+        "encoder": BLOCKS("encoder"),
+        "decoder": BLOCKS("decoder"),
+    }
+    embedding = {
         "embedding.tokens": "shared",
         "stack.final_norm": "encoder.final_layer_norm",
         "encoder.final_norm": "encoder.final_layer_norm",
         "decoder.final_norm": "decoder.final_layer_norm",
     }
-    layer: Mapping[str, Sources] = {
+    layer = {
         # The first layer owns what all of them share.
         "attention.table.table": f"{SELF}.relative_attention_bias.weight",
         "attention.project": tuple(f"{SELF}.{part}" for part in "qkv"),
@@ -71,7 +70,7 @@ class T5Family(Family):
         "cross.output": f"{CROSS}.o",
         "cross_residual.norm": "1.layer_norm",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {LanguageHead: {"readout": "lm_head"}}
+    heads = {LanguageHead: {"readout": "lm_head"}}
     tied_copies = ("lm_head.weight",)
     # `transformers` ties the head where the file has none, whatever config.json says.
     file_decides_tying = True
@@ -82,10 +81,10 @@ class T5Family(Family):
         ".EncDecAttention.relative_attention_bias.weight",
     )
 
-    def read_config(self, config_json: Mapping[str, Any]) -> EncoderConfig | Seq2SeqConfig:
-        parts = config_keys.read_keys(self.keys, config_json)
+    def read_config(self, config_json: ConfigJson) -> EncoderConfig | Seq2SeqConfig:
+        parts = config_keys.read_keys(self.keys, config_json, norms.RMSNorm)
         embedding, init = Embedding(**parts.embedding), initialization.Initialization(draw="t5")
-        encoder = _stack(parts, config_json, parts.depth, decodes=False)
+        encoder = _stack(parts, parts.depth, decodes=False)
         if ENCODER in (config_json.get("architectures") or ()):
             return EncoderConfig(embedding=embedding, stack=encoder, readout=NoReadout(), init=init)
         if not config_json.get("is_encoder_decoder", True):
@@ -96,12 +95,12 @@ class T5Family(Family):
         return Seq2SeqConfig(
             embedding=embedding,
             encoder=encoder,
-            decoder=_stack(parts, config_json, depth, decodes=True),
+            decoder=_stack(parts, depth, decodes=True),
             readout=_readout(config_json),
             init=init,
         )
 
-    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         match parts.feedforward:
             case MLP(activation=activation) if activation in PLAIN:
                 kind: str = activation
@@ -126,14 +125,6 @@ class T5Family(Family):
             **({"scale_decoder_outputs": False} if head.tied and head.scale == 1.0 else {}),
         }
 
-    def layer_places(self, config: Any) -> Iterator[tuple[str, str, LayerConfig]]:
-        seq2seq = isinstance(config, Seq2SeqConfig)
-        for name, side in (
-            (("encoder", "encoder"), ("decoder", "decoder")) if seq2seq else (("stack", "encoder"),)
-        ):
-            for index, layer in enumerate(getattr(config, name).layers):
-                yield f"{name}.layers.{index}", f"{side}.block.{index}.layer", layer
-
     def layer_table(self, layer: LayerConfig) -> Mapping[str, Sources]:
         """The feed-forward is the last of two or three sublayers, with one matrix or a pair."""
         last = 1 if layer.cross is None else 2
@@ -150,25 +141,20 @@ class T5Family(Family):
 T5 = T5Family()
 
 
-def _stack(
-    parts: config_keys.Parts, config_json: Mapping[str, Any], depth: int, *, decodes: bool
-) -> stack.StackConfig:
-    norm, dropout = norms.RMSNorm(**parts.norm), parts.embedding["dropout"]
-
-    def attention(**own: Any) -> Branch[AttentionConfig]:
-        config = AttentionConfig(scale=1.0, dropout=dropout, **parts.attention, **own)
-        return Branch(config, norms.PreNorm(norm), dropout)
-
-    position = T5Buckets(bidirectional=not decodes, **parts.position)
-    layer = LayerConfig(
-        attention=attention(position=position, mask=masks.Causal() if decodes else masks.Full()),
-        cross=attention(keys_from="memory") if decodes else None,
-        feedforward=Branch(_feedforward(config_json, dropout), norms.PreNorm(norm), dropout),
+def _stack(parts: Parts, depth: int, *, decodes: bool) -> stack.StackConfig:
+    dropout = parts.dropout("embedding")
+    layer = seq2seq_layer(
+        {"scale": 1.0, "dropout": dropout, **parts.attention},
+        _feedforward(parts.json, dropout),
+        norms.PreNorm(parts.norm),
+        dropout,
+        decodes=decodes,
+        position=T5Buckets(bidirectional=not decodes, **parts.position),
     )
-    return stack.StackConfig(width=parts.width, layers=(layer,) * depth, final_norm=norm)
+    return stack.StackConfig(width=parts.width, layers=(layer,) * depth, final_norm=parts.norm)
 
 
-def _readout(config_json: Mapping[str, Any]) -> LanguageHead:
+def _readout(config_json: ConfigJson) -> LanguageHead:
     # T5 1.1 unties its head; 1.0 ties it and scales its input. Since transformers 5 every
     # config.json says that it is tied, and only the scaling tells the two apart.
     tied = config_json.get("tie_word_embeddings", True) is not False
@@ -177,7 +163,7 @@ def _readout(config_json: Mapping[str, Any]) -> LanguageHead:
     return LanguageHead(tied=True, scale=config_json["d_model"] ** -0.5)
 
 
-def _feedforward(config_json: Mapping[str, Any], dropout: float) -> FeedForwardConfig:
+def _feedforward(config_json: ConfigJson, dropout: float) -> FeedForwardConfig:
     kind = config_json.get("feed_forward_proj", "relu")
     if not isinstance(kind, str) or kind not in (*PLAIN, GATED_GELU, GATED_SILU):
         raise ConfigError(
@@ -188,16 +174,11 @@ def _feedforward(config_json: Mapping[str, Any], dropout: float) -> FeedForwardC
     derived = "gelu_new" if kind == GATED_GELU else kind.removeprefix("gated-")
     name = config_json.get("dense_act_fn", derived)
     gated = config_json.get("is_gated_act", kind.startswith("gated-"))
-    width, hidden = config_json["d_model"], config_json["d_ff"]
+    sizes = {"width": config_json["d_model"], "hidden": config_json["d_ff"]}
     if not gated and name in PLAIN:
-        activation = PLAIN[name]
-        return MLP(width=width, hidden=hidden, activation=activation, bias=False, dropout=dropout)
-    if gated and name == "gelu_new":
-        return GeGLU(width=width, hidden=hidden, activation="gelu_tanh", dropout=dropout)
-    if gated and name == "gelu":
-        return GeGLU(width=width, hidden=hidden, dropout=dropout)
-    if gated and name == "silu":
-        return SwiGLU(width=width, hidden=hidden, dropout=dropout)
+        return MLP(**sizes, activation=PLAIN[name], bias=False, dropout=dropout)
+    if gated and name in ("gelu_new", "gelu", "silu"):
+        return gated_feedforward(config_keys.GATED_ACTIVATIONS[name], **sizes, dropout=dropout)
     raise ConfigError(
         f"dense_act_fn={name!r:.200} and is_gated_act={gated!r:.200} are not supported",
         f"remove them, so that feed_forward_proj={kind!r} holds",

@@ -1,27 +1,28 @@
 """Layers that see the whole text and layers that see a window, as `layer_types` names them."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyheads.attention import AttentionConfig
+from manyheads.checkpoints.families.config_keys import ConfigJson
 from manyheads.checkpoints.families.rope import describe_rope
 from manyheads.errors import ConfigError
-from manyheads.models.decoder import DecoderConfig
+from manyheads.models.stack import StackConfig
 from manyheads.parts.masks import Causal, Mask, Window
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def layer_kinds(config_json: Mapping[str, Any], every: int | None = None) -> list[str]:
-    """Whether each layer sees the whole text or a window.
+def layer_kinds(
+    config_json: ConfigJson, every: int | None = None, other: str = SLIDING
+) -> list[str]:
+    """Whether each layer sees the whole text or is of the `other` kind.
 
     Without `layer_types`, one of `every` so many layers sees the whole text.
     """
     count, kinds = config_json["num_hidden_layers"], config_json.get("layer_types")
     if kinds is None and every is not None:
-        return [FULL if (index + 1) % every == 0 else SLIDING for index in range(count)]
-    if kinds is None or len(kinds) != count or not set(kinds) <= {FULL, SLIDING}:
-        raise ConfigError(f"layer_types must have {FULL} or {SLIDING} for each of {count} layers")
+        return [FULL if (index + 1) % every == 0 else other for index in range(count)]
+    if kinds is None or len(kinds) != count or not set(kinds) <= {FULL, other}:
+        raise ConfigError(f"layer_types must have {FULL} or {other} for each of {count} layers")
     return list(kinds)
 
 
@@ -34,31 +35,25 @@ def mask_of(kind: str, window: int | None) -> Mask:
     return Window(window - 1)
 
 
-def attentions_of(config: DecoderConfig) -> list[AttentionConfig | None]:
-    return [config.stack.attention(index) for index in range(len(config.stack.layers))]
-
-
-def kind_of(attention: AttentionConfig | None) -> str:
-    windowed = attention is not None and isinstance(attention.mask, Window)
-    return SLIDING if windowed else FULL
-
-
-def window_of(attentions: Sequence[AttentionConfig | None], default: int | None) -> int | None:
-    """The window of the first layer that has one."""
-    masks = [attention.mask for attention in attentions if attention is not None]
+def describe_windows(stack: StackConfig, default: int | None) -> dict[str, Any]:
+    """The kind of each layer, and the window of the first that has one."""
+    masks = [layer.attention.inner.mask if layer.attention else None for layer in stack.layers]
     widths = [int(mask.before) + 1 for mask in masks if isinstance(mask, Window)]
-    return widths[0] if widths else default
+    return {
+        "layer_types": [SLIDING if isinstance(mask, Window) else FULL for mask in masks],
+        "sliding_window": widths[0] if widths else default,
+    }
 
 
-def ropes_by_kind(attentions: Sequence[AttentionConfig | None]) -> dict[str, Any] | None:
+def ropes_by_kind(stack: StackConfig) -> dict[str, Any] | None:
     """The rotations of layers with and without a window; one kind alone stands for both."""
     ropes: dict[str, Any] = {}
-    for attention in attentions:
-        if attention is not None:
-            rope = describe_rope(attention.position)
+    for layer, kind in zip(stack.layers, describe_windows(stack, None)["layer_types"], strict=True):
+        if layer.attention is not None:
+            rope = describe_rope(layer.attention.inner.position)
             if rope is None:
                 return None
-            ropes.setdefault(kind_of(attention), rope)
+            ropes.setdefault(kind, rope)
     if not ropes:
         return None
     either = next(iter(ropes.values()))

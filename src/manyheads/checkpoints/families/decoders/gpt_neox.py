@@ -1,20 +1,19 @@
 """GPT-NeoX and Pythia: parallel layers, and queries, keys and values of a head side by side."""
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families import config_keys, family
-from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
-from manyheads.checkpoints.tensor_map import Either, Entry, Interleaved
+from manyheads.checkpoints.families.config_keys import Parts
+from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope
+from manyheads.checkpoints.tensor_map import Interleaved, MapEntry
 from manyheads.models.embedding import Embedding
 from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import ClassHead, LanguageHead, Readout, TokenHead
-from manyheads.parts import feedforward, masks, norms
+from manyheads.models.readout import ClassHead, LanguageHead, TokenHead
+from manyheads.parts import masks, norms
 
 # What `transformers` assumes where config.json does not say it.
-LENGTH = 2048
-FRACTION = 0.25
+THETA, FRACTION, LENGTH = 10_000.0, 0.25, 2048
 # Files call the language head otherwise than `transformers` does.
 HEAD, MODULE_HEAD = "embed_out", "lm_head"
 
@@ -23,32 +22,24 @@ class GPTNeoXFamily(family.DecoderFamily):
     """GPT-NeoX and Pythia."""
 
     name = "gpt_neox"
-    classes: Mapping[str, str] = {"gpt_neox": "GPTNeoX"}
-    keys: Mapping[str, config_keys.Key] = {
-        "hidden_size": config_keys.WIDTH,
-        "num_hidden_layers": config_keys.DEPTH,
-        "num_attention_heads": config_keys.HEADS,
-        "intermediate_size": config_keys.HIDDEN,
-        "vocab_size": config_keys.VOCABULARY,
-        "layer_norm_eps": config_keys.Key("norm.eps", 1e-5, config_keys.EPS),
-        "hidden_act": config_keys.Key(
-            "feedforward.activation", "gelu", config_keys.one_of(family.HIDDEN_ACTIVATIONS)
-        ),
+    classes = {"gpt_neox": "GPTNeoX"}
+    keys = {
+        **config_keys.SIZES,
+        "layer_norm_eps": config_keys.eps(1e-5),
+        "hidden_act": config_keys.activation("gelu"),
         "attention_bias": config_keys.Key("attention.bias", True, config_keys.flag("all", "none")),
-        "attention_dropout": config_keys.Key("attention.dropout", 0.0, config_keys.FLOAT),
-        "hidden_dropout": config_keys.Key("residual.dropout", 0.0, config_keys.FLOAT),
+        "attention_dropout": config_keys.dropout("attention"),
+        "hidden_dropout": config_keys.dropout("residual"),
         "tie_word_embeddings": config_keys.UNTIED,
         "initializer_range": config_keys.STD,
     }
-    constants: Mapping[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    constants = {"bos_token_id": None, "eos_token_id": None}
+    norm = norms.LayerNorm
 
     root = "gpt_neox."
-    embedding: Mapping[str, family.Sources] = {
-        "embedding.tokens": "embed_in",
-        "stack.final_norm": "final_layer_norm",
-    }
+    embedding = {"embedding.tokens": "embed_in", "stack.final_norm": "final_layer_norm"}
     layers = "layers"
-    layer: Mapping[str, family.Sources] = {
+    layer = {
         "attention_residual.norm": "input_layernorm",
         "attention.project": "attention.query_key_value",
         "attention.output": "attention.dense",
@@ -56,7 +47,7 @@ class GPTNeoXFamily(family.DecoderFamily):
         "feedforward.expand": "mlp.dense_h_to_4h",
         "feedforward.contract": "mlp.dense_4h_to_h",
     }
-    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
+    heads = {
         LanguageHead: {"readout": HEAD},
         ClassHead: {"readout": "score"},
         TokenHead: {"readout": "classifier"},
@@ -64,34 +55,23 @@ class GPTNeoXFamily(family.DecoderFamily):
     tied_copies = (f"{HEAD}.weight",)
     # Older files hold the causal mask and the rotary frequencies.
     buffers = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-    older: Mapping[str, str] = {f"gpt_neox.{MODULE_HEAD}.": f"{HEAD}."}
+    older = {f"gpt_neox.{MODULE_HEAD}.": f"{HEAD}."}
 
-    def read_norm(self, parts: config_keys.Parts) -> norms.LayerNorm:
-        return norms.LayerNorm(**parts.norm)
-
-    def read_embedding(self, parts: config_keys.Parts) -> Embedding:
+    def read_embedding(self, parts: Parts) -> Embedding:
         return family.embedding_of(parts, **parts.residual)
 
-    def read_layers(
-        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
-    ) -> Iterable[LayerConfig]:
-        position = read_rope(
-            rope_of(config_json),
-            theta=config_json.get("rotary_emb_base", 10_000.0),
-            fraction=config_json.get("rotary_pct", FRACTION),
-            longest=config_json.get("max_position_embeddings", LENGTH),
+    def read_inner(self, parts: Parts, index: int) -> AttentionConfig:  # noqa: ARG002
+        theta, fraction = (
+            parts.json.get("rotary_emb_base", THETA),
+            parts.json.get("rotary_pct", FRACTION),
         )
-        parallel = config_json.get("use_parallel_residual", True)
-        layer = family.layer_of(
-            AttentionConfig(position=position, mask=masks.Causal(), **parts.attention),
-            feedforward.MLP(**parts.feedforward),
-            norms.PreNorm(norm),
-            parts.residual["dropout"],
-            residual="parallel" if parallel else "serial",
-        )
-        return (layer,) * parts.depth
+        position = read_rope(parts.json, theta, LENGTH, fraction=fraction)
+        return AttentionConfig(position=position, mask=masks.Causal(), **parts.attention)
 
-    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
+    def read_residual(self, parts: Parts) -> str:
+        return "parallel" if parts.json.get("use_parallel_residual", True) else "serial"
+
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         rope = describe_rope(parts.attention.position)
         if rope is None:
             return None
@@ -101,9 +81,7 @@ class GPTNeoXFamily(family.DecoderFamily):
             "max_position_embeddings": longest_of(parts.attention.position, LENGTH),
         }
 
-    def entry(
-        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
-    ) -> Entry | Either:
+    def entry(self, name: str, sources: tuple[str, ...], layer: LayerConfig | None) -> MapEntry:
         if layer is None or layer.attention is None or ".attention.project." not in name:
             return super().entry(name, sources, layer)
         attention = layer.attention.inner

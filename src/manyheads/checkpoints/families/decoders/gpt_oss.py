@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families import family, windows
-from manyheads.checkpoints.families.config_keys import EPS, STD, Key, Parts, flag
+from manyheads.checkpoints.families import config_keys, windows
+from manyheads.checkpoints.families.config_keys import ConfigJson, Key, Parts
 from manyheads.checkpoints.families.decoders.llama import KEYS, LLAMA, LlamaFamily
 from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
-from manyheads.checkpoints.tensor_map import Alternating, Either, Entry
+from manyheads.checkpoints.tensor_map import Alternating, MapEntry
 from manyheads.errors import ConfigError
 from manyheads.models.layer import FeedForwardConfig, LayerConfig
 from manyheads.parts.experts import ClampedSwiGLU, Experts
-from manyheads.parts.norms import RMSNorm
 
 # What `transformers` assumes where config.json does not say it.
 THETA, WINDOW, HEAD_SIZE, LENGTH, EXPERTS = 150_000.0, 128, 64, 131_072, 128
@@ -32,19 +31,19 @@ class GptOssFamily(LlamaFamily):
     """gpt-oss, not quantized."""
 
     name = "gpt_oss"
-    classes: Mapping[str, str] = {"gpt_oss": "GptOss"}
-    keys: Mapping[str, Key] = {
+    classes = {"gpt_oss": "GptOss"}
+    keys = {
         **KEYS,
-        "rms_norm_eps": Key("norm.eps", 1e-5, EPS),
-        "attention_bias": Key("attention.bias", True, flag("all", "none")),
+        "rms_norm_eps": config_keys.eps(1e-5),
+        "attention_bias": Key("attention.bias", True, config_keys.flag("all", "none")),
         "num_local_experts": Key("feedforward.count"),
         "num_experts_per_tok": Key("feedforward.top_k", 4),
-        "initializer_range": STD,
+        "initializer_range": config_keys.STD,
     }
-    only: Mapping[str, Any] = {}
-    constants: Mapping[str, Any] = {**LLAMA.constants, "hidden_act": "silu"}
+    only = {}
+    constants = {**LLAMA.constants, "hidden_act": "silu"}
     per_layer_keys = ()
-    layer: Mapping[str, family.Sources] = {
+    layer = {
         **LLAMA.layer,
         "attention.sink": "self_attn.sinks",
         "feedforward.router": "mlp.router",
@@ -54,7 +53,7 @@ class GptOssFamily(LlamaFamily):
         "feedforward.contract_bias": "mlp.experts.down_proj_bias",
     }
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         quantized = config_json.get("quantization_config")
         if quantized:
             method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
@@ -66,30 +65,15 @@ class GptOssFamily(LlamaFamily):
         size = {"head_dim": config_json.get("head_dim") or HEAD_SIZE}
         return super().complete({**experts, **config_json, **size})
 
-    def read_inner(
-        self,
-        parts: Parts,
-        norm: RMSNorm,  # noqa: ARG002
-        config_json: Mapping[str, Any],
-        index: int,
-    ) -> AttentionConfig:
-        kind = windows.layer_kinds(config_json, EVERY)[index]
-        position = read_rope(
-            rope_of(config_json) or YARN,
-            theta=config_json.get("rope_theta", THETA),
-            longest=config_json.get("max_position_embeddings", LENGTH),
-        )
-        mask = windows.mask_of(kind, config_json.get("sliding_window", WINDOW))
+    def read_inner(self, parts: Parts, index: int) -> AttentionConfig:
+        kind = windows.layer_kinds(parts.json, EVERY)[index]
+        position = read_rope(parts.json, THETA, LENGTH, rope=rope_of(parts.json) or YARN)
+        mask = windows.mask_of(kind, parts.json.get("sliding_window", WINDOW))
         return AttentionConfig(position=position, mask=mask, sink="learned", **parts.attention)
 
-    def read_feedforward(
-        self,
-        parts: Parts,
-        config_json: Mapping[str, Any],
-        index: int,  # noqa: ARG002
-    ) -> FeedForwardConfig:
-        alpha = float(config_json.get("swiglu_alpha", 1.702))
-        limit = float(config_json.get("swiglu_limit", 7.0))
+    def read_feedforward(self, parts: Parts, index: int) -> FeedForwardConfig:  # noqa: ARG002
+        alpha = float(parts.json.get("swiglu_alpha", 1.702))
+        limit = float(parts.json.get("swiglu_limit", 7.0))
         gating = ClampedSwiGLU(alpha=alpha, limit=limit)
         return Experts(bias=True, gating=gating, **parts.feedforward)
 
@@ -97,19 +81,15 @@ class GptOssFamily(LlamaFamily):
         rope, gating = describe_rope(parts.attention.position), parts.feedforward.gating
         if rope is None or not isinstance(gating, ClampedSwiGLU):
             return None
-        attentions = windows.attentions_of(config)
         return {
             "swiglu_alpha": gating.alpha,
             "swiglu_limit": gating.limit,
             "rope_parameters": rope,
-            "sliding_window": windows.window_of(attentions, WINDOW),
-            "layer_types": [windows.kind_of(attention) for attention in attentions],
+            **windows.describe_windows(config.stack, WINDOW),
             "max_position_embeddings": longest_of(parts.attention.position, LENGTH),
         }
 
-    def entry(
-        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
-    ) -> Entry | Either:
+    def entry(self, name: str, sources: tuple[str, ...], layer: LayerConfig | None) -> MapEntry:
         """Gates and inputs of the experts alternate in a file."""
         if name.endswith((".feedforward.expand", ".feedforward.expand_bias")):
             return Alternating(name, sources)

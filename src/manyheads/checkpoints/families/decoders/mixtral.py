@@ -1,9 +1,8 @@
 """Mixtral and Qwen3-MoE: the attention of Mistral and Qwen3, experts in place of feed-forwards."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from manyheads.checkpoints.families.config_keys import Parts
+from manyheads.checkpoints.families.config_keys import ConfigJson, Parts
 from manyheads.checkpoints.families.decoders.qwen import ExpertsFamily, has_experts
 
 # What `transformers` assumes where config.json does not say it.
@@ -20,9 +19,9 @@ class Qwen3MoeFamily(ExpertsFamily):
     """Qwen3-MoE."""
 
     name = "qwen3_moe"
-    classes: Mapping[str, str] = {"qwen3_moe": "Qwen3Moe"}
+    classes = {"qwen3_moe": "Qwen3Moe"}
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         shared = "shared_expert_intermediate_size"
         own = {key: value for key, value in config_json.items() if key != shared}
         if "num_local_experts" in own:
@@ -41,11 +40,11 @@ class MixtralFamily(ExpertsFamily):
     """Mixtral."""
 
     name = "mixtral"
-    classes: Mapping[str, str] = {"mixtral": "Mixtral"}
+    classes = {"mixtral": "Mixtral"}
     experts = "block_sparse_moe"
     matrices = ("w1", "w3", "w2")
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         """With all of it in the words of Qwen3-MoE."""
         own = {
             "decoder_sparse_step": 1,
@@ -62,20 +61,12 @@ class MixtralFamily(ExpertsFamily):
         described = super().describe(config, parts)
         if described is None or "moe_intermediate_size" not in described:
             return None
-        return {
-            "intermediate_size": described["moe_intermediate_size"],
-            "num_local_experts": described["num_experts"],
-            **{
-                key: described[key]
-                for key in (
-                    "num_experts_per_tok",
-                    "rope_parameters",
-                    "attention_bias",
-                    "max_position_embeddings",
-                    "sliding_window",
-                )
-            },
+        sizes = {
+            "intermediate_size": described.pop("moe_intermediate_size"),
+            "num_local_experts": described.pop("num_experts"),
         }
+        dropped = {"decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"}
+        return {key: value for key, value in described.items() if key not in dropped} | sizes
 
 
 MIXTRAL = MixtralFamily()

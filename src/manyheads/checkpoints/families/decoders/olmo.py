@@ -1,26 +1,21 @@
 """OLMo 2, OLMo 3 and OLMo hybrid: norms after the sublayers, all heads' queries normed together."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families import windows
-from manyheads.checkpoints.families.config_keys import BIAS, EPS, STD, Key, Parts
+from manyheads.checkpoints.families.config_keys import BIAS, STD, ConfigJson, Parts, eps
 from manyheads.checkpoints.families.decoders import llama, qwen_hybrid
-from manyheads.checkpoints.families.decoders.qwen_hybrid import (
-    layer_kinds as hybrid_kinds,
-)
-from manyheads.checkpoints.families.family import CAUSAL_HEADS, Sources
+from manyheads.checkpoints.families.family import CAUSAL_HEADS, Inner
 from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
-from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry
+from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry, MapEntry
 from manyheads.errors import ConfigError
-from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import LanguageHead, NoReadout, Readout
+from manyheads.models.readout import LanguageHead, NoReadout
 from manyheads.parts.masks import Causal
-from manyheads.parts.norms import OutputNorm, Placement, PreNorm, RMSNorm
+from manyheads.parts.norms import OutputNorm, Placement, PreNorm
 from manyheads.parts.positions import NoPosition, Rotary
 
 OLMO2, OLMO3 = "olmo2", "olmo3"
@@ -38,47 +33,34 @@ class OlmoFamily(llama.LlamaFamily):
     """OLMo 2 and OLMo 3."""
 
     name = "olmo"
-    classes: Mapping[str, str] = {OLMO2: "Olmo2", OLMO3: "Olmo3"}
-    keys: Mapping[str, Key] = {
+    classes = {OLMO2: "Olmo2", OLMO3: "Olmo3"}
+    keys = {
         **llama.KEYS,
         "head_dim": llama.UNEVEN_HEAD_SIZE,
-        "rms_norm_eps": Key("norm.eps", 1e-5, EPS),
+        "rms_norm_eps": eps(1e-5),
         "attention_bias": BIAS,
         "initializer_range": STD,
     }
-    constants: Mapping[str, Any] = {**llama.NO_TOKENS, "pad_token_id": None}
+    constants = {**llama.NO_TOKENS, "pad_token_id": None}
     placement = OutputNorm
-    layer: Mapping[str, Sources] = {
+    layer = {
         **llama.LLAMA.layer,
         "attention_residual.second_norm": "post_attention_layernorm",
         "feedforward_residual.second_norm": "post_feedforward_layernorm",
     }
 
-    def read_inner(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
-    ) -> AttentionConfig | MixerConfig:
-        later = config_json["model_type"] == OLMO3
-        kind = windows.layer_kinds(config_json, EVERY)[index] if later else windows.FULL
-        return AttentionConfig(
-            position=_rotary(config_json, kind),
-            mask=windows.mask_of(kind, config_json.get("sliding_window", WINDOW)),
-            query_norm=norm,
-            key_norm=norm,
-            norm_span="heads",
-            **parts.attention,
-        )
+    def read_inner(self, parts: Parts, index: int) -> Inner:
+        later = parts.json["model_type"] == OLMO3
+        kind = windows.layer_kinds(parts.json, EVERY)[index] if later else windows.FULL
+        mask = windows.mask_of(kind, parts.json.get("sliding_window", WINDOW))
+        return _normed(parts, position=_rotary(parts.json, kind), mask=mask)
 
     def model_type(self, parts: Parts) -> str:
-        slides = any(
-            layer.attention is not None
-            and windows.kind_of(layer.attention.inner) == windows.SLIDING
-            for layer in parts.stack.layers
-        )
-        return OLMO3 if slides else OLMO2
+        kinds = windows.describe_windows(parts.stack, None)["layer_types"]
+        return OLMO3 if windows.SLIDING in kinds else OLMO2
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
-        attentions = windows.attentions_of(config)
-        ropes = windows.ropes_by_kind(attentions)
+        ropes = windows.ropes_by_kind(config.stack)
         if ropes is None:
             return None
         described = {
@@ -88,41 +70,40 @@ class OlmoFamily(llama.LlamaFamily):
         }
         if self.model_type(parts) == OLMO2:
             return described
-        return described | {
-            "rope_parameters": ropes,
-            "layer_types": [windows.kind_of(attention) for attention in attentions],
-            "sliding_window": windows.window_of(attentions, WINDOW),
-        }
+        seen = windows.describe_windows(config.stack, WINDOW)
+        return {**described, **seen, "rope_parameters": ropes}
 
 
 OLMO = OlmoFamily()
 
 
-def _rotary(config_json: Mapping[str, Any], kind: str) -> Rotary:
+def _normed(parts: Parts, **own: Any) -> AttentionConfig:
+    """Attention whose queries, and whose keys, are normed across all heads."""
+    norms = {"query_norm": parts.norm, "key_norm": parts.norm}
+    return AttentionConfig(norm_span="heads", **norms, **own, **parts.attention)
+
+
+def _rotary(config_json: ConfigJson, kind: str) -> Rotary:
     """In OLMo 3 layers with a window have their own rotation, which no scaling touches."""
     family, rope = config_json["model_type"], rope_of(config_json)
     if family == OLMO3:
         rope = dict((config_json.get("rope_parameters") or {}).get(kind) or {})
         # Only the layers without a window take the older keys; the others keep the default.
         rope |= (config_json.get("rope_scaling") or {}) if kind == windows.FULL else {}
-    theta = config_json.get("rope_theta", THETAS[family])
-    longest = config_json.get("max_position_embeddings", LENGTH)
-    return replace(read_rope(rope, theta=theta, longest=longest), fraction=1.0)
+    return replace(read_rope(config_json, THETAS[family], LENGTH, rope=rope), fraction=1.0)
 
 
 class OlmoHybridFamily(llama.LlamaFamily):
     """OLMo hybrid: gated delta nets in most layers, the attention of OLMo 3 in the others."""
 
     name = "olmo_hybrid"
-    classes: Mapping[str, str] = {"olmo_hybrid": "OlmoHybrid"}
-    class_ends: Mapping[type[Readout], str] = {
-        kind: CAUSAL_HEADS[kind] for kind in (LanguageHead, NoReadout)
-    }
-    keys: Mapping[str, Key] = {**OLMO.keys, "rms_norm_eps": Key("norm.eps", 1e-6, EPS)}
+    classes = {"olmo_hybrid": "OlmoHybrid"}
+    class_ends = {kind: CAUSAL_HEADS[kind] for kind in (LanguageHead, NoReadout)}
+    keys = {**OLMO.keys, "rms_norm_eps": eps(1e-6)}
     constants = OLMO.constants
     per_layer_keys = ()
     # Layers with attention norm what it writes, the others what they read.
-    layer: Mapping[str, Sources] = {
+    layer = {
         **llama.LLAMA.layer,
         "attention_residual.norm": "attention_layer_norm",
         "feedforward_residual.norm": "feedforward_layer_norm",
@@ -137,21 +118,20 @@ class OlmoHybridFamily(llama.LlamaFamily):
         "mixer.output": "linear_attn.o_proj",
     }
     # In memory `transformers` has other names for the norms than in files.
-    older: Mapping[str, str] = {
+    older = {
         ".input_layernorm.": ".attention_layer_norm.",
         ".post_attention_layernorm.": ".feedforward_layer_norm.",
     }
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         """With all that `transformers` derives where config.json does not say it."""
         own = {key: value for key, value in config_json.items() if value is not None}
         heads, count = own["num_attention_heads"], own["num_hidden_layers"]
         keys = own.get("linear_num_key_heads", heads)
         key_size = own.get("linear_key_head_dim", int(0.75 * own["hidden_size"] / keys))
-        kinds = [
-            windows.FULL if index % EVERY == EVERY - 1 else qwen_hybrid.LINEAR
-            for index in range(count)
-        ]
+        kinds = qwen_hybrid.layer_kinds(
+            {"num_hidden_layers": count, "full_attention_interval": EVERY}
+        )
         kinds[-1:] = kinds[-1:] if windows.FULL in kinds else [windows.FULL]
         defaults = {
             "layer_types": kinds,
@@ -163,7 +143,7 @@ class OlmoHybridFamily(llama.LlamaFamily):
             "linear_conv_kernel_dim": 4,
         }
         complete = super().complete({**defaults, **own})
-        kinds = hybrid_kinds(complete)
+        kinds = qwen_hybrid.layer_kinds(complete)
         if len(set(kinds)) < 2:
             raise ConfigError(
                 f"all layers are {kinds[0]}",
@@ -171,23 +151,19 @@ class OlmoHybridFamily(llama.LlamaFamily):
             )
         return complete
 
-    def placement_of(self, inner: AttentionConfig | MixerConfig) -> Callable[[RMSNorm], Placement]:
-        return OutputNorm if isinstance(inner, AttentionConfig) else PreNorm
+    def read_placement(self, parts: Parts, inner: Inner) -> Placement:
+        attends = isinstance(inner, AttentionConfig)
+        return OutputNorm(parts.norm) if attends else PreNorm(parts.norm)
 
-    def read_inner(
-        self, parts: Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
-    ) -> AttentionConfig | MixerConfig:
-        if hybrid_kinds(config_json)[index] == qwen_hybrid.LINEAR:
-            turned = bool(config_json.get("linear_allow_neg_eigval", True))
-            return qwen_hybrid.read_delta(config_json, eps=DELTA_EPS, negative_eigenvalues=turned)
-        return AttentionConfig(
-            position=_hybrid_position(config_json),
-            mask=Causal(),
-            query_norm=norm,
-            key_norm=norm,
-            norm_span="heads",
-            **parts.attention,
-        )
+    def read_inner(self, parts: Parts, index: int) -> Inner:
+        if qwen_hybrid.layer_kinds(parts.json)[index] == qwen_hybrid.LINEAR:
+            turned = bool(parts.json.get("linear_allow_neg_eigval", True))
+            return qwen_hybrid.read_delta(parts.json, eps=DELTA_EPS, negative_eigenvalues=turned)
+        position: Rotary | NoPosition = NoPosition()
+        # Released models say that they have no rotation by a theta that is null.
+        if rope_of(parts.json).get("rope_theta", HYBRID_THETA) is not None:
+            position = read_rope(parts.json, HYBRID_THETA, HYBRID_LENGTH)
+        return _normed(parts, position=position, mask=Causal())
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         position = parts.attention.position
@@ -204,9 +180,7 @@ class OlmoHybridFamily(llama.LlamaFamily):
             **llama.uneven_head_size(parts),
         }
 
-    def entry(
-        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
-    ) -> Entry | Either:
+    def entry(self, name: str, sources: tuple[str, ...], layer: LayerConfig | None) -> MapEntry:
         mixer = layer.mixer.inner if layer is not None and layer.mixer is not None else None
         if not isinstance(mixer, GatedDelta) or ".mixer." not in name:
             return super().entry(name, sources, layer)
@@ -220,12 +194,3 @@ class OlmoHybridFamily(llama.LlamaFamily):
 
 
 OLMO_HYBRID = OlmoHybridFamily()
-
-
-def _hybrid_position(config_json: Mapping[str, Any]) -> Rotary | NoPosition:
-    """Released models say that they have no rotation by a theta that is null."""
-    rope = rope_of(config_json)
-    if "rope_theta" in rope and rope["rope_theta"] is None:
-        return NoPosition()
-    longest = config_json.get("max_position_embeddings", HYBRID_LENGTH)
-    return read_rope(rope, theta=config_json.get("rope_theta", HYBRID_THETA), longest=longest)

@@ -1,15 +1,13 @@
 """Phi-3: as Llama, with joined matrices, a part of each head rotated, and LongRoPE."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families import family, windows
-from manyheads.checkpoints.families.config_keys import EPS, FLOAT, Key, Parts
+from manyheads.checkpoints.families import config_keys, windows
+from manyheads.checkpoints.families.config_keys import ConfigJson, Parts
 from manyheads.checkpoints.families.decoders import llama
 from manyheads.checkpoints.families.rope import describe_rope, longest_of, read_rope, rope_of
 from manyheads.errors import ConfigError
-from manyheads.parts.norms import RMSNorm
 from manyheads.parts.positions.rotary import LongRopeScaling, NoScaling, Rotary
 
 # What `transformers` assumes where config.json does not say it.
@@ -22,35 +20,25 @@ class Phi3Family(llama.LlamaFamily):
     """Phi-3."""
 
     name = "phi3"
-    classes: Mapping[str, str] = {"phi3": "Phi3"}
-    keys: Mapping[str, Key] = {
+    classes = {"phi3": "Phi3"}
+    keys = {
         **llama.KEYS,
         "head_dim": llama.UNEVEN_HEAD_SIZE,
-        "rms_norm_eps": Key("norm.eps", 1e-5, EPS),
-        "resid_pdrop": Key("residual.dropout", 0.0, FLOAT),
-        "embd_pdrop": Key("embedding.dropout", 0.0, FLOAT),
+        "rms_norm_eps": config_keys.eps(1e-5),
+        "resid_pdrop": config_keys.dropout("residual"),
+        "embd_pdrop": config_keys.dropout("embedding"),
     }
-    constants: Mapping[str, Any] = {
-        **llama.NO_TOKENS,
-        "pad_token_id": None,
-        "attention_bias": False,
-    }
-    layer: Mapping[str, family.Sources] = {
+    constants = {**llama.NO_TOKENS, "pad_token_id": None, "attention_bias": False}
+    layer = {
         **llama.LLAMA.layer,
         "attention.project": "self_attn.qkv_proj",
         "feedforward.expand": "mlp.gate_up_proj",
     }
 
-    def read_inner(
-        self,
-        parts: Parts,
-        norm: RMSNorm,  # noqa: ARG002
-        config_json: Mapping[str, Any],
-        index: int,  # noqa: ARG002
-    ) -> AttentionConfig:
-        window = config_json.get("sliding_window")
+    def read_inner(self, parts: Parts, index: int) -> AttentionConfig:  # noqa: ARG002
+        window = parts.json.get("sliding_window")
         mask = windows.mask_of(windows.FULL if window is None else windows.SLIDING, window)
-        return AttentionConfig(position=_rotary(config_json), mask=mask, **parts.attention)
+        return AttentionConfig(position=_rotary(parts.json), mask=mask, **parts.attention)
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         position = parts.attention.position
@@ -60,7 +48,7 @@ class Phi3Family(llama.LlamaFamily):
         described = {
             "rope_parameters": {"partial_rotary_factor": 1.0, **rope},
             "max_position_embeddings": longest_of(position),
-            "sliding_window": windows.window_of(windows.attentions_of(config), None),
+            "sliding_window": windows.describe_windows(config.stack, None)["sliding_window"],
             **llama.uneven_head_size(parts),
         }
         if isinstance(position.scaling, LongRopeScaling):
@@ -71,7 +59,7 @@ class Phi3Family(llama.LlamaFamily):
 PHI3 = Phi3Family()
 
 
-def _rotary(config_json: Mapping[str, Any]) -> Rotary:
+def _rotary(config_json: ConfigJson) -> Rotary:
     rope = rope_of(config_json)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in LONGROPE:
@@ -81,9 +69,5 @@ def _rotary(config_json: Mapping[str, Any]) -> Rotary:
         rope["original_max_position_embeddings"] = length
     elif kind != "default":
         raise ConfigError(f"rope_type={kind!r} is not supported for Phi-3", "use longrope")
-    return read_rope(
-        rope,
-        theta=config_json.get("rope_theta", 10_000.0),
-        fraction=config_json.get("partial_rotary_factor", 1.0),
-        longest=config_json.get("max_position_embeddings", LENGTH),
-    )
+    fraction = config_json.get("partial_rotary_factor", 1.0)
+    return read_rope(config_json, 10_000.0, LENGTH, rope=rope, fraction=fraction)

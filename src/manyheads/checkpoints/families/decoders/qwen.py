@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families import config_keys, family
+from manyheads.checkpoints.families.config_keys import ConfigJson, Parts
 from manyheads.checkpoints.families.decoders.llama import LLAMA, LlamaFamily
-from manyheads.checkpoints.tensor_map import Either, Entry, Stacked
+from manyheads.checkpoints.families.family import Inner, Sources
+from manyheads.checkpoints.tensor_map import Either, Entry, MapEntry, Stacked
 from manyheads.errors import ConfigError
-from manyheads.mixers.build import MixerConfig
 from manyheads.models import decoder, recipes
 from manyheads.models.layer import FeedForwardConfig, LayerConfig
 from manyheads.parts.experts import Experts
@@ -34,7 +33,7 @@ class QwenGatedFamily(LlamaFamily):
 
     name = "qwen_gated"
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         gates = [key for key in OUTPUT_GATES if config_json.get(key)]
         if len(gates) > 1:
             raise ConfigError(
@@ -44,14 +43,12 @@ class QwenGatedFamily(LlamaFamily):
         bias = config_json.get("qkv_bias", config_json.get("attention_bias", False))
         return super().complete({"head_dim": HEAD_SIZE, **config_json, "attention_bias": bias})
 
-    def read_inner(
-        self, parts: config_keys.Parts, norm: RMSNorm, config_json: Mapping[str, Any], index: int
-    ) -> AttentionConfig | MixerConfig:
-        gates = [per for key, per in OUTPUT_GATES.items() if config_json.get(key)]
+    def read_inner(self, parts: Parts, index: int) -> Inner:
+        gates = [per for key, per in OUTPUT_GATES.items() if parts.json.get(key)]
         changes: dict[str, Any] = {"gates": tuple(Gate(at="output", per=per) for per in gates)}
-        if not config_json.get("use_qk_norm", True):
+        if not parts.json.get("use_qk_norm", True):
             changes |= {"query_norm": NoNorm(), "key_norm": NoNorm()}
-        return replace(super().read_inner(parts, norm, config_json, index), **changes)
+        return replace(super().read_inner(parts, index), **changes)
 
     def write_config(self, config: recipes.ModelConfig) -> dict[str, Any] | None:
         if not isinstance(config, decoder.DecoderConfig) or not config.stack.layers:
@@ -77,7 +74,7 @@ class QwenGatedFamily(LlamaFamily):
             "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
         }
 
-    def opened_by(self, config_json: Mapping[str, Any]) -> str:
+    def opened_by(self, config_json: ConfigJson) -> str:
         """`transformers` would open a gated model too, but read its gates as queries."""
         gated = any(config_json.get(key) for key in OUTPUT_GATES)
         return "the gated-attention study's own code" if gated else "transformers"
@@ -94,14 +91,9 @@ class ExpertsFamily(LlamaFamily):
     experts: str = "mlp"
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
-    def read_feedforward(
-        self,
-        parts: config_keys.Parts,  # noqa: ARG002
-        config_json: Mapping[str, Any],
-        index: int,
-    ) -> FeedForwardConfig:
+    def read_feedforward(self, parts: Parts, index: int) -> FeedForwardConfig:
         """The experts of a layer, or its dense feed-forward."""
-        width = config_json["hidden_size"]
+        config_json, width = parts.json, parts.width
         step, dense = config_json["decoder_sparse_step"], config_json.get("mlp_only_layers") or ()
         mixed = config_json["num_experts"] > 0 and (index + 1) % step == 0
         if not mixed or index in dense:
@@ -117,7 +109,7 @@ class ExpertsFamily(LlamaFamily):
             renormalize=bool(config_json["norm_topk_prob"]),
         )
 
-    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         described = super().describe(config, parts)
         inside = [layer.feedforward.inner for layer in config.stack.layers if layer.feedforward]
         if described is None:
@@ -127,20 +119,17 @@ class ExpertsFamily(LlamaFamily):
         described["intermediate_size"] = hidden[0] if hidden else DENSE_HIDDEN
         return described | describe_experts(inside)
 
-    def layer_table(self, layer: LayerConfig) -> Mapping[str, family.Sources]:
+    def layer_table(self, layer: LayerConfig) -> Mapping[str, Sources]:
         if not has_experts(layer):
             return self.layer
         return {name: at for name, at in self.layer.items() if not name.startswith("feedforward.")}
 
-    def layer_entries(self, layer: LayerConfig, name: str, source: str) -> Iterator[Entry | Either]:
+    def layer_entries(self, layer: LayerConfig, name: str, source: str) -> Iterator[MapEntry]:
         """Files have one tensor per expert; `transformers` may also save all as one tensor."""
         if layer.feedforward is None or not isinstance(layer.feedforward.inner, Experts):
             return
-        experts, name, source = (
-            layer.feedforward.inner,
-            f"{name}.feedforward",
-            f"{source}.{self.experts}",
-        )
+        experts = layer.feedforward.inner
+        name, source = f"{name}.feedforward", f"{source}.{self.experts}"
         gate, up, down = self.matrices
         places = [f"{source}.experts.{index}" for index in range(experts.count)]
         inside = [f"{place}.{part}.weight" for place in places for part in (gate, up)]

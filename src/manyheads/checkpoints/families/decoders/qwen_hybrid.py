@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import Parts
+from manyheads.checkpoints.families import windows
+from manyheads.checkpoints.families.config_keys import ConfigJson, Parts
 from manyheads.checkpoints.families.decoders import llama, qwen
-from manyheads.checkpoints.families.family import Sources
-from manyheads.checkpoints.tensor_map import Depthwise, Either, Entry, Interleaved
+from manyheads.checkpoints.families.family import Inner
+from manyheads.checkpoints.tensor_map import Depthwise, Entry, Interleaved, MapEntry
 from manyheads.errors import ConfigError
-from manyheads.mixers.build import MixerConfig
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, Readout
+from manyheads.models.readout import ClassHead, LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import StackConfig
 from manyheads.parts import gates, norms
@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "linear_key_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
-FULL, LINEAR = "full_attention", "linear_attention"
+LINEAR = "linear_attention"
 GATES = (gates.Gate(at="output", per="channel"),)
 # The fields of a gated delta net by their keys.
 DELTA_KEYS = {
@@ -53,10 +53,11 @@ class QwenNextFamily(qwen.ExpertsFamily):
     """Qwen3-Next: gated attention in some layers, gated delta nets in the others."""
 
     name = "qwen_next"
-    classes: Mapping[str, str] = {"qwen3_next": "Qwen3Next"}
-    class_ends: Mapping[type[Readout], str] = {LanguageHead: "ForCausalLM"}
+    classes = {"qwen3_next": "Qwen3Next"}
+    class_ends = {LanguageHead: "ForCausalLM"}
+    norm = partial(norms.RMSNorm, centered=True)
     gates_per = "head"
-    layer: Mapping[str, Sources] = {
+    layer = {
         **llama.LLAMA.layer,
         # Stored by key head: q k v z together, and b a together.
         "mixer.project": "linear_attn.in_proj_qkvz",
@@ -68,18 +69,13 @@ class QwenNextFamily(qwen.ExpertsFamily):
         "mixer.output": "linear_attn.out_proj",
     }
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         return super().complete({**DEFAULTS, **config_json})
 
-    def read_norm(self, parts: Parts) -> norms.RMSNorm:
-        return norms.RMSNorm(centered=True, **parts.norm)
-
-    def read_inner(
-        self, parts: Parts, norm: norms.RMSNorm, config_json: Mapping[str, Any], index: int
-    ) -> AttentionConfig | MixerConfig:
-        if layer_kinds(config_json)[index] == LINEAR:
-            return read_delta(config_json, eps=norm.eps)
-        attention: Any = super().read_inner(parts, norm, config_json, index)
+    def read_inner(self, parts: Parts, index: int) -> Inner:
+        if layer_kinds(parts.json)[index] == LINEAR:
+            return read_delta(parts.json, eps=parts.norm.eps)
+        attention: Any = super().read_inner(parts, index)
         return replace(attention, gates=GATES)
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
@@ -89,9 +85,7 @@ class QwenNextFamily(qwen.ExpertsFamily):
         described["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
         return described | describe_delta(config.stack, parts.mixer)
 
-    def entry(
-        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
-    ) -> Entry | Either:
+    def entry(self, name: str, sources: tuple[str, ...], layer: LayerConfig | None) -> MapEntry:
         if ".mixer." in name and layer is not None and layer.mixer is not None:
             assert isinstance(layer.mixer.inner, GatedDelta)
             return self.delta_entry(name, sources, layer.mixer.inner)
@@ -134,19 +128,19 @@ class Qwen35Family(QwenNextFamily):
     """Qwen3.5, dense or with experts; of a model that also sees images, the text model."""
 
     name = "qwen3_5"
-    classes: Mapping[str, str] = {DENSE: "Qwen3_5", SPARSE: "Qwen3_5Moe"}
-    class_ends: Mapping[type[Readout], str] = {
+    classes = {DENSE: "Qwen3_5", SPARSE: "Qwen3_5Moe"}
+    class_ends = {
         LanguageHead: "ForCausalLM",
         NoReadout: "TextModel",
         ClassHead: "TextForSequenceClassification",
     }
-    layer: Mapping[str, Sources] = {
+    layer = {
         **QWEN_NEXT.layer,
         "mixer.project": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
         "mixer.rates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
     }
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         text = _text_config(config_json)
         experts = {} if "moe" in text["model_type"] else {"num_experts": 0}
         return super().complete({**DEFAULTS_3_5, **text, **ONLY_NEXT, **experts})
@@ -168,7 +162,7 @@ class Qwen35Family(QwenNextFamily):
             del described["intermediate_size"]
         return described
 
-    def rewritten(self, config_json: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    def rewritten(self, config_json: ConfigJson, config: ModelConfig) -> dict[str, Any]:
         """What is written is the text model alone."""
         text = _text_config(config_json)
         if config_json["model_type"] == text["model_type"]:
@@ -194,7 +188,7 @@ class Qwen35Family(QwenNextFamily):
 QWEN3_5 = Qwen35Family()
 
 
-def _text_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
+def _text_config(config_json: ConfigJson) -> dict[str, Any]:
     """The config of the text model; what holds for the whole is beside it."""
     inside = config_json.get("text_config")
     if inside is None:
@@ -208,7 +202,7 @@ def _text_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return {**whole, **inside, "model_type": name, "tie_word_embeddings": tied}
 
 
-def read_delta(config_json: Mapping[str, Any], *, eps: float, **more: Any) -> GatedDelta:
+def read_delta(config_json: ConfigJson, *, eps: float, **more: Any) -> GatedDelta:
     sizes = {field: config_json[key] for key, field in DELTA_KEYS.items()}
     return GatedDelta(width=config_json["hidden_size"], eps=eps, **sizes, **more)
 
@@ -216,7 +210,7 @@ def read_delta(config_json: Mapping[str, Any], *, eps: float, **more: Any) -> Ga
 def describe_delta(stack: StackConfig, mixer: object) -> dict[str, Any]:
     if not isinstance(mixer, GatedDelta):
         return {}
-    kinds = [FULL if layer.mixer is None else LINEAR for layer in stack.layers]
+    kinds = [windows.FULL if layer.mixer is None else LINEAR for layer in stack.layers]
     sizes = {key: getattr(mixer, field) for key, field in DELTA_KEYS.items()}
     return {"layer_types": kinds, **sizes}
 
@@ -229,11 +223,5 @@ def delta_blocks(name: str, mixer: GatedDelta) -> tuple[int, ...]:
     return (beta, dt) if name.endswith(".mixer.rates.weight") else ()
 
 
-def layer_kinds(config_json: Mapping[str, Any]) -> list[str]:
-    count, every = config_json["num_hidden_layers"], config_json["full_attention_interval"]
-    kinds = config_json.get("layer_types") or [
-        LINEAR if (index + 1) % every else FULL for index in range(count)
-    ]
-    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
-        raise ConfigError(f"layer_types must have {FULL} or {LINEAR} for each of {count} layers")
-    return list(kinds)
+def layer_kinds(config_json: ConfigJson) -> list[str]:
+    return windows.layer_kinds(config_json, config_json["full_attention_interval"], LINEAR)

@@ -1,21 +1,21 @@
 """Reformer (arXiv 2001.04451): local and LSH attention on two residual streams."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from math import lcm
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families import config_keys, family
+from manyheads.checkpoints.families.config_keys import ConfigJson, Parts
 from manyheads.checkpoints.tensor_map import Packed
 from manyheads.errors import ConfigError
 from manyheads.mixers.lsh_attention import LshAttention
-from manyheads.models.decoder import DecoderConfig
-from manyheads.models.layer import LayerConfig
+from manyheads.models.embedding import Embedding
 from manyheads.models.readout import LanguageHead, Readout
 from manyheads.parts.feedforward import MLP
 from manyheads.parts.masks import And, Blocks, Causal
-from manyheads.parts.norms import LayerNorm, PreNorm
+from manyheads.parts.norms import LayerNorm
 from manyheads.parts.positions import Axial, Learned
 
 # What `transformers` assumes where config.json does not say it.
@@ -48,43 +48,43 @@ DEFAULTS: dict[str, Any] = {
     "vocab_size": 320,
     "tie_word_embeddings": False,
 }
-
-
 ATTENTION = "attention.self_attention"
+COUNT = config_keys.Form(lambda _, kinds: len(kinds))
 
 
 class ReformerFamily(family.DecoderFamily):
     """The Reformer with a language head."""
 
     name = "reformer"
-    classes: Mapping[str, str] = {"reformer": "Reformer"}
-    class_ends: Mapping[type[Readout], str] = {LanguageHead: "ModelWithLMHead"}
-    keys: Mapping[str, config_keys.Key] = {
+    classes = {"reformer": "Reformer"}
+    class_ends = {LanguageHead: "ModelWithLMHead"}
+    keys = {
         "hidden_size": config_keys.WIDTH,
         "vocab_size": config_keys.VOCABULARY,
         "feed_forward_size": config_keys.HIDDEN,
-        "hidden_act": config_keys.Key(
-            "feedforward.activation", form=config_keys.one_of(family.HIDDEN_ACTIVATIONS)
-        ),
-        "hidden_dropout_prob": config_keys.Key("embedding.dropout", form=config_keys.FLOAT),
-        "layer_norm_eps": config_keys.Key("norm.eps", form=config_keys.EPS),
+        "attn_layers": replace(config_keys.DEPTH, form=COUNT, written="never"),
+        "hidden_act": config_keys.activation(),
+        "hidden_dropout_prob": config_keys.dropout("embedding", config_keys.MISSING),
+        "layer_norm_eps": config_keys.eps(),
         "initializer_range": config_keys.STD,
     }
-    constants: Mapping[str, Any] = {
+    constants = {
         "is_decoder": True,
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": None,
     }
+    norm = LayerNorm
+    dropouts = ("embedding", "embedding")
 
     root = "reformer."
-    embedding: Mapping[str, family.Sources] = {
+    embedding = {
         "embedding.tokens": "embeddings.word_embeddings",
         "embedding.positions": "embeddings.position_embeddings.embedding",
         "stack.final_norm": "encoder.layer_norm",
     }
     layers = "encoder.layers"
-    layer: Mapping[str, family.Sources] = {
+    layer = {
         "attention.project": tuple(f"{ATTENTION}.{part}" for part in ("query", "key", "value")),
         "attention.output": "attention.output.dense",
         "mixer.project": (f"{ATTENTION}.query_key", f"{ATTENTION}.value"),
@@ -94,37 +94,32 @@ class ReformerFamily(family.DecoderFamily):
         "feedforward.expand": "feed_forward.dense.dense",
         "feedforward.contract": "feed_forward.output.dense",
     }
-    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
-        LanguageHead: {"readout": "lm_head.decoder"}
-    }
+    heads = {LanguageHead: {"readout": "lm_head.decoder"}}
     # `transformers` stores a bias of the language head and does not add it.
     unused_heads = ("lm_head.bias",)
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         complete = {**DEFAULTS, **config_json}
         _check(complete)
         return complete
 
-    def read_norm(self, parts: config_keys.Parts) -> LayerNorm:
-        return LayerNorm(**parts.norm)
+    def read_embedding(self, parts: Parts) -> Embedding:
+        return family.embedding_of(parts, position=_position(parts.json))
 
-    def read_config(self, config_json: Mapping[str, Any]) -> DecoderConfig:
-        plain, position = super().read_config(config_json), _position({**DEFAULTS, **config_json})
-        return replace(plain, embedding=replace(plain.embedding, position=position))
+    def read_inner(self, parts: Parts, index: int) -> AttentionConfig | LshAttention:
+        local = parts.json["attn_layers"][index] == "local"
+        return _local(parts.json) if local else _lsh(parts.json)
 
-    def read_layers(
-        self, parts: config_keys.Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Iterator[LayerConfig]:
-        dropout = parts.embedding["dropout"]
-        feedforward = MLP(dropout=dropout, **parts.feedforward)
-        for kind in config_json["attn_layers"]:
-            inner = _local(config_json) if kind == "local" else _lsh(config_json)
-            yield family.layer_of(inner, feedforward, PreNorm(norm), dropout, residual="reversible")
+    def read_feedforward(self, parts: Parts, index: int) -> MLP:  # noqa: ARG002
+        return MLP(dropout=parts.dropout("embedding"), **parts.feedforward)
 
-    def read_readout(self, parts: config_keys.Parts, config_json: Mapping[str, Any]) -> Readout:  # noqa: ARG002
+    def read_residual(self, parts: Parts) -> str:  # noqa: ARG002
+        return "reversible"
+
+    def read_readout(self, parts: Parts) -> Readout:  # noqa: ARG002
         return LanguageHead(tied=False)
 
-    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         kinds: list[str] = []
         described: dict[str, Any] = {}
         for layer in config.stack.layers:
@@ -162,7 +157,7 @@ class ReformerFamily(family.DecoderFamily):
 REFORMER = ReformerFamily()
 
 
-def _check(config_json: Mapping[str, Any]) -> None:
+def _check(config_json: ConfigJson) -> None:
     kinds = set(config_json["attn_layers"])
     if not kinds or kinds - {"local", "lsh"}:
         raise ConfigError(
@@ -187,29 +182,28 @@ def _check(config_json: Mapping[str, Any]) -> None:
         )
 
 
-def _local(config_json: Mapping[str, Any]) -> AttentionConfig:
+def _local(config_json: ConfigJson) -> AttentionConfig:
+    blocks = config_json["local_attn_chunk_length"], config_json["local_num_chunks_before"]
+    dropout = float(config_json["local_attention_probs_dropout_prob"])
     return AttentionConfig(
-        width=config_json["hidden_size"],
-        heads=config_json["num_attention_heads"],
-        head_size=config_json["attention_head_size"],
-        mask=Blocks(
-            config_json["local_attn_chunk_length"], config_json["local_num_chunks_before"], 0
-        )
-        & Causal(),
-        dropout=float(config_json["local_attention_probs_dropout_prob"]),
+        mask=Blocks(*blocks, 0) & Causal(), dropout=dropout, **_sizes(config_json)
     )
 
 
-def _lsh(config_json: Mapping[str, Any]) -> LshAttention:
-    chunk, seed, buckets = (
-        config_json["lsh_attn_chunk_length"],
-        config_json["hash_seed"],
-        config_json["num_buckets"],
-    )
-    if buckets is None and config_json["max_position_embeddings"] // chunk > (chunk + 1) ** 2:
+def _sizes(config_json: ConfigJson) -> dict[str, Any]:
+    return {
+        "width": config_json["hidden_size"],
+        "heads": config_json["num_attention_heads"],
+        "head_size": config_json["attention_head_size"],
+    }
+
+
+def _lsh(config_json: ConfigJson) -> LshAttention:
+    chunk, buckets = config_json["lsh_attn_chunk_length"], config_json["num_buckets"]
+    seed, longest = config_json["hash_seed"], config_json["max_position_embeddings"]
+    if buckets is None and longest // chunk > (chunk + 1) ** 2:
         raise ConfigError(
-            f"num_buckets is not set for texts of {config_json['max_position_embeddings']} tokens "
-            f"in chunks of {chunk}",
+            f"num_buckets is not set for texts of {longest} tokens in chunks of {chunk}",
             "set num_buckets",
         )
     # `transformers` pads texts so that all layers can cut them evenly.
@@ -219,9 +213,7 @@ def _lsh(config_json: Mapping[str, Any]) -> LshAttention:
     if buckets is not None:
         many = tuple(buckets) if isinstance(buckets, list | tuple) else (buckets,)
     return LshAttention(
-        width=config_json["hidden_size"],
-        heads=config_json["num_attention_heads"],
-        head_size=config_json["attention_head_size"],
+        **_sizes(config_json),
         chunk=chunk,
         before=config_json["lsh_num_chunks_before"],
         rounds=config_json["num_hashes"],
@@ -232,7 +224,7 @@ def _lsh(config_json: Mapping[str, Any]) -> LshAttention:
     )
 
 
-def _position(config_json: Mapping[str, Any]) -> Axial | Learned:
+def _position(config_json: ConfigJson) -> Axial | Learned:
     if not config_json["axial_pos_embds"]:
         return Learned(count=config_json["max_position_embeddings"])
     shape, sizes = config_json["axial_pos_shape"], config_json["axial_pos_embds_dim"]

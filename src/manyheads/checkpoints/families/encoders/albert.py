@@ -1,19 +1,17 @@
 """ALBERT (arXiv 1909.11942): BERT with shared layers and token vectors narrower than the model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import FLOAT, Key, Parts
+from manyheads.checkpoints.families.config_keys import Key, Parts, activation, dropout
 from manyheads.checkpoints.families.encoders import bert
-from manyheads.checkpoints.families.family import EncoderFamily, Sources, embedding_of, layer_of
+from manyheads.checkpoints.families.family import EncoderFamily, Transforms, embedding_of
 from manyheads.errors import ConfigError
 from manyheads.models.embedding import Embedding
 from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import LanguageHead, Readout, ReadoutTransform
+from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
-from manyheads.parts import feedforward, norms
 
 SHARING = ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
 
@@ -22,22 +20,21 @@ class AlbertFamily(EncoderFamily):
     """ALBERT."""
 
     name = "albert"
-    classes: Mapping[str, str] = {"albert": "Albert"}
-    keys: Mapping[str, Key] = {
+    classes = {"albert": "Albert"}
+    keys = {
         **bert.KEYS,
         "embedding_size": Key("embedding.table_width", 128, computed="embedding.size"),
-        "hidden_act": replace(bert.ACTIVATION, default="gelu_new"),
+        "hidden_act": activation("gelu_new"),
         "max_position_embeddings": Key("position.count", 512),
-        "hidden_dropout_prob": Key("embedding.dropout", 0.0, FLOAT),
-        "attention_probs_dropout_prob": Key("attention.dropout", 0.0, FLOAT),
+        "hidden_dropout_prob": dropout("embedding"),
+        "attention_probs_dropout_prob": dropout("attention"),
     }
 
+    dropouts = ("embedding", "")
+
     prefix = "albert."
-    embedding: Mapping[str, Sources] = {
-        **bert.EMBEDDING,
-        "embedding.project": "encoder.embedding_hidden_mapping_in",
-    }
-    layer: Mapping[str, Sources] = {
+    embedding = {**bert.EMBEDDING, "embedding.project": "encoder.embedding_hidden_mapping_in"}
+    layer = {
         "attention.project": tuple(f"attention.{part}" for part in ("query", "key", "value")),
         "attention.output": "attention.dense",
         "attention_residual.norm": "attention.LayerNorm",
@@ -45,12 +42,9 @@ class AlbertFamily(EncoderFamily):
         "feedforward.contract": "ffn_output",
         "feedforward_residual.norm": "full_layer_layer_norm",
     }
-    heads: Mapping[type[Readout], Mapping[str, Sources]] = {
+    heads = {
         **bert.masked_heads("albert.", "pooler"),
-        LanguageHead: {
-            "readout.transform.dense": "predictions.dense",
-            "readout.transform.norm": "predictions.LayerNorm",
-        },
+        LanguageHead: bert.transform("predictions.dense", "predictions.LayerNorm"),
     }
     words = "predictions"
     tied_copies = ("predictions.decoder.weight", "predictions.decoder.bias")
@@ -59,28 +53,16 @@ class AlbertFamily(EncoderFamily):
     unused_heads = ("sop_classifier.classifier.weight", "sop_classifier.classifier.bias")
     buffers = ("position_ids", "token_type_ids")
 
-    def read_embedding(self, parts: Parts, norm: norms.LayerNorm) -> Embedding:
-        return embedding_of(parts, norm=norm, projected=True)
+    def read_embedding(self, parts: Parts) -> Embedding:
+        return embedding_of(parts, norm=parts.norm, projected=True)
 
-    def read_stack(
-        self, parts: Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
-    ) -> StackConfig:
-        owners = _owners(*(config_json.get(key, 1) for key in SHARING))
-        layer = layer_of(
-            AttentionConfig(bias="all", **parts.attention),
-            feedforward.MLP(**parts.feedforward),
-            norms.PostNorm(norm),
-            attention_dropout=parts.embedding["dropout"],
-        )
-        return StackConfig(width=parts.width, layers=(layer,) * len(owners), weights_of=owners)
+    def read_stack(self, parts: Parts) -> StackConfig:
+        owners = _owners(*(parts.json.get(key, 1) for key in SHARING))
+        layers = (next(self.read_layers(parts)),) * len(owners)
+        return StackConfig(width=parts.width, layers=layers, weights_of=owners)
 
-    def transforms(
-        self, parts: Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
-    ) -> Mapping[type[Readout], ReadoutTransform]:
-        transforms, size = (
-            super().transforms(parts, norm, config_json),
-            parts.embedding["table_width"],
-        )
+    def transforms(self, parts: Parts) -> Transforms:
+        transforms, size = super().transforms(parts), parts.embedding["table_width"]
         return {**transforms, LanguageHead: replace(transforms[LanguageHead], width=size)}
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002

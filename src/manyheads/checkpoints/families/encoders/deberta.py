@@ -1,27 +1,25 @@
 """DeBERTa v2 and v3: encoders with disentangled attention."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families.config_keys import EPS, STD, Form, Key, Parts, one_of
-from manyheads.checkpoints.families.encoders.bert import ACTIVATIONS, BERT, EMBEDDING, KEYS, LAYER
-from manyheads.checkpoints.families.family import EncoderFamily, Sources, embedding_of, layer_of
+from manyheads.checkpoints.families import config_keys
+from manyheads.checkpoints.families.config_keys import ConfigJson, Form, Key, Parts
+from manyheads.checkpoints.families.encoders.bert import BERT, EMBEDDING, KEYS, LAYER, BertFamily
+from manyheads.checkpoints.families.family import Transforms, embedding_of
 from manyheads.checkpoints.tensor_map import Entry, TensorMap
 from manyheads.errors import ConfigError
 from manyheads.models import encoder, readout, recipes
 from manyheads.models.embedding import Embedding
-from manyheads.models.layer import LayerConfig
-from manyheads.parts.feedforward import MLP, Activation
-from manyheads.parts.norms import LayerNorm, NoNorm, PostNorm
+from manyheads.parts.norms import NoNorm
 from manyheads.parts.positions import Disentangled, Learned, NoPosition
 
-# The pooler of classifiers has any of these activations.
-POOLERS: dict[str, Activation] = {**ACTIVATIONS, "tanh": "tanh"}
-POOLER = one_of(POOLERS)
+# The activation of the pooler of classifiers.
+POOLER = config_keys.one_of(config_keys.HIDDEN_ACTIVATIONS)
 # The names of each choice of terms.
 TERMS: dict[frozenset[str], Literal["both", "content_to_position", "position_to_content"]] = {
     frozenset({"c2p", "p2c"}): "both",
@@ -50,31 +48,30 @@ class WrittenAs(Entry):
         return {self.written: tensor}
 
 
-class DebertaFamily(EncoderFamily):
+class DebertaFamily(BertFamily):
     """DeBERTa v2, whose class also opens v3."""
 
     name = "deberta-v2"
-    classes: Mapping[str, str] = {"deberta-v2": "DebertaV2"}
-    keys: Mapping[str, Key] = {
+    classes = {"deberta-v2": "DebertaV2"}
+    keys = {
         **KEYS,
         "max_position_embeddings": Key("position.count", 512, written="never"),
         "position_biased_input": Key(
             "embedding.position", True, Form(write=lambda position: isinstance(position, Learned))
         ),
         "type_vocab_size": Key("embedding.types", 0),
-        "layer_norm_eps": Key("norm.eps", 1e-7, EPS),
-        "initializer_range": STD,
+        "layer_norm_eps": config_keys.eps(1e-7),
+        "initializer_range": config_keys.STD,
     }
 
     prefix = "deberta."
-    embedding: Mapping[str, Sources] = {
+    embedding = {
         **EMBEDDING,
         # The first layer owns what all of them share.
         "stack.layers.0.attention.table.norm": "encoder.LayerNorm",
         "stack.layers.0.attention.table.vectors": "encoder.rel_embeddings.weight",
     }
-    layers = "encoder.layer"
-    layer: Mapping[str, Sources] = {
+    layer = {
         **LAYER,
         "attention.project": tuple(
             f"attention.self.{part}_proj" for part in ("query", "key", "value")
@@ -82,51 +79,39 @@ class DebertaFamily(EncoderFamily):
         "attention.distances.key": "attention.self.pos_key_proj",
         "attention.distances.query": "attention.self.pos_query_proj",
     }
-    heads: Mapping[type[readout.Readout], Mapping[str, Sources]] = {
+    heads = {
         **BERT.heads,
         readout.ClassHead: {"readout.transform.dense": "pooler.dense", "readout": "classifier"},
     }
-    words = BERT.words
-    tied_copies = BERT.tied_copies
     buffers = ("position_ids",)
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         _refuse_foreign(config_json)
         # The newer head has no table of its own.
         tied = bool(config_json.get("tie_word_embeddings", True))
         tied = tied or not config_json.get("legacy", True)
         return {**config_json, "tie_word_embeddings": tied}
 
-    def read_embedding(self, parts: Parts, norm: LayerNorm) -> Embedding:
+    def read_embedding(self, parts: Parts) -> Embedding:
         added = parts.embedding["position"]
         position = Learned(**parts.position) if added else NoPosition()
-        return embedding_of(parts, norm=norm, position=position)
+        return embedding_of(parts, norm=parts.norm, position=position)
 
-    def read_layers(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Iterable[LayerConfig]:
-        dropout, terms = parts.embedding["dropout"], _terms(config_json)
-        size = parts.width // parts.attention["heads"]
-        attention = AttentionConfig(
-            position=_position(config_json, norm, dropout, parts.position["count"]),
+    def read_inner(self, parts: Parts, index: int) -> AttentionConfig:  # noqa: ARG002
+        terms, size = _terms(parts.json), parts.width // parts.attention["heads"]
+        return AttentionConfig(
+            position=_position(parts),
             bias="all",
             # The terms share the scale, whether they are used or not.
             scale=(size * (1 + len(terms))) ** -0.5 if terms else "root",
             **parts.attention,
         )
-        layer = layer_of(attention, MLP(**parts.feedforward), PostNorm(norm), dropout)
-        return (layer,) * parts.depth
 
-    def transforms(
-        self, parts: Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Mapping[type[readout.Readout], readout.ReadoutTransform]:
-        transforms = super().transforms(parts, norm, config_json)
-        name = config_json.get("pooler_hidden_act", "gelu")
+    def transforms(self, parts: Parts) -> Transforms:
+        name = parts.json.get("pooler_hidden_act", "gelu")
         activation = POOLER.read("pooler_hidden_act", name)
-        return {
-            **transforms,
-            readout.ClassHead: readout.ReadoutTransform(activation=activation, norm=NoNorm()),
-        }
+        pooler = readout.ReadoutTransform(activation=activation, norm=NoNorm())
+        return {**super().transforms(parts), readout.ClassHead: pooler}
 
     def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         position, head = getattr(parts.attention, "position", None), config.readout
@@ -163,9 +148,7 @@ class DebertaFamily(EncoderFamily):
         unused = {} if added else {POSITIONS: self.prefix_of(config) + POSITIONS}
         return unused | ({} if isinstance(config.readout, readout.LanguageHead) else NEWER_HEAD)
 
-    def rewritten(
-        self, config_json: Mapping[str, Any], config: recipes.ModelConfig
-    ) -> dict[str, Any]:
+    def rewritten(self, config_json: ConfigJson, config: recipes.ModelConfig) -> dict[str, Any]:
         """A language head is written as the newer one, which an untied head cannot be."""
         head = config.readout
         newer = {"legacy": not head.tied} if isinstance(head, readout.LanguageHead) else {}
@@ -175,7 +158,7 @@ class DebertaFamily(EncoderFamily):
 DEBERTA = DebertaFamily()
 
 
-def _terms(config_json: Mapping[str, Any]) -> frozenset[str]:
+def _terms(config_json: ConfigJson) -> frozenset[str]:
     named = config_json.get("pos_att_type") or []
     named = named.lower().split("|") if isinstance(named, str) else named
     terms = frozenset(str(term).strip() for term in named)
@@ -187,9 +170,8 @@ def _terms(config_json: Mapping[str, Any]) -> frozenset[str]:
     return terms
 
 
-def _position(
-    config_json: Mapping[str, Any], norm: LayerNorm, dropout: float, longest: int
-) -> Disentangled | NoPosition:
+def _position(parts: Parts) -> Disentangled | NoPosition:
+    config_json = parts.json
     if not config_json.get("relative_attention", False):
         return NoPosition()
     terms = TERMS.get(_terms(config_json))
@@ -201,15 +183,15 @@ def _position(
     reach, buckets = (
         int(config_json.get(key, -1)) for key in ("max_relative_positions", "position_buckets")
     )
-    reach = reach if reach > 0 else longest
+    reach = reach if reach > 0 else parts.position["count"]
     normed = "layer_norm" in str(config_json.get("norm_rel_ebd", "none")).lower().split("|")
     return Disentangled(
         buckets=buckets if buckets > 0 else reach,
         reach=reach if buckets > 0 else "linear",
         terms=terms,
         projections="shared" if config_json.get("share_att_key", False) else "own",
-        norm=norm if normed else NoNorm(),
-        dropout=dropout,
+        norm=parts.norm if normed else NoNorm(),
+        dropout=parts.dropout("embedding"),
     )
 
 
@@ -226,7 +208,7 @@ def _describe_position(position: Disentangled) -> dict[str, Any]:
     }
 
 
-def _refuse_foreign(config_json: Mapping[str, Any]) -> None:
+def _refuse_foreign(config_json: ConfigJson) -> None:
     width = config_json["hidden_size"]
     if config_json.get("conv_kernel_size", 0) > 0:
         raise ConfigError(

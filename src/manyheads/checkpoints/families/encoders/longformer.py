@@ -1,16 +1,12 @@
 """Longformer: RoBERTa whose attention is a window, with global tokens."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from manyheads.checkpoints.families import config_keys, family
+from manyheads.checkpoints.families.config_keys import ConfigJson, Key, Parts, dropout
 from manyheads.checkpoints.families.encoders.bert import LAYER, ROBERTA, RobertaFamily
 from manyheads.errors import ConfigError
 from manyheads.mixers.sparse.longformer import Longformer
-from manyheads.models.layer import LayerConfig
-from manyheads.models.readout import ClassHead, Readout, SpanHead
-from manyheads.parts.feedforward import MLP
-from manyheads.parts.norms import LayerNorm, PostNorm
+from manyheads.models.readout import ClassHead, SpanHead
 
 
 class LongformerFamily(RobertaFamily):
@@ -20,37 +16,34 @@ class LongformerFamily(RobertaFamily):
     """
 
     name = "longformer"
-    classes: Mapping[str, str] = {"longformer": "Longformer"}
-    keys: Mapping[str, config_keys.Key] = {
+    classes = {"longformer": "Longformer"}
+    keys = {
         **ROBERTA.keys,
-        "num_attention_heads": config_keys.Key("mixer.heads"),
-        "attention_probs_dropout_prob": config_keys.Key("mixer.dropout", 0.1, config_keys.FLOAT),
+        "num_attention_heads": Key("mixer.heads"),
+        "attention_probs_dropout_prob": dropout("mixer", 0.1),
     }
 
     prefix = "longformer."
     other_prefixes = ()
-    layer: Mapping[str, family.Sources] = {
+    layer = {
         **LAYER,
         "mixer.project_global_query": "attention.self.query_global",
         "mixer.project_global": ("attention.self.key_global", "attention.self.value_global"),
     }
     unused_heads = ()
     buffers = ("position_ids",)
-    older: Mapping[str, str] = {}
+    older = {}
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         return config_json
 
-    def read_layers(
-        self, parts: config_keys.Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Iterator[LayerConfig]:
-        places = _global_positions(self.read_readout(parts, norm, config_json))
-        dropout, feedforward = parts.embedding["dropout"], MLP(**parts.feedforward)
-        for window in _windows(config_json):
-            mixer = Longformer(window=window // 2, global_positions=places, **parts.mixer)
-            yield family.layer_of(mixer, feedforward, PostNorm(norm), dropout)
+    def read_inner(self, parts: Parts, index: int) -> Longformer:
+        window, head = _windows(parts.json)[index], self.read_readout(parts)
+        places: tuple[int, ...] | Literal["given"] = (0,) if isinstance(head, ClassHead) else ()
+        places = "given" if isinstance(head, SpanHead) else places
+        return Longformer(window=window // 2, global_positions=places, **parts.mixer)
 
-    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:  # noqa: ARG002
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002
         mixers = [layer.mixer.inner for layer in config.stack.layers if layer.mixer is not None]
         if not all(isinstance(mixer, Longformer) for mixer in mixers):
             return None
@@ -60,13 +53,7 @@ class LongformerFamily(RobertaFamily):
 LONGFORMER = LongformerFamily()
 
 
-def _global_positions(readout: Readout) -> tuple[int, ...] | Literal["given"]:
-    if isinstance(readout, SpanHead):
-        return "given"
-    return (0,) if isinstance(readout, ClassHead) else ()
-
-
-def _windows(config_json: Mapping[str, Any]) -> list[int]:
+def _windows(config_json: ConfigJson) -> list[int]:
     """The width of each layer's window, both sides together."""
     windows, count = config_json.get("attention_window", 512), config_json["num_hidden_layers"]
     windows = [windows] * count if isinstance(windows, int) else list(windows)

@@ -1,82 +1,67 @@
 """ModernBERT: a rotary encoder with global and local attention layers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
 from manyheads.attention import AttentionConfig
-from manyheads.checkpoints.families import config_keys, family
+from manyheads.checkpoints.families import config_keys
+from manyheads.checkpoints.families.config_keys import ConfigJson, Parts
+from manyheads.checkpoints.families.encoders.bert import transform
+from manyheads.checkpoints.families.family import EncoderFamily, Transforms, gated_feedforward
+from manyheads.checkpoints.families.windows import FULL, SLIDING
 from manyheads.errors import ConfigError
-from manyheads.models import encoder, initialization, stack
-from manyheads.models.layer import Branch, FeedForwardConfig, LayerConfig
-from manyheads.models.readout import (
-    ClassHead,
-    LanguageHead,
-    NoReadout,
-    Readout,
-    ReadoutTransform,
-    SpanHead,
-    TokenHead,
-)
+from manyheads.models import encoder, initialization, readout
+from manyheads.models.layer import LayerConfig
 from manyheads.parts import masks, norms
-from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
 from manyheads.parts.positions import Rotary
 
-# Where several names mean one of our activations, we write the first.
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "silu": "silu",
-    "relu": "relu",
-    "tanh": "tanh",
-}
 POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
-FULL, SLIDING = "full_attention", "sliding_attention"
 # The defaults if config.json leaves them out.
 THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
 LOCAL = 128
 LAST_SPECIAL = 50283
-ACTIVATION = config_keys.one_of(ACTIVATIONS)
-TRANSFORM: dict[str, family.Sources] = {
-    "readout.transform.dense": "head.dense",
-    "readout.transform.norm": "head.norm",
-}
+# Of the names for one activation, the first is written.
+ACTIVATION = config_keys.one_of(
+    {"gelu_pytorch_tanh": "gelu_tanh", **config_keys.HIDDEN_ACTIVATIONS}
+)
+TRANSFORM = transform("head.dense", "head.norm")
+CLASSIFIER = {**TRANSFORM, "readout": "classifier"}
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
-class ModernBertFamily(family.EncoderFamily):
+class ModernBertFamily(EncoderFamily):
     """ModernBERT."""
 
     name = "modernbert"
-    classes: Mapping[str, str] = {"modernbert": "ModernBert"}
-    keys: Mapping[str, config_keys.Key] = {
-        "hidden_size": config_keys.WIDTH,
-        "num_hidden_layers": config_keys.DEPTH,
-        "num_attention_heads": config_keys.HEADS,
-        "intermediate_size": config_keys.HIDDEN,
-        "hidden_activation": config_keys.Key("feedforward.activation", "gelu", ACTIVATION),
-        "vocab_size": config_keys.VOCABULARY,
-        "norm_eps": config_keys.Key("norm.eps", 1e-5, config_keys.EPS),
+    classes = {"modernbert": "ModernBert"}
+    keys = {
+        **config_keys.SIZES,
+        "hidden_activation": config_keys.activation("gelu", config_keys.GATED_ACTIVATIONS),
+        "norm_eps": config_keys.eps(1e-5),
         "norm_bias": config_keys.Key("norm.bias", False, config_keys.BOOL),
         "attention_bias": config_keys.BIAS,
         "mlp_bias": config_keys.Key("feedforward.bias", False, config_keys.BOOL),
-        "attention_dropout": config_keys.Key("attention.dropout", 0.0, config_keys.FLOAT),
-        "mlp_dropout": config_keys.Key("feedforward.dropout", 0.0, config_keys.FLOAT),
-        "embedding_dropout": config_keys.Key("embedding.dropout", 0.0, config_keys.FLOAT),
+        "attention_dropout": config_keys.dropout("attention"),
+        "mlp_dropout": config_keys.dropout("feedforward"),
+        "embedding_dropout": config_keys.dropout("embedding"),
         "tie_word_embeddings": replace(config_keys.TIED, written="never"),
         "initializer_range": config_keys.UNWRITTEN_STD,
     }
     init = initialization.Initialization(draw="truncated", scaled_outputs=True)
+    final_norm = True
+    placement = norms.PreNorm
+    feedforward = gated_feedforward
+    dropouts = ("attention", "")
 
     prefix = "model."
-    embedding: Mapping[str, family.Sources] = {
+    embedding = {
         "embedding.tokens": "embeddings.tok_embeddings",
         "embedding.norm": "embeddings.norm",
         "stack.final_norm": "final_norm",
     }
     layers = "layers"
-    layer: Mapping[str, family.Sources] = {
+    layer = {
         "attention_residual.norm": "attn_norm",
         "attention.project": "attn.Wqkv",
         "attention.output": "attn.Wo",
@@ -84,59 +69,48 @@ class ModernBertFamily(family.EncoderFamily):
         "feedforward.expand": "mlp.Wi",
         "feedforward.contract": "mlp.Wo",
     }
-    heads: Mapping[type[Readout], Mapping[str, family.Sources]] = {
-        LanguageHead: {**TRANSFORM, "readout": "decoder"},
-        ClassHead: {**TRANSFORM, "readout": "classifier"},
-        TokenHead: {**TRANSFORM, "readout": "classifier"},
-        SpanHead: {**TRANSFORM, "readout": "classifier"},
+    heads = {
+        readout.LanguageHead: {**TRANSFORM, "readout": "decoder"},
+        readout.ClassHead: CLASSIFIER,
+        readout.TokenHead: CLASSIFIER,
+        readout.SpanHead: CLASSIFIER,
     }
     tied_copies = ("decoder.weight",)
     # Rotary frequencies.
     buffers = ("inv_freq",)
 
-    def read_stack(
-        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
-    ) -> stack.StackConfig:
-        # The two keys mean the same; `transformers` follows this one.
-        side = config_json.get("sliding_window", config_json.get("local_attention", LOCAL) // 2)
-        feedforward: Branch[FeedForwardConfig] = Branch(
-            _feedforward(parts.feedforward), norms.PreNorm(norm)
-        )
-        layers: list[LayerConfig] = []
-        for kind in _kinds(config_json):
-            attention = AttentionConfig(
-                position=_rotary(config_json, kind),
-                mask=masks.Full() if kind == FULL else masks.Window(side, side),
-                **parts.attention,
-            )
+    def read_layers(self, parts: Parts) -> Iterator[LayerConfig]:
+        for index, layer in enumerate(super().read_layers(parts)):
+            assert layer.attention is not None
             # The embedding is already normalized, so the first attention has no norm.
-            before = norms.PreNorm(norm if layers else norms.NoNorm())
-            branch = Branch(attention, before, attention.dropout)
-            layers.append(LayerConfig(attention=branch, feedforward=feedforward))
-        return stack.StackConfig(width=parts.width, layers=tuple(layers), final_norm=norm)
+            plain = replace(layer.attention, norm=norms.PreNorm(norms.NoNorm()))
+            yield layer if index else replace(layer, attention=plain)
 
-    def transforms(
-        self,
-        parts: config_keys.Parts,  # noqa: ARG002
-        norm: norms.LayerNorm,
-        config_json: Mapping[str, Any],
-    ) -> Mapping[type[Readout], ReadoutTransform]:
-        name = config_json.get("classifier_activation", "gelu")
-        transform = ReadoutTransform(
+    def read_inner(self, parts: Parts, index: int) -> AttentionConfig:
+        kind, local = _kinds(parts.json)[index], parts.json.get("local_attention", LOCAL)
+        # The two keys mean the same; `transformers` follows this one.
+        side = parts.json.get("sliding_window", local // 2)
+        return AttentionConfig(
+            position=_rotary(parts.json, kind),
+            mask=masks.Full() if kind == FULL else masks.Window(side, side),
+            **parts.attention,
+        )
+
+    def transforms(self, parts: Parts) -> Transforms:
+        name = parts.json.get("classifier_activation", "gelu")
+        transform = readout.ReadoutTransform(
             activation=ACTIVATION.read("classifier_activation", name),
-            norm=norm,
-            bias=bool(config_json.get("classifier_bias", False)),
+            norm=parts.norm,
+            bias=bool(parts.json.get("classifier_bias", False)),
         )
         return dict.fromkeys(self.heads, transform)
 
-    def read_readout(
-        self, parts: config_keys.Parts, norm: norms.LayerNorm, config_json: Mapping[str, Any]
-    ) -> Readout:
-        head = super().read_readout(parts, norm, config_json)
-        if isinstance(head, LanguageHead):
-            return replace(head, bias=bool(config_json.get("decoder_bias", True)))
-        if isinstance(head, ClassHead):
-            pool = config_json.get("classifier_pooling", "cls")
+    def read_readout(self, parts: Parts) -> readout.Readout:
+        head = super().read_readout(parts)
+        if isinstance(head, readout.LanguageHead):
+            return replace(head, bias=bool(parts.json.get("decoder_bias", True)))
+        if isinstance(head, readout.ClassHead):
+            pool = parts.json.get("classifier_pooling", "cls")
             if pool not in POOLS:
                 raise ConfigError(
                     f"classifier_pooling={pool!r} is not supported", "use cls or mean"
@@ -144,7 +118,7 @@ class ModernBertFamily(family.EncoderFamily):
             return replace(head, pool=POOLS[pool])
         return head
 
-    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:
         layers, head = _describe_layers(config), _describe_head(config.readout)
         if layers is None or head is None:
             return None
@@ -156,7 +130,7 @@ class ModernBertFamily(family.EncoderFamily):
 MODERNBERT = ModernBertFamily()
 
 
-def _kinds(config_json: Mapping[str, Any]) -> list[str]:
+def _kinds(config_json: ConfigJson) -> list[str]:
     count = config_json["num_hidden_layers"]
     kinds = config_json.get("layer_types")
     if kinds is None:
@@ -176,8 +150,8 @@ def _kinds(config_json: Mapping[str, Any]) -> list[str]:
     return list(kinds)
 
 
-def _rotary(config_json: Mapping[str, Any], kind: str) -> Rotary:
-    rope = (config_json.get("rope_parameters") or {}).get(kind) or {}
+def _rotary(config_json: ConfigJson, kind: str) -> Rotary:
+    rope: ConfigJson = (config_json.get("rope_parameters") or {}).get(kind) or {}
     rope = {**rope, **(config_json.get("rope_scaling") or {})}
     scaling = rope.get("rope_type", rope.get("type", "default"))
     # A partial_rotary_factor has no effect in this family.
@@ -185,22 +159,10 @@ def _rotary(config_json: Mapping[str, Any], kind: str) -> Rotary:
         raise ConfigError(
             f"rope_type={scaling!r:.200} of {kind} is not supported", "use rope_type='default'"
         )
-    full = config_json.get("global_rope_theta", THETAS[FULL])
+    full: Any = config_json.get("global_rope_theta", THETAS[FULL])
     old = full if kind == FULL else config_json.get("local_rope_theta", THETAS[SLIDING])
     # In the first release a local theta of null means the global one.
     return Rotary(theta=float(rope.get("rope_theta", full if old is None else old)))
-
-
-def _feedforward(arguments: Mapping[str, Any]) -> GeGLU | SwiGLU:
-    activation = arguments["activation"]
-    if activation in ("gelu", "gelu_tanh"):
-        return GeGLU(**arguments)
-    if activation != "silu":
-        raise ConfigError(
-            f"hidden_activation={activation!r} is not supported in a gated layer",
-            "use gelu, gelu_pytorch_tanh or silu",
-        )
-    return SwiGLU(**{name: value for name, value in arguments.items() if name != "activation"})
 
 
 def _describe_layers(config: encoder.EncoderConfig) -> dict[str, Any] | None:
@@ -220,19 +182,19 @@ def _describe_layers(config: encoder.EncoderConfig) -> dict[str, Any] | None:
     return {"layer_types": kinds, "rope_parameters": ropes, "local_attention": local}
 
 
-def _describe_head(readout: Readout) -> dict[str, Any] | None:
-    if isinstance(readout, NoReadout):
+def _describe_head(head: readout.Readout) -> dict[str, Any] | None:
+    if isinstance(head, readout.NoReadout):
         return {}
-    transform = readout.transform
+    transform = head.transform
     if transform is None:
         return None
-    head: dict[str, Any] = {
+    described: dict[str, Any] = {
         "classifier_activation": ACTIVATION.write(transform.activation),
         "classifier_bias": transform.bias,
     }
-    if isinstance(readout, LanguageHead):
-        return head | {"tie_word_embeddings": readout.tied, "decoder_bias": readout.bias}
-    if isinstance(readout, ClassHead):
-        pool = next((name for name in POOLS if POOLS[name] == readout.pool), None)
-        return None if pool is None else head | {"classifier_pooling": pool}
-    return head
+    if isinstance(head, readout.LanguageHead):
+        return described | {"tie_word_embeddings": head.tied, "decoder_bias": head.bias}
+    if isinstance(head, readout.ClassHead):
+        pool = next((name for name in POOLS if POOLS[name] == head.pool), None)
+        return None if pool is None else described | {"classifier_pooling": pool}
+    return described

@@ -1,26 +1,19 @@
 """NomicBERT: a rotary encoder with gated feed-forwards and norms after each sublayer."""
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families import config_keys, family
+from manyheads.checkpoints.families.config_keys import ConfigJson, Parts
 from manyheads.checkpoints.families.encoders import bert
-from manyheads.checkpoints.tensor_map import Either, Entry
+from manyheads.checkpoints.tensor_map import Either, Entry, MapEntry
 from manyheads.errors import ConfigError
 from manyheads.models import readout
 from manyheads.models.layer import LayerConfig
-from manyheads.parts.feedforward import Activation, GeGLU, SwiGLU
-from manyheads.parts.norms import LayerNorm, PostNorm
 from manyheads.parts.positions import Rotary
 
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-}
 THETA = 1000.0
+WORDS = "cls.predictions.transform"
 # The keys of the model's own code, whose files have no others, and ours. Defaults are its own.
 OLDER_KEYS = {
     "n_embd": "hidden_size",
@@ -54,30 +47,28 @@ class NomicBertFamily(family.EncoderFamily):
     """NomicBERT."""
 
     name = "nomic_bert"
-    classes: Mapping[str, str] = {"nomic_bert": "NomicBert"}
-    class_ends: Mapping[type[readout.Readout], str] = {
+    classes = {"nomic_bert": "NomicBert"}
+    class_ends = {
         kind: family.MASKED_HEADS[kind]
         for kind in (readout.NoReadout, readout.LanguageHead, readout.ClassHead, readout.TokenHead)
     }
-    keys: Mapping[str, config_keys.Key] = {
+    keys = {
         **{name: key for name, key in bert.KEYS.items() if name != "max_position_embeddings"},
         "head_dim": config_keys.HEAD_SIZE,
-        "hidden_act": config_keys.Key(
-            "feedforward.activation", "silu", config_keys.one_of(ACTIVATIONS)
-        ),
-        "hidden_dropout_prob": config_keys.Key("embedding.dropout", 0.0, config_keys.FLOAT),
-        "attention_probs_dropout_prob": config_keys.Key(
-            "attention.dropout", 0.0, config_keys.FLOAT
-        ),
+        "hidden_act": config_keys.activation("silu", config_keys.GATED_ACTIVATIONS),
+        "hidden_dropout_prob": config_keys.dropout("embedding"),
+        "attention_probs_dropout_prob": config_keys.dropout("attention"),
         "initializer_range": config_keys.STD,
     }
+
+    feedforward = family.gated_feedforward
 
     prefix = "nomic_bert."
     # That of the model's own code.
     other_prefixes = ("bert.",)
-    embedding: Mapping[str, family.Sources] = {**bert.EMBEDDING, "embedding.norm": "emb_ln"}
+    embedding = {**bert.EMBEDDING, "embedding.norm": "emb_ln"}
     layers = "encoder.layers"
-    layer: Mapping[str, family.Sources] = {
+    layer = {
         "attention.project": "attn.Wqkv",
         "attention.output": "attn.out_proj",
         "attention_residual.norm": "norm1",
@@ -86,20 +77,17 @@ class NomicBertFamily(family.EncoderFamily):
         "feedforward.contract": "mlp.fc2",
         "feedforward_residual.norm": "norm2",
     }
-    heads: Mapping[type[readout.Readout], Mapping[str, family.Sources]] = {
+    heads = {
         **bert.masked_heads("nomic_bert.", "pooler.dense"),
-        readout.LanguageHead: {
-            "readout.transform.dense": "cls.predictions.transform.dense",
-            "readout.transform.norm": "cls.predictions.transform.layer_norm",
-        },
+        readout.LanguageHead: bert.transform(f"{WORDS}.dense", f"{WORDS}.layer_norm"),
     }
     words = bert.BERT.words
     tied_copies = bert.BERT.tied_copies
     unused = bert.POOLED
     buffers = ("inv_freq", "position_ids", "token_type_ids")
-    older: Mapping[str, str] = {"embeddings.LayerNorm.": "emb_ln."}
+    older = {"embeddings.LayerNorm.": "emb_ln."}
     module_layers = "layers"
-    modules: Mapping[str, str] = {
+    modules = {
         "self_attn.o_proj": "attn.out_proj",
         "self_attn.q_proj": "attn.q_proj",
         "self_attn.k_proj": "attn.k_proj",
@@ -111,34 +99,23 @@ class NomicBertFamily(family.EncoderFamily):
         "post_mlp_layernorm": "norm2",
     }
 
-    def complete(self, config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    def complete(self, config_json: ConfigJson) -> ConfigJson:
         config_json = _newer(config_json)
         width, heads = config_json["hidden_size"], config_json["num_attention_heads"]
         size = config_json.get("head_dim")
         even = size is None or size * heads == width
         return {**config_json, "head_dim": "even" if even else size}
 
-    def read_layers(
-        self, parts: config_keys.Parts, norm: LayerNorm, config_json: Mapping[str, Any]
-    ) -> Iterable[LayerConfig]:
-        attention = AttentionConfig(position=_rotary(config_json), **parts.attention)
-        arguments = dict(parts.feedforward)
-        silu = arguments["activation"] == "silu"
-        if silu:
-            del arguments["activation"]
-        feedforward = SwiGLU(**arguments) if silu else GeGLU(**arguments)
-        layer = family.layer_of(attention, feedforward, PostNorm(norm), parts.embedding["dropout"])
-        return (layer,) * parts.depth
+    def read_inner(self, parts: Parts, index: int) -> AttentionConfig:  # noqa: ARG002
+        return AttentionConfig(position=_rotary(parts.json), **parts.attention)
 
-    def describe(self, config: Any, parts: config_keys.Parts) -> dict[str, Any] | None:  # noqa: ARG002
+    def describe(self, config: Any, parts: Parts) -> dict[str, Any] | None:  # noqa: ARG002
         if not isinstance(getattr(parts.attention, "position", None), Rotary):
             return None
         rope = {"rope_type": "default", "rope_theta": parts.attention.position.theta}
         return {"rope_parameters": rope}
 
-    def entry(
-        self, name: str, sources: tuple[str, ...], layer: LayerConfig | None
-    ) -> Entry | Either:
+    def entry(self, name: str, sources: tuple[str, ...], layer: LayerConfig | None) -> MapEntry:
         """Files have queries, keys and values in one tensor, modules of `transformers` apart."""
         if ".attention.project." not in name:
             return super().entry(name, sources, layer)
@@ -151,7 +128,7 @@ class NomicBertFamily(family.EncoderFamily):
 NOMIC_BERT = NomicBertFamily()
 
 
-def _newer(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+def _newer(config_json: ConfigJson) -> ConfigJson:
     """The config with the keys of `transformers`, if it is one of the model's own code."""
     if "n_embd" not in config_json:
         return config_json
@@ -170,8 +147,8 @@ def _newer(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config_json, **renamed, "rope_parameters": {"rope_theta": theta}}
 
 
-def _rotary(config_json: Mapping[str, Any]) -> Rotary:
-    rope = config_json.get("rope_parameters") or {}
+def _rotary(config_json: ConfigJson) -> Rotary:
+    rope: ConfigJson = config_json.get("rope_parameters") or {}
     kind = rope.get("rope_type", "default")
     if kind != "default":
         raise ConfigError(f"rope_type={kind!r:.200} is not supported", "use rope_type='default'")

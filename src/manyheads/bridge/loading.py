@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,53 +59,50 @@ def load_wrapped(
 ) -> WrappedModel:
     """The model of a folder, run by `transformers` and wrapped."""
     check_safe(description, folder)
-    family = description.get("model_type")
-    try:
-        import transformers
-    except ImportError:
-        raise MissingPackageError(f"a model of type {family!r:.100}", "transformers") from None
+    transformers = _transformers(f"a model of type {description.get('model_type')!r:.100}")
     options = {"trust_remote_code": False, "local_files_only": True}
-    try:
+    remedy = "use a folder of a family that manyheads or this transformers knows"
+    with _in_one_line(f"transformers cannot open {folder}", remedy):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        model_class = _model_class(transformers, description)
-        model = model_class.from_pretrained(
+        model = _model_class(transformers, description).from_pretrained(
             folder, config=config, use_safetensors=True, dtype=dtype or "auto", **options
         )
-    except (ValueError, OSError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"transformers cannot open {folder}: {reason:.300}",
-            "use a folder of a family that manyheads or this transformers knows",
-        ) from error
-    wrapped: WrappedModel = wrap(model.to(device).eval())
-    return wrapped
+    return wrap(model.to(device).eval())
 
 
 def load_wrapped_gguf(file: Path, dtype: torch.dtype | None, device: torch.device) -> WrappedModel:
     """The language model of a GGUF file, read and run by `transformers` and wrapped."""
+    model_class = _transformers(str(file)).AutoModelForCausalLM
+    options = {"trust_remote_code": False, "local_files_only": True, "gguf_file": file.name}
+    remedy = "use a GGUF of another architecture, such as llama, qwen2 or qwen3"
+    try:
+        with _in_one_line(f"neither manyheads nor transformers can read {file}", remedy):
+            model = model_class.from_pretrained(
+                file.parent, dtype=dtype or torch.float32, **options
+            )
+    except ImportError:
+        raise MissingPackageError(str(file), "gguf") from None
+    return wrap(model.to(device).eval())
+
+
+def _transformers(user: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise MissingPackageError(str(file), "transformers") from None
+        raise MissingPackageError(user, "transformers") from None
+    return transformers
+
+
+@contextmanager
+def _in_one_line(problem: str, remedy: str) -> Iterator[None]:
+    """Errors of `transformers`, which raises whatever an unknown file runs into, as ours."""
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=dtype or torch.float32,
-            trust_remote_code=False,
-            local_files_only=True,
-        )
+        yield
     except ImportError:
-        raise MissingPackageError(str(file), "gguf") from None
+        raise
     except Exception as error:
-        # It raises whatever a file of an unknown kind runs into.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"neither manyheads nor transformers can read {file}: {reason:.300}",
-            "use a GGUF of another architecture, such as llama, qwen2 or qwen3",
-        ) from error
-    wrapped: WrappedModel = wrap(model.to(device).eval())
-    return wrapped
+        raise InputError(f"{problem}: {reason:.300}", remedy) from error
 
 
 def _model_class(transformers: Any, description: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -97,10 +98,7 @@ def _joined(
     present = [rule for rule in rules if rule is not None]
     if not present or len(present) < len(rules):
         return None
-    joined = present[0]
-    for rule in present[1:]:
-        joined = _simplified(join(joined, rule))
-    return joined
+    return reduce(lambda joined, rule: _simplified(join(joined, rule)), present)
 
 
 def _simplified(mask: masks.Mask) -> masks.Mask:

@@ -108,12 +108,7 @@ class PaddedCall:
 
     @classmethod
     def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        options: dict[str, Any],
+        cls, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> "PaddedCall":
         if options.get("block_indices") is not None:
             raise InputError("attention over chosen blocks of keys is not read here")

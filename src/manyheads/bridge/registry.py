@@ -68,12 +68,7 @@ def lazy_mask(**arguments: Any) -> LazyMask:
 
 
 def attend_plainly(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Tensor:
     """Attention when nobody listens: the same numbers as "sdpa" and "eager" of `transformers`."""
     call = PaddedCall.of(query, key, value, mask, kwargs)

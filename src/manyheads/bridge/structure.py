@@ -123,8 +123,9 @@ class _AttentionCall:
     module: nn.Module
     call: padded_call.PaddedCall
     output: Tensor
-    layer: tuple[_LayerCall, ...]
+    around: tuple[_LayerCall, ...]
     memory: bool
+    layer: _LayerCall | None = None
     projection: nn.Module | None = None
     direct: bool = False
     projected: Tensor | None = None
@@ -132,16 +133,33 @@ class _AttentionCall:
 
 @dataclass(slots=True, eq=False)
 class _Probe:
-    """Records the calls of one forward; it listens to every attention."""
+    """Records the calls of one forward; it listens to every attention.
 
-    own_linears: dict[int, set[int]]
-    near_linears: dict[int, set[int]]
+    `own_linears` are the linear layers below each module, `near_linears` those below its parent.
+    """
+
+    modules: dict[str, nn.Module]
     residual_factor: float
+    names: dict[int, str] = field(init=False)
+    own_linears: dict[int, set[int]] = field(init=False)
+    near_linears: dict[int, set[int]] = field(init=False)
     attentions: list[_AttentionCall] = field(default_factory=list)
     layers: list[_LayerCall] = field(default_factory=list)
     leaves: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     open_layers: list[_LayerCall] = field(default_factory=list)
     memories: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        items = self.modules.items()
+        self.names = {id(module): name for name, module in items}
+        self.own_linears = {
+            id(module): {id(part) for part in module.modules() if is_linear(part)}
+            for _, module in items
+        }
+        self.near_linears = {
+            id(module): self.own_linears[id(self.modules.get(name.rpartition(".")[0], module))]
+            for name, module in items
+        }
 
     def owns(self, module: nn.Module) -> bool:  # noqa: ARG002, it listens to all
         return True
@@ -246,7 +264,6 @@ def hooked(*register: Callable[[], Any]) -> Iterator[None]:
 
 def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
     """Run a model once and see which attentions call us, in which layers, and what they feed."""
-    names = {id(module): name for name, module in model.named_modules()}
     modules = dict(model.named_modules())
     elements = {
         id(element): element
@@ -255,7 +272,7 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
         for element in module
     }
     factor = getattr(getattr(model.config, "text_config", model.config), "residual_multiplier", 1.0)
-    probe = _Probe(*_linears(modules), float(factor))
+    probe = _Probe(modules, float(factor))
     hooks: list[Callable[[], Any]] = []
     for module in modules.values():
         if not list(module.children()):
@@ -267,7 +284,6 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
         hooks.append(partial(before, probe.before_any))
     with registry.our_attention(model), registry.listening(probe), torch.no_grad(), hooked(*hooks):
         output = model(**inputs)
-    silent = _silent(modules, {id(call.module) for call in probe.attentions})
     if not probe.attentions:
         raise InputError(
             f"{type(model).__name__} does not compute its attention through the attention "
@@ -278,99 +294,59 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
     read = None
     if readout is not None:
         read = next(x for module, x, _ in reversed(probe.leaves) if module is readout.linear)
-    pairs = model.config.is_encoder_decoder
-    stacks = _stacks(probe, names, modules, read, pairs=pairs)
-    return Structure(stacks=stacks, readout=readout, silent=silent)
-
-
-def _linears(
-    modules: Mapping[str, nn.Module],
-) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-    """For each module the linear layers below it, and those below its parent."""
-    own = {
-        id(module): {id(part) for part in module.modules() if is_linear(part)}
-        for module in modules.values()
-    }
-    near = {
-        id(module): own[id(modules.get(name.rpartition(".")[0], module))]
-        for name, module in modules.items()
-    }
-    return own, near
-
-
-def _silent(modules: Mapping[str, nn.Module], called: set[int]) -> tuple[str, ...]:
-    """Modules named as attentions that never called us and contain none that did."""
-    return tuple(
+    stacks = _stacks(probe, read, pairs=model.config.is_encoder_decoder)
+    called = {id(call.module) for call in probe.attentions}
+    # Modules named as attentions that never called us and contain none that did.
+    silent = tuple(
         name
         for name, module in modules.items()
         if "Attention" in type(module).__name__
         and not any(id(part) in called for part in module.modules())
         and not any("Attention" in type(part).__name__ for part in list(module.modules())[1:])
     )
+    return Structure(stacks=stacks, readout=readout, silent=silent)
 
 
-def _stacks(
-    probe: _Probe,
-    names: Mapping[int, str],
-    modules: Mapping[str, nn.Module],
-    read: Tensor | None,
-    *,
-    pairs: bool,
-) -> dict[str, StackFacts]:
+def _stacks(probe: _Probe, read: Tensor | None, *, pairs: bool) -> dict[str, StackFacts]:
     by_path: dict[str, list[_AttentionCall]] = {}
-    layer_of: dict[int, _LayerCall | None] = {}
     for call in probe.attentions:
-        layer = _layer_of(call, names, modules)
-        layer_of[id(call)] = layer
+        call.layer = _layer_of(call, probe)
         # A module that several layers share has one name, but is called in each of them.
-        inside = names[id(call.module)] if layer is None else names[id(layer.module)]
+        inside = probe.names[id((call.layer or call).module)]
         by_path.setdefault(inside.rpartition(".")[0], []).append(call)
     stack_names = _name_stacks(list(by_path), pairs=pairs)
     stacks = {}
     for path, calls in by_path.items():
         name = stack_names[path]
-        stack = _stack(name, path, calls, layer_of, probe, names, modules)
+        stack = _stack(name, path, calls, probe)
         layers = {id(layer) for layer in stack.layers}
-        last = [
-            layer_call.output for layer_call in probe.layers if id(layer_call.module) in layers
-        ][-1:]
-        norm = residual_writes.find_final_norm(last[0] if last else None, read, probe.leaves)
+        outputs = [layer.output for layer in probe.layers if id(layer.module) in layers]
+        last = outputs[-1] if outputs else None
+        norm = residual_writes.find_final_norm(last, read, probe.leaves)
         stacks[name] = replace(stack, final_norm=norm)
     return stacks
 
 
-def _layer_of(
-    call: _AttentionCall, names: Mapping[int, str], modules: Mapping[str, nn.Module]
-) -> _LayerCall | None:
+def _layer_of(call: _AttentionCall, probe: _Probe) -> _LayerCall | None:
     """The layer that an attention was called in: the outermost element of a list of layers.
 
     An element that holds a list of equal blocks is a stage, as in Swin: its blocks are the layers.
     """
     chosen = None
-    for layer in call.layer:
+    for layer in call.around:
         if layer.module is call.module:
             break
-        path = names[id(layer.module)].rpartition(".")[0]
-        kinds = {type(child) for child in modules[path].children()}
+        path = probe.names[id(layer.module)].rpartition(".")[0]
+        kinds = {type(child) for child in probe.modules[path].children()}
         if chosen is not None and len(kinds) > 1:
             break
         chosen = layer
     return chosen
 
 
-def _stack(
-    name: str,
-    path: str,
-    calls: list[_AttentionCall],
-    layer_of: Mapping[int, _LayerCall | None],
-    probe: _Probe,
-    names: Mapping[int, str],
-    modules: Mapping[str, nn.Module],
-) -> StackFacts:
-    container = modules[path]
-    layers: tuple[nn.Module, ...] = ()
-    if isinstance(container, nn.ModuleList):
-        layers = tuple(container)
+def _stack(name: str, path: str, calls: list[_AttentionCall], probe: _Probe) -> StackFacts:
+    container = probe.modules[path]
+    layers = tuple(container) if isinstance(container, nn.ModuleList) else ()
     positions = {id(layer): index for index, layer in enumerate(layers)}
     mine = [layer_call for layer_call in probe.layers if id(layer_call.module) in positions]
     order = [positions[id(layer_call.module)] for layer_call in mine]
@@ -380,16 +356,15 @@ def _stack(
     index_of = {id(layer_call): index for layer_call, index in zip(mine, order, strict=True)}
     attentions: list[tuple[ProbedAttention, int]] = []
     seen: dict[tuple[int, bool], list[int]] = {}
-    writes = _writes(calls, layer_of, probe)
+    writes = _writes(calls, probe)
     for number, call in enumerate(calls):
-        layer = layer_of[id(call)]
-        index = number if layer is None else index_of[id(layer)]
+        index = number if call.layer is None else index_of[id(call.layer)]
         cross = call.memory or call.call.query.shape[2] != call.call.key.shape[2]
         modules_in_layer = seen.setdefault((index, cross), [])
         if id(call.module) in modules_in_layer:
             continue
         modules_in_layer.append(id(call.module))
-        facts = replace(_facts(call, names, cross), write=writes.get(id(call)))
+        facts = replace(_facts(call, probe.names, cross), write=writes.get(id(call)))
         attentions.append((facts, index))
     slots = max(len(called) for called in seen.values())
     if slots > 1:
@@ -404,7 +379,7 @@ def _stack(
     return StackFacts(
         name=name,
         path=path,
-        owner=modules[path.rpartition(".")[0]] if layers else container,
+        owner=probe.modules[path.rpartition(".")[0]] if layers else container,
         layers=layers,
         order=tuple(order),
         attentions=tuple(attentions),
@@ -418,15 +393,12 @@ def _stack(
     )
 
 
-def _writes(
-    calls: list[_AttentionCall], layer_of: Mapping[int, _LayerCall | None], probe: _Probe
-) -> dict[int, residual_writes.ResidualWrite]:
+def _writes(calls: list[_AttentionCall], probe: _Probe) -> dict[int, residual_writes.ResidualWrite]:
     """How the calls write to the residual stream, by call; only where that was found."""
     by_layer: dict[int, tuple[_LayerCall, list[_AttentionCall]]] = {}
     for call in calls:
-        layer = layer_of[id(call)]
-        if layer is not None:
-            by_layer.setdefault(id(layer), (layer, []))[1].append(call)
+        if call.layer is not None:
+            by_layer.setdefault(id(call.layer), (call.layer, []))[1].append(call)
     writes_by_call: dict[int, residual_writes.ResidualWrite] = {}
     for layer, inside in by_layer.values():
         projected = [attention.projected for attention in inside if attention.projected is not None]

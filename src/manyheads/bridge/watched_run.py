@@ -99,9 +99,8 @@ class WatchedRun:
         layer = stream.layer * stack.slots + slot
         sublayer = Sublayer.CROSS if facts.cross else Sublayer.ATTENTION
         shape = call.query.shape[0], call.query.shape[2]
-        packed = PackedCall.of(
-            call, cross=facts.cross, true_lengths=self._true_lengths(stack.name, shape)
-        )
+        lengths = self._true_lengths(stack.name, shape)
+        packed = PackedCall.of(call, cross=facts.cross, true_lengths=lengths)
         self.requests[stack.name, layer, sublayer] = packed.request
         context = WatchContext(self.watcher, stack.name, layer, sublayer)
         query = observe(context, Tap.QUERY, packed.query.values, packed.query)
@@ -137,9 +136,8 @@ class WatchedRun:
                     yield partial(layer.register_forward_hook, mine(self._after_layer(stack)))
             if stack.name != self.readout_stack or self.structure.readout is None:
                 yield partial(stack.owner.register_forward_hook, mine(self._after_stack(stack)))
-            for facts in {
-                id(attention.projection): attention for attention, _ in stack.attentions
-            }.values():
+            attentions = {id(facts.projection): facts for facts, _ in stack.attentions}
+            for facts in attentions.values():
                 if facts.projection is None:
                     continue
                 if not facts.direct:
@@ -175,9 +173,8 @@ class WatchedRun:
             elif entry is not None and entry.stack == stack.name and first < entry.layer:
                 return None
             if stream.layer == stack.order[0]:
-                changed = self._show(
-                    WatchContext(self.watcher, stack.name), Tap.EMBEDDINGS, changed
-                )
+                whole = WatchContext(self.watcher, stack.name)
+                changed = self._show(whole, Tap.EMBEDDINGS, changed)
             context = WatchContext(self.watcher, stack.name, first, Sublayer.ATTENTION)
             changed = self._show(context, Tap.BEFORE, changed)
             return None if changed is hidden else _replaced(args, kwargs, hidden, changed)
@@ -197,9 +194,8 @@ class WatchedRun:
             hidden = hidden_of_output(output)
             if hidden is None:
                 return None
-            changed = self._show(
-                WatchContext(self.watcher, stack.name, layer, sublayer), Tap.AFTER, hidden
-            )
+            context = WatchContext(self.watcher, stack.name, layer, sublayer)
+            changed = self._show(context, Tap.AFTER, hidden)
             return None if changed is hidden else _with_hidden(output, changed)
 
         return after
@@ -281,9 +277,14 @@ class WatchedRun:
             if stack.skippable and stack.seen_layers:
                 patched = list(stack.layers[: self.entry.layer // stack.slots])
         before = [module.__dict__.get("forward") for module in patched]
+
+        def pass_on(*args: Any, **kwargs: Any) -> Any:
+            hidden = hidden_of_arguments(args, kwargs)
+            return (hidden,) if stack.returns_tuple else hidden
+
         try:
             for module in patched:
-                module.forward = _pass_on_tuple if stack.returns_tuple else _pass_on
+                module.forward = pass_on
             yield
         finally:
             for module, own in zip(patched, before, strict=True):
@@ -291,14 +292,6 @@ class WatchedRun:
                     module.__dict__.pop("forward", None)
                 else:
                     module.forward = own
-
-
-def _pass_on(*args: Any, **kwargs: Any) -> Tensor | None:
-    return hidden_of_arguments(args, kwargs)
-
-
-def _pass_on_tuple(*args: Any, **kwargs: Any) -> tuple[Tensor | None]:
-    return (hidden_of_arguments(args, kwargs),)
 
 
 def _replaced(args: Any, kwargs: dict[str, Any], old: Tensor, new: Tensor) -> tuple[Any, Any]:

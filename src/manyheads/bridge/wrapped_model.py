@@ -21,7 +21,7 @@ from manyheads.bridge.watched_run import ResidualEntry, WatchedRun
 from manyheads.bridge.wrapped_parts import Outside, WrappedReadout, WrappedStack
 from manyheads.errors import InputError, MissingPackageError, NativeModelError
 from manyheads.models import decoder, embedding, seq2seq, vision
-from manyheads.models.encoder import Encoder, EncoderConfig
+from manyheads.models.encoder import Encoder, EncoderConfig, TextConfig
 from manyheads.models.model_interface import ModelInputs, ModelInterface
 from manyheads.models.padding import BatchLayout, Output, to_ragged
 from manyheads.models.readout import (
@@ -60,7 +60,8 @@ class WrappedModel(Outside, ModelInterface):
         self.wrapped_stacks = nn.ModuleDict(
             {name: WrappedStack(facts) for name, facts in structure.stacks.items()}
         )
-        self.readout_stack = _readout_stack(structure)
+        usual = (name for name in ("main", "decoder", "text") if name in structure.stacks)
+        self.readout_stack = next(usual, list(structure.stacks)[-1])
         self.tokenizer = tokenizer
         self.source_config = _source_config(inner)
         generation = getattr(inner, "generation_config", None)
@@ -263,6 +264,15 @@ class WrappedModel(Outside, ModelInterface):
 class WrappedText(WrappedModel):
     """What wrapped encoders and decoders share."""
 
+    config_type: type[TextConfig]
+
+    def _describe(self, readout: Readout) -> TextConfig:
+        return self.config_type(
+            embedding=self._embedding(self.main_stack.config.width),
+            stack=self.main_stack.config,
+            readout=readout,
+        )
+
     def forward(
         self,
         ids: Any,
@@ -287,23 +297,13 @@ class WrappedText(WrappedModel):
 class WrappedEncoder(WrappedText, Encoder):
     """A wrapped model whose tokens see each other, or one that reads something else than text."""
 
-    def _describe(self, readout: Readout) -> EncoderConfig:
-        return EncoderConfig(
-            embedding=self._embedding(self.main_stack.config.width),
-            stack=self.main_stack.config,
-            readout=readout,
-        )
+    config_type = EncoderConfig
 
 
 class WrappedDecoder(WrappedText, decoder.Decoder):
     """A wrapped model that predicts the next token."""
 
-    def _describe(self, readout: Readout) -> decoder.DecoderConfig:
-        return decoder.DecoderConfig(
-            embedding=self._embedding(self.main_stack.config.width),
-            stack=self.main_stack.config,
-            readout=readout,
-        )
+    config_type = decoder.DecoderConfig
 
 
 class WrappedSeq2Seq(WrappedModel, seq2seq.Seq2Seq):
@@ -426,14 +426,6 @@ def _kind(model: Any, structure: Structure) -> type[WrappedModel]:
         if all(isinstance(size, int) for size in sizes) and sizes[0] % sizes[1] == 0:  # type: ignore[operator]
             return WrappedVision
     return WrappedDecoder if structure.causal else WrappedEncoder
-
-
-def _readout_stack(structure: Structure) -> str:
-    names = list(structure.stacks)
-    for name in ("main", "decoder", "text"):
-        if name in names:
-            return name
-    return names[-1]
 
 
 def _readout_config(readout: ReadoutFacts | None, model: Any, vocabulary: int) -> Readout:

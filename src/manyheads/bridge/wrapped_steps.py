@@ -46,28 +46,23 @@ class WrappedSteps:
     @torch.inference_mode()
     def next(self, ids: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
         pairs = zip(self._caches, ids, strict=True)
-        return torch.cat([self._step(cache, token[None], None) for cache, token in pairs])
+        steps = [step(self.model, cache, token[None], watch=self.watch) for cache, token in pairs]
+        return torch.cat(steps)
 
     def select(self, sequences: list[int]) -> None:
         chosen: list[WrappedCache] = []
         for index in sequences:
             cache = self._caches[index]
             # A beam that goes on twice needs a cache for each.
-            chosen.append(
-                deepcopy(cache) if any(cache is other_cache for other_cache in chosen) else cache
-            )
+            again = any(cache is before for before in chosen)
+            chosen.append(deepcopy(cache) if again else cache)
         self._caches = chosen
 
     def _first(self, cache: WrappedCache, prompt: Int[Tensor, " n"]) -> Float[Tensor, "1 v"]:
         if self.start_id is None:
-            return self._step(cache, prompt, None)
+            return step(self.model, cache, prompt, watch=self.watch)
         start = torch.full((1,), self.start_id, device=prompt.device)
-        return self._step(cache, start, prompt)
-
-    def _step(
-        self, cache: WrappedCache, ids: Int[Tensor, " n"], source: Int[Tensor, " m"] | None
-    ) -> Float[Tensor, "1 v"]:
-        return step(self.model, cache, ids, source, self.watch)
+        return step(self.model, cache, start, prompt, self.watch)
 
 
 def step(

@@ -18,14 +18,7 @@ from manyheads.models.recipes import ModelConfig
 CONFIG = "config.json"
 # What a config.json says that is not part of our config: the names of classes, how their logits
 # become labels and, besides the ids of special tokens, the length of the texts in training.
-FACTS = (
-    "id2label",
-    "label2id",
-    "max_position_embeddings",
-    PROBLEM_TYPE,
-    TEMPERATURE,
-    THRESHOLDS,
-)
+FACTS = ("id2label", "label2id", "max_position_embeddings", PROBLEM_TYPE, TEMPERATURE, THRESHOLDS)
 
 
 # The sizes in a config.json of any family, ours included, which its weights bound.

@@ -151,26 +151,15 @@ def file_in(folder: Path, name: str) -> Path | None:
         raise InputError(f"{name[:200]!r} is not the name of a file") from None
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file that must exist."""
-    content = _parsed(file)
-    if not isinstance(content, dict):
-        raise InputError(f"{file} must hold an object {{...}}, got a {type(content).__name__}")
-    return content
-
-
-def read_list(file: Path) -> list[Any]:
-    """A JSON list from a file that must exist."""
-    content = _parsed(file)
-    if not isinstance(content, list):
-        raise InputError(f"{file} must hold a list [...], got a {type(content).__name__}")
-    return content
-
-
-def _parsed(file: Path) -> Any:
+def read_json(file: Path, kind: type = dict) -> Any:
+    """A JSON object, or a list, from a file that must exist."""
     if file_in(file.parent, file.name) is None:
         raise InputError(f"there is no {file}", "give the folder of a model")
-    return parse_json(file.read_bytes(), str(file))
+    content = parse_json(file.read_bytes(), str(file))
+    if not isinstance(content, kind):
+        expected = "an object {...}" if kind is dict else "a list [...]"
+        raise InputError(f"{file} must hold {expected}, got a {type(content).__name__}")
+    return content
 
 
 def parse_json(data: bytes, where: str) -> Any:
@@ -216,7 +205,8 @@ def write_folder(
                 write(fresh / name)
                 # Some writers make it readable by its owner only, and models are shared.
                 (fresh / name).chmod(0o644)
-                _flush(fresh / name)
+                with (fresh / name).open("rb") as opened:
+                    os.fsync(opened.fileno())
             if WEIGHTS in files:
                 _drop_shards(fresh)
     except OSError as error:
@@ -243,8 +233,3 @@ def _drop_shards(folder: Path) -> None:
         older = []
     for name in [*(file for file in older if Path(file).name == file and file != WEIGHTS), INDEX]:
         (folder / name).unlink(missing_ok=True)
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manyheads.atomic_write import recover_folder, write_tensors
+from manyheads.bridge import loading
 from manyheads.bridge.automatic import native_model_error
 from manyheads.checkpoints import config_json, late_interaction, sentence_transformers, tensor_map
 from manyheads.checkpoints.families import FAMILIES
@@ -35,18 +37,12 @@ from manyheads.checkpoints.side_files import (
     side_files_of,
 )
 from manyheads.devices import resolve_device
-from manyheads.errors import (
-    ConfigError,
-    InputError,
-    MixedDtypeWarning,
-    WrappedModelWarning,
-)
+from manyheads.errors import ConfigError, InputError, MixedDtypeWarning, WrappedModelWarning
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.non_finite_weights import is_finite, warn_not_finite
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.recipes import ModelConfig
-from manyheads.models.seq2seq import Seq2SeqConfig
 from manyheads.progress import Progress
 
 TOKEN_TABLE = "embedding.tokens.weight"
@@ -137,15 +133,17 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
     folder = modules.transformer
     _check_holds_model(folder)
     description = read_json(folder / config_json.CONFIG)
-    stanford = late_interaction.is_stanford(description)
-    if _only_in_transformers(description):
+    stanford, name = late_interaction.is_stanford(description), description.get("model_type")
+    # The bridge opens a family that is not ours, or says why it cannot.
+    if isinstance(name, str) and name not in FAMILIES and find_spec("transformers") is not None:
         if modules.late or stanford:
             raise InputError(
-                f"{folder} is late interaction on {description['model_type']!r:.100}, which "
-                "manyheads does not open itself",
+                f"{folder} is late interaction on {name!r:.100}, which manyheads does not open "
+                "itself",
                 f"use a model of {', '.join(FAMILIES)}",
             )
-        return _load_wrapped(folder, description, dtype, home)
+        wrapped = loading.load_wrapped(folder, description, dtype, home)
+        return _with_side_files(wrapped, read_side_files(folder), folder, name)
     family = _family(description, folder)
     with WeightFiles(folder) as weights:
         _reading(lambda: config_json.check_sizes(description, weights.shapes()), folder)
@@ -153,9 +151,7 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
         side_files = read_side_files(folder) | modules.files(root)
         if stanford:
             # The class is Stanford's own: the bare model, and a projection beside it.
-            description = {
-                key: value for key, value in description.items() if key != "architectures"
-            }
+            del description["architectures"]
             side_files |= late_interaction.artifact_of(modules)
         return _assemble(modules, side_files, (description, family, weights), home)
 
@@ -164,52 +160,24 @@ def _load_gguf(root: Path, dtype: torch.dtype | None, home: torch.device) -> Mod
     """Open a GGUF file as the folder that its family would have."""
     file = GGUFFile(root)
     try:
-        name = MODEL_TYPES.get(architecture_of(file))
-        if name not in FAMILIES and find_spec("transformers") is not None:
-            return _load_wrapped_gguf(file, dtype, home)
+        name = architecture_of(file)
+        if MODEL_TYPES.get(name) not in FAMILIES and find_spec("transformers") is not None:
+            wrapped = loading.load_wrapped_gguf(root, dtype, home)
+            return _with_side_files(wrapped, side_files_from(file), root, f"GGUF files of {name}")
         content = _reading(lambda: translate(file), root)
         description: dict[str, Any] = content.description
         weights = GGUFWeights(file, content.names, content.change)
         family = _family(description, root)
         _reading(lambda: config_json.check_sizes(description, weights.shapes()), root)
         weights.dtype = dtype or weights.dtypes()[0]
-        side_files = side_files_from(file)
-        return _assemble(
-            sentence_transformers.Modules(root), side_files, (description, family, weights), home
-        )
+        modules = sentence_transformers.Modules(root)
+        return _assemble(modules, side_files_from(file), (description, family, weights), home)
     finally:
         file.close()
 
 
-def _load_wrapped_gguf(file: GGUFFile, dtype: torch.dtype | None, home: torch.device) -> Model:
-    """Open a GGUF file with `transformers`, and say so."""
-    from manyheads.bridge.loading import load_wrapped_gguf
-
-    return _with_side_files(
-        load_wrapped_gguf(file.file, dtype, home),
-        side_files_from(file),
-        file.file,
-        f"GGUF files of {architecture_of(file)}",
-    )
-
-
-def _only_in_transformers(description: Mapping[str, Any]) -> bool:
-    """Whether a family is not ours; the bridge opens it, or says why it cannot."""
-    name = description.get("model_type")
-    return isinstance(name, str) and name not in FAMILIES and find_spec("transformers") is not None
-
-
-def _load_wrapped(
-    folder: Path, description: Mapping[str, Any], dtype: torch.dtype | None, home: torch.device
-) -> Model:
-    """Open a folder with `transformers`, and say so."""
-    from manyheads.bridge.loading import load_wrapped
-
-    model = load_wrapped(folder, description, dtype, home)
-    return _with_side_files(model, read_side_files(folder), folder, description["model_type"])
-
-
 def _with_side_files(model: Any, side_files: dict[str, bytes], where: Path, family: str) -> Model:
+    """A model that `transformers` opened, which the user should know."""
     model.tokenizer = read_tokenizer(side_files, where)
     model.trained_length = read_trained_length(side_files, where)
     model.side_files = side_files
@@ -251,7 +219,7 @@ def _assemble(
     where = str(folder if folder.is_file() else folder / WEIGHTS)
     tensor_map.check_fits(entries, shapes, stored.used(config), where, stored.in_file)
     tensors: dict[str, Tensor] = {}
-    checks: list[tuple[tensor_map.Entry | tensor_map.Packed | tensor_map.Either, Future[bool]]] = []
+    checks: list[tuple[tensor_map.MapEntry, Future[bool]]] = []
     # Beside the reading, which it would slow down by a twelfth.
     bar = Progress("loading", total=len(shapes), unit="tensors", enabled=folder.is_file())
     with ThreadPoolExecutor(max_workers=1) as checker, bar:
@@ -328,12 +296,12 @@ def save(model: Model, folder: str | Path) -> Saved:
     side_files |= {config_json.CONFIG: text.encode(), **artifact}
     if model.late is None:
         side_files |= sentence_transformers.sentence_files(
-            model.sentence, _width(config), model.side_files
+            model.sentence, sentence_transformers.width_of(config), model.side_files
         )
     else:
         side_files |= late_interaction.late_files(model)
     files: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(write_tensors, tensors)}
-    files |= {name: partial(_write, data) for name, data in side_files.items()}
+    files |= {name: methodcaller("write_bytes", data) for name, data in side_files.items()}
     write_folder(Path(folder), files, outdated=lambda before: _outdated(before, files))
     uneven = PER_LAYER in description
     opened_by = "manyheads" if uneven else family.opened_by(description)
@@ -360,9 +328,7 @@ class StoredTensors:
         """The name that the file itself has for a tensor."""
         return self._weights.in_file(self._file_name.get(name, name))
 
-    def not_finite(
-        self, entry: tensor_map.Entry | tensor_map.Packed | tensor_map.Either
-    ) -> list[str]:
+    def not_finite(self, entry: tensor_map.MapEntry) -> list[str]:
         """The tensors of the file with NaN or infinity among those that an entry reads."""
         names: list[str] = []
 
@@ -407,11 +373,7 @@ class StoredTensors:
     def _differs(self, copy: str, config: ModelConfig) -> bool:
         """Whether a supposed copy of the token embedding differs from it."""
         entries = self._family.tensor_map(config, (TOKEN_TABLE,))
-        tables = [
-            entry
-            for entry in entries
-            if isinstance(entry, tensor_map.Entry) and entry.name == TOKEN_TABLE
-        ]
+        tables = [entry for entry in entries if isinstance(entry, tensor_map.Entry)]
         names = [name for table in tables for name in table.sources if name in self._file_name]
         return any(not torch.equal(self[name], self[copy]) for name in names)
 
@@ -462,15 +424,11 @@ def _outdated(folder: Path, files: Mapping[str, Any]) -> list[str]:
 
     In a folder without a model they were put there for the new one.
     """
-    if not any(
-        (folder / name).is_file() for name in (config_json.CONFIG, sentence_transformers.MODULES)
-    ):
+    modules = sentence_transformers.MODULES
+    if not any((folder / name).is_file() for name in (config_json.CONFIG, modules)):
         return []
-    return [
-        name
-        for name in (*SIDE_FILES, sentence_transformers.MODULES, late_interaction.ARTIFACT)
-        if name not in files
-    ]
+    ours = (*SIDE_FILES, modules, late_interaction.ARTIFACT)
+    return [name for name in ours if name not in files]
 
 
 def _check_holds_model(folder: Path) -> None:
@@ -505,29 +463,18 @@ def _config_name(where: Path) -> Path:
 
 def _reading(make: Callable[[], Any], folder: Path) -> Any:
     """Call `make`, and name the config.json in its errors."""
+    where = _config_name(folder)
     try:
         return make()
     except ConfigError as error:
-        raise InputError(
-            f"{_config_name(folder)}: {error.problem[:500]}", error.remedy[:300]
-        ) from None
+        raise InputError(f"{where}: {error.problem[:500]}", error.remedy[:300]) from None
     except InputError:
         raise
     except KeyError as error:
-        raise InputError(
-            f"{_config_name(folder)} has no {error!s:.200}", "use a complete config.json"
-        ) from None
+        raise InputError(f"{where} has no {error!s:.200}", "use a complete config.json") from None
     except MALFORMED as error:
         first = str(error).partition("\n")[0][:200]
         raise InputError(
-            f"{_config_name(folder)} has a value of the wrong type ({first})",
+            f"{where} has a value of the wrong type ({first})",
             "use integers for sizes, and numbers and lists where they belong",
         ) from error
-
-
-def _width(config: ModelConfig) -> int:
-    return config.encoder.width if isinstance(config, Seq2SeqConfig) else config.stack.width
-
-
-def _write(data: bytes, file: Path) -> None:
-    file.write_bytes(data)

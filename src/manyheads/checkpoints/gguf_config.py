@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.checkpoints.families import FAMILIES
+from manyheads.checkpoints.families.windows import FULL, SLIDING, layer_kinds
 from manyheads.checkpoints.gguf_file import DAMAGED, GGUFFile
 from manyheads.errors import ConfigError, InputError
 
@@ -19,14 +21,6 @@ MODEL_TYPES = {
     "qwen3": "qwen3",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
-}
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
 }
 GEMMA = ("gemma2", "gemma3")
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -107,13 +101,9 @@ def translate(file: GGUFFile) -> Translation:
     facts = GgufMetadata(file, architecture)
     description = facts.description()
     inner = GEMMA_INNER if architecture in GEMMA else INNER
-    names = {
-        _translated(own, inner): own
-        for own in file.tensors
-        # It is part of the config.
-        if own != ROPE_FACTORS
-    }
-    return Translation(description, names, _changes(architecture, facts))
+    # The factors of rotary frequencies are part of the config.
+    names = {_translated(own, inner): own for own in file.tensors if own != ROPE_FACTORS}
+    return Translation(description, names, facts.change)
 
 
 def _translated(own: str, inner: dict[str, str]) -> str:
@@ -125,27 +115,6 @@ def _translated(own: str, inner: dict[str, str]) -> str:
     if layer is None:
         return f"{TOP[stem]}.{kind}" if stem in TOP else own
     return f"model.layers.{layer}.{inner[stem]}.{kind}" if stem in inner else own
-
-
-def _changes(architecture: str, facts: "GgufMetadata") -> Callable[[str, Tensor], Tensor]:
-    def change(own: str, tensor: Tensor) -> Tensor:
-        if architecture in GEMMA and own.endswith("norm.weight"):
-            # Files have the whole factor, folders what is added to one.
-            return tensor - 1
-        if architecture == "llama" and re.search(r"\.attn_[qk]\.", own):
-            return _unpermuted(tensor, facts.rotated_heads(own))
-        return tensor
-
-    return change
-
-
-def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of queries or keys in the order of folders.
-
-    llama.cpp rotates neighbors, folders the first half of a head against the second.
-    """
-    pairs = tensor.unflatten(0, (heads, -1, 2))
-    return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 class GgufMetadata:
@@ -196,17 +165,26 @@ class GgufMetadata:
             )
         return [self.integer(key)] * self.layers
 
-    def rotated_heads(self, own: str) -> int:
-        """The heads that the rows of a tensor of queries or keys belong to."""
-        heads = self.per_layer("attention.head_count")
-        keys = heads if self.value("attention.head_count_kv") is None else None
-        keys = keys or self.per_layer("attention.head_count_kv")
-        layer = int(own.split(".")[1])
-        return (heads if ".attn_q." in own else keys)[layer]
+    def change(self, own: str, tensor: Tensor) -> Tensor:
+        """A tensor of the family, made from one of the file."""
+        if self.architecture in GEMMA and own.endswith("norm.weight"):
+            # Files have the whole factor, folders what is added to one.
+            return tensor - 1
+        if self.architecture == "llama" and re.search(r"\.attn_[qk]\.", own):
+            # llama.cpp rotates neighbors, folders the first half of a head against the second.
+            kind = "attention.head_count" if ".attn_q." in own else "attention.head_count_kv"
+            heads = self._sizes(kind)[int(own.split(".")[1])]
+            return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+        return tensor
 
     def description(self) -> dict[str, Any]:
         """The content of a config.json."""
-        self._refuse_experts()
+        if self.value("expert_count"):
+            raise InputError(
+                f"{self.file.file} has {self.value('expert_count')} experts per layer, which "
+                "manyheads does not read from GGUF",
+                "load the model's folder in safetensors",
+            )
         width = self.integer("embedding_length")
         sizes = {key: self._sizes(name) for key, name in PER_LAYER.items()}
         # A size that differs between layers is that of the first, and of the others apart.
@@ -222,7 +200,7 @@ class GgufMetadata:
             model_type = "mistral"
         facts: dict[str, Any] = {
             "model_type": model_type,
-            "architectures": [CLASSES[model_type]],
+            "architectures": [FAMILIES[model_type].classes[model_type] + "ForCausalLM"],
             "hidden_size": width,
             "num_hidden_layers": self.layers,
             **common,
@@ -234,9 +212,10 @@ class GgufMetadata:
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "attention_bias": "blk.0.attn_output.bias" in self.file.tensors,
             "hidden_act": "silu",
-            "bos_token_id": self._token("bos"),
-            "eos_token_id": self._token("eos"),
         }
+        for use in ("bos", "eos"):
+            token = self.file.metadata.get(f"tokenizer.ggml.{use}_token_id")
+            facts[f"{use}_token_id"] = token if isinstance(token, int) else None
         if self.architecture in ("qwen2", "qwen3"):
             facts["use_sliding_window"] = False
         if model_type == "mistral":
@@ -256,14 +235,6 @@ class GgufMetadata:
     def _sizes(self, name: str) -> list[int]:
         missing = self.value(name) is None and name.endswith("_kv")
         return self.per_layer(name.removesuffix("_kv") if missing else name)
-
-    def _refuse_experts(self) -> None:
-        if self.value("expert_count"):
-            raise InputError(
-                f"{self.file.file} has {self.value('expert_count')} experts per layer, which "
-                "manyheads does not read from GGUF",
-                "load the model's folder in safetensors",
-            )
 
     def _check_head_size(self, head_size: int) -> None:
         rotated = self.integer("rope.dimension_count", head_size)
@@ -288,10 +259,6 @@ class GgufMetadata:
                 DAMAGED,
             )
         return rows
-
-    def _token(self, use: str) -> int | None:
-        token = self.file.metadata.get(f"tokenizer.ggml.{use}_token_id")
-        return token if isinstance(token, int) else None
 
     def _rope(self, head_size: int) -> dict[str, Any]:
         theta = self.number("rope.freq_base", 10_000.0)
@@ -353,25 +320,19 @@ class GgufMetadata:
         large = self.layers == LARGE_GEMMA[self.architecture]
         width = self.integer("embedding_length")
         scalar = width // self.per_layer("attention.head_count")[0] if large else head_size
-        every = self.integer("attention.sliding_window_pattern", 2)
+        later = self.architecture == "gemma3"
+        every = self.integer("attention.sliding_window_pattern", 6 if later else 2)
         facts: dict[str, Any] = {
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": scalar,
             "sliding_window": self.integer("attention.sliding_window", 4096),
         }
-        if self.architecture == "gemma2":
+        if later:
+            theta = self.number("rope.freq_base_swa", 10_000.0)
+            local = {"rope_type": "default", "rope_theta": theta}
+            facts["rope_parameters"] = {FULL: self._rope(head_size), SLIDING: local}
+        else:
             facts["attn_logit_softcapping"] = self.number("attn_logit_softcapping", 50.0)
             facts["final_logit_softcapping"] = self.number("final_logit_softcapping", 30.0)
-        else:
-            every = self.integer("attention.sliding_window_pattern", 6)
-            local = {
-                "rope_type": "default",
-                "rope_theta": self.number("rope.freq_base_swa", 10_000.0),
-            }
-            full = self._rope(head_size)
-            facts["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
-        facts["layer_types"] = [
-            "sliding_attention" if (layer + 1) % every else "full_attention"
-            for layer in range(self.layers)
-        ]
-        return facts
+        kinds = layer_kinds({"num_hidden_layers": self.layers}, every)
+        return {**facts, "layer_types": kinds}

@@ -6,7 +6,7 @@ seconds for a vocabulary. Its block formats are used.
 
 import mmap
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,19 +22,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DAMAGED = "copy or download it again"
 # The types of metadata: a letter for struct, or what follows.
-SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 # The smallest that an entry can be: a key, a type and a value; a name, sizes, a type, an offset.
 LEAST_FIELD, LEAST_TENSOR = 13, 24
@@ -255,10 +243,7 @@ class GGUFWeights:
     """
 
     def __init__(
-        self,
-        file: GGUFFile,
-        names: dict[str, str],
-        change: Callable[[str, Tensor], Tensor],
+        self, file: GGUFFile, names: dict[str, str], change: Callable[[str, Tensor], Tensor]
     ) -> None:
         self._file, self._names, self._change = file, names, change
         self.dtype: torch.dtype | None = None
@@ -270,7 +255,8 @@ class GGUFWeights:
     def dtypes(self) -> list[torch.dtype]:
         """The dtype of most weights, and float32 if they are quantized."""
         sizes: dict[torch.dtype, int] = {}
-        for entry in self._tensors():
+        for own in self._names.values():
+            entry = self._file.tensors[own]
             dtype = PLAIN[entry.kind][1] if entry.kind in PLAIN else torch.float32
             sizes[dtype] = sizes.get(dtype, 0) + prod(entry.shape)
         return sorted(sizes, key=lambda dtype: -sizes[dtype])[:1]
@@ -290,9 +276,6 @@ class GGUFWeights:
             self._file.release()
             self._read = 0
         return tensor
-
-    def _tensors(self) -> Iterator[StoredTensor]:
-        return (self._file.tensors[own] for own in self._names.values())
 
     def __enter__(self) -> "GGUFWeights":
         return self

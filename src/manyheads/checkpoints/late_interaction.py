@@ -16,27 +16,20 @@ from manyheads.checkpoints.files import read_json
 from manyheads.checkpoints.sentence_transformers import (
     CONFIG,
     MASK,
-    MODULES,
     PYLATE_KEYS,
     SETTINGS,
-    THEIRS,
     TOKENS,
     VECTORS,
     Modules,
     as_bytes,
-    dense_files,
     dense_projections,
     longest_text,
+    module_files,
 )
 from manyheads.checkpoints.side_files import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.build import Model
-from manyheads.models.provenance import (
-    DenseProjection,
-    LateInteractionConfig,
-    QueryExpansion,
-    Role,
-)
+from manyheads.models.provenance import DenseProjection, LateInteractionConfig, QueryExpansion, Role
 from manyheads.models.readout import NoReadout
 from manyheads.models.recipes import ModelConfig
 
@@ -85,7 +78,10 @@ def late_interaction_of(
             f"{where} has no tokenizer.json, which late interaction needs", "add the file"
         )
     settings = _settings(modules, side_files, listed=listed)
-    prompts = {role: _text(settings, role, str(where)) for role in MARKERS}
+    prompts = {role: settings[role] for role in MARKERS}
+    for role, prompt in prompts.items():
+        if not isinstance(prompt, str):
+            raise InputError(f"{where} has the {role} prompt {prompt!r:.200}", "use a text")
     if settings["marked"]:
         _register(tokenizer, list(prompts.values()))
     if settings.get("keep_only_token_ids"):
@@ -102,7 +98,9 @@ def late_interaction_of(
         if settings.get(key) is not None
     }
     words = [str(word) for word in settings.get("skiplist_words") or ()]
-    roles = tuple(role for role in ROLES if role in _listed(settings.get("skiplist_tasks")))
+    tasks = settings.get("skiplist_tasks")
+    tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    roles = tuple(role for role in ROLES if role in [str(task) for task in tasks])
     return LateInteractionConfig(
         projection=projection,
         normalize=modules.normalizes or not listed,
@@ -156,10 +154,8 @@ def _stanford_settings(metadata: Mapping[str, Any]) -> Settings:
 
 def _pylate_settings(vectors: Mapping[str, Any]) -> Settings:
     """The settings that PyLate keeps beside the prompts; a prefix comes before a prompt."""
-    marked, words = (
-        any(f"{role}_prefix" in vectors for role in MARKERS),
-        vectors.get("skiplist_words"),
-    )
+    marked = any(f"{role}_prefix" in vectors for role in MARKERS)
+    words = vectors.get("skiplist_words")
     if words is None:
         words = PUNCTUATION if marked or vectors.get("model_type") == "ColBERT" else []
     settings: Settings = {
@@ -255,18 +251,6 @@ def _json(side_files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return content
 
 
-def _listed(tasks: Any) -> Sequence[str]:
-    if tasks is None:
-        return ("document",)
-    return [tasks] if isinstance(tasks, str) else [str(task) for task in tasks]
-
-
-def _text(settings: Settings, role: str, where: str) -> str:
-    if not isinstance(settings[role], str):
-        raise InputError(f"{where} has the {role} prompt {settings[role]!r:.200}", "use a text")
-    return str(settings[role])
-
-
 def _whole(value: Any, name: str, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{where}: {name} must be an integer of at least 1, got {value!r:.200}")
@@ -288,56 +272,38 @@ def late_files(model: Model) -> dict[str, bytes]:
     assert late is not None, "the caller has a model of late interaction"
     kinds = ["Transformer", *["Dense"] * len(late.projection), "MultiVectorMask"]
     kinds += ["Normalize"] * late.normalize
-    folders = {index: f"{index}_{kind}" for index, kind in enumerate(kinds) if index}
-    listed = [
-        {
-            "idx": index,
-            "name": str(index),
-            "path": folders.get(index, ""),
-            "type": f"{THEIRS}{TYPES[kind]}",
-        }
-        for index, kind in enumerate(kinds)
-    ]
     mask = {
         "skiplist_words": [_token_name(model, token) for token in late.skipped],
         "skiplist_tasks": list(late.skipped_in),
         "keep_only_token_ids": None,
     }
-    files = {MODULES: as_bytes(listed), SETTINGS: as_bytes(_settings_of(model, late))}
-    files[VECTORS] = as_bytes(_vectors_of(late, _json(was, VECTORS)))
-    for index, dense in enumerate(late.projection, start=1):
-        files |= dense_files(folders[index], dense, TOKENS)
-    files[f"{folders[len(late.projection) + 1]}/{CONFIG}"] = as_bytes(mask)
-    if late.normalize:
-        ends = {"module_input_name": TOKENS, "module_output_name": TOKENS}
-        files[f"{folders[len(kinds) - 1]}/{CONFIG}"] = as_bytes(ends)
-    return files
-
-
-def _settings_of(model: Model, late: LateInteractionConfig) -> dict[str, Any]:
     expansion = late.expansion and {
         "strategy": "fixed" if late.expansion.truncates else "min",
         "attend": late.expansion.attend,
         "token": _token_name(model, late.expansion.token),
         "length": late.expansion.length,
     }
-    return {
-        **_json(model.side_files, SETTINGS),
+    settings = {
+        **_json(was, SETTINGS),
         "max_seq_length": late.max_length,
         "query_length": late.query_length,
         "document_length": late.document_length,
         "query_expansion": expansion,
     }
-
-
-def _vectors_of(late: LateInteractionConfig, was: Mapping[str, Any]) -> dict[str, Any]:
-    scores = was.get("similarity_fn_name")
-    return {
-        **{key: value for key, value in was.items() if key not in PYLATE_KEYS},
+    before = _json(was, VECTORS)
+    scores = before.get("similarity_fn_name")
+    vectors = {
+        **{key: value for key, value in before.items() if key not in PYLATE_KEYS},
         "model_type": "MultiVectorEncoder",
         "prompts": {"query": late.query_prompt, "document": late.document_prompt},
         "default_prompt_name": None,
         "similarity_fn_name": scores if scores == "meanmaxsim" else "maxsim",
+    }
+    return {
+        **module_files(kinds, late.projection, TOKENS, TYPES),
+        f"{kinds.index('MultiVectorMask')}_MultiVectorMask/{CONFIG}": as_bytes(mask),
+        SETTINGS: as_bytes(settings),
+        VECTORS: as_bytes(vectors),
     }
 
 
@@ -359,21 +325,17 @@ def stanford_layout(
     They are as they were for a model that came from elsewhere, or that it could not read.
     """
     late, name = model.late, str(description["model_type"])
-    none: dict[str, bytes] = {}
-    same = dict(description), tensors, none
-    if late is None or ARTIFACT not in model.side_files or name not in STANFORD_FAMILIES:
-        return same
-    artifact = _artifact(late, model.tokenizer, _json(model.side_files, ARTIFACT))
-    if artifact is None or not isinstance(model.config.readout, NoReadout):
-        return same
+    bare = isinstance(model.config.readout, NoReadout) and name in STANFORD_FAMILIES
+    artifact = None
+    if late is not None and bare and ARTIFACT in model.side_files:
+        artifact = _artifact(late, model.tokenizer, _json(model.side_files, ARTIFACT))
+    if late is None or artifact is None:
+        return dict(description), tensors, {}
     tensors = {f"{name}.{key}": tensor for key, tensor in tensors.items()}
     dtype = next(iter(tensors.values())).dtype
     tensors[LINEAR] = late.projection[0].weight.detach().to("cpu", dtype).contiguous()
-    return (
-        {**description, "architectures": [ARCHITECTURE]},
-        tensors,
-        {ARTIFACT: as_bytes(artifact)},
-    )
+    named = {**description, "architectures": [ARCHITECTURE]}
+    return named, tensors, {ARTIFACT: as_bytes(artifact)}
 
 
 def _artifact(
@@ -387,8 +349,7 @@ def _artifact(
     ]
     if len(late.projection) != 1 or not plain or not late.normalize or not single:
         return None
-    punctuation = set(_known_ids(tokenizer, PUNCTUATION))
-    skips = bool(late.skipped)
+    skips, punctuation = bool(late.skipped), set(_known_ids(tokenizer, PUNCTUATION))
     sayable = not skips or (set(late.skipped) == punctuation and late.skipped_in == ("document",))
     if expansion is None or not expansion.truncates or late.query_length or not sayable:
         return None

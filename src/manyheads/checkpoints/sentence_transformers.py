@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from safetensors.torch import save as to_bytes
 
-from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, read_list
+from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json
 from manyheads.errors import InputError
 from manyheads.models.encoder import TextConfig
 from manyheads.models.provenance import DenseProjection, Pooling, SentenceConfig
@@ -88,7 +88,7 @@ class Modules:
         """The files beside the weights, by the names that we write."""
         if not (folder / MODULES).is_file():
             return {}
-        alone = {} if self.pooling or self.late else {MODULES: _row(KINDS[:1])}
+        alone = {} if self.pooling or self.late else module_files(KINDS[:1], (), EMBEDDING)
         paths = {POOLING: self.pooling / CONFIG} if self.pooling else {}
         if self.mask:
             paths[MASK] = self.mask / CONFIG
@@ -108,37 +108,30 @@ def modules_of(folder: Path) -> Modules:
     file = folder / MODULES
     if not file.is_file():
         return Modules(folder)
-    listed = read_list(file)
-    kinds, paths = [_kind(item, file) for item in listed], [_path(item, file) for item in listed]
+    listed = [_listed(item, file) for item in read_json(file, list)]
+    kinds, by_kind = [kind for kind, _ in listed], dict(listed)
     names = " ".join(kinds)
-    if LATE_ORDER.fullmatch(names) or (PYLATE_ORDER.fullmatch(names) and _is_pylate(folder)):
-        return _late_modules(kinds, paths)
-    if not ORDER.fullmatch(names):
+    late = LATE_ORDER.fullmatch(names) or (PYLATE_ORDER.fullmatch(names) and _is_pylate(folder))
+    if not late and not ORDER.fullmatch(names):
         raise InputError(
             f"the modules of {file} must be {', '.join(KINDS)}, or for late interaction "
             f"{', '.join(LATE_KINDS)}, got {', '.join(kinds) or 'none'}"
         )
-    pooling = paths[1] if len(paths) > 1 else None
-    dense = tuple(path for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
-    return Modules(paths[0], pooling, dense, normalizes=kinds[-1] == "Normalize")
+    transformer, mask, last = listed[0][1], by_kind.get("MultiVectorMask"), by_kind.get("Normalize")
+    dense = tuple(path for kind, path in listed if kind == "Dense")
+    if not late:
+        return Modules(transformer, by_kind.get("Pooling"), dense, normalizes=last is not None)
+    # PyLate leaves out what follows the projection.
+    normalizes = mask is None
+    if last is not None and (last / CONFIG).is_file():
+        normalizes = read_json(last / CONFIG).get("module_input_name") == TOKENS
+    return Modules(transformer, None, dense, normalizes, late=True, mask=mask)
 
 
 def _is_pylate(folder: Path) -> bool:
     """Whether PyLate wrote the folder, which keeps the settings of modules in another file."""
     settings = read_json(folder / VECTORS) if (folder / VECTORS).is_file() else {}
     return settings.get("model_type") == "ColBERT" or any(key in settings for key in PYLATE_KEYS)
-
-
-def _late_modules(kinds: Sequence[str], paths: Sequence[Path]) -> Modules:
-    """The modules of late interaction; PyLate leaves out those that follow the projection."""
-    by_kind = dict(zip(kinds, paths, strict=True))
-    last = by_kind.get("Normalize")
-    normalizes = "MultiVectorMask" not in by_kind
-    if last is not None and (last / CONFIG).is_file():
-        normalizes = read_json(last / CONFIG).get("module_input_name") == TOKENS
-    dense = tuple(path for kind, path in zip(kinds, paths, strict=True) if kind == "Dense")
-    mask = by_kind.get("MultiVectorMask")
-    return Modules(paths[0], None, dense, normalizes, late=True, mask=mask)
 
 
 def sentence_of(
@@ -175,18 +168,12 @@ def sentence_files(
         "similarity_fn_name": "cosine",
     }
     kinds = [*KINDS[:2], *["Dense"] * len(sentence.dense), *KINDS[3:][: sentence.normalize]]
-    files = {
-        MODULES: _row(kinds),
+    return {
+        **module_files(kinds, sentence.dense, EMBEDDING),
         POOLING: _pooling_file(sentence, width, side_files.get(POOLING)),
         SETTINGS: _settings_file(sentence, side_files.get(SETTINGS)),
         VECTORS: side_files.get(VECTORS, as_bytes(vectors)),
     }
-    for index, dense in enumerate(sentence.dense, start=2):
-        files |= dense_files(f"{index}_Dense", dense, EMBEDDING)
-    if sentence.normalize:
-        ends = {"module_input_name": EMBEDDING, "module_output_name": EMBEDDING}
-        files[f"{len(kinds) - 1}_Normalize/{CONFIG}"] = as_bytes(ends)
-    return files
 
 
 def lowercases(side_files: Mapping[str, bytes]) -> bool:
@@ -194,21 +181,30 @@ def lowercases(side_files: Mapping[str, bytes]) -> bool:
     return bool(json.loads(side_files.get(SETTINGS, b"{}")).get("do_lower_case"))
 
 
-def _row(kinds: Sequence[str]) -> bytes:
-    modules = [
-        {
-            "idx": index,
-            "name": str(index),
-            "path": f"{index}_{kind}" if index else "",
-            "type": f"{THEIRS}models.{kind}",
-        }
-        for index, kind in enumerate(kinds)
-    ]
-    return as_bytes(modules)
+def module_files(
+    kinds: Sequence[str],
+    dense: Sequence[DenseProjection],
+    name: str,
+    types: Mapping[str, str] | None = None,
+) -> dict[str, bytes]:
+    """modules.json, and the files of Dense and Normalize modules that read and write `name`."""
+    folders = [f"{index}_{kind}" if index else "" for index, kind in enumerate(kinds)]
+    files: dict[str, bytes] = {}
+    listed, projections = [], iter(dense)
+    for index, (kind, folder) in enumerate(zip(kinds, folders, strict=True)):
+        module = types[kind] if types else f"models.{kind}"
+        listed.append({"idx": index, "name": str(index), "path": folder, "type": THEIRS + module})
+        if kind == "Dense":
+            files |= _dense_files(folder, next(projections), name)
+        if kind == "Normalize":
+            ends = {"module_input_name": name, "module_output_name": name}
+            files[f"{folder}/{CONFIG}"] = as_bytes(ends)
+    return {MODULES: as_bytes(listed), **files}
 
 
-def _kind(listed: Any, file: Path) -> str:
-    kind = listed.get("type") if isinstance(listed, dict) else None
+def _listed(module: Any, file: Path) -> tuple[str, Path]:
+    """The kind of a module that modules.json lists, and its folder."""
+    kind = module.get("type") if isinstance(module, dict) else None
     name = str(kind).rpartition(".")[2]
     supported = isinstance(kind, str) and kind.startswith((THEIRS, PYLATE))
     if not supported or name not in (*KINDS, *LATE_KINDS):
@@ -216,22 +212,21 @@ def _kind(listed: Any, file: Path) -> str:
             f"{file} has a module {kind!r}, which manyheads does not support",
             f"use a model with only {', '.join(KINDS)}, or only {', '.join(LATE_KINDS)}",
         )
-    return name
-
-
-def _path(listed: Any, file: Path) -> Path:
-    path = PurePosixPath(str(listed.get("path", "")))
+    path = PurePosixPath(str(module.get("path", "")))
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"{file} has a path outside its folder, {path}", "use one inside it")
-    return file.parent / path
+    return name, file.parent / path
+
+
+def width_of(config: ModelConfig) -> int:
+    return config.encoder.width if isinstance(config, Seq2SeqConfig) else config.stack.width
 
 
 def dense_projections(
     folders: Sequence[Path], config: ModelConfig, name: str
 ) -> tuple[DenseProjection, ...]:
     """The Dense modules of these folders, which read and write what has this name."""
-    width = config.encoder.width if isinstance(config, Seq2SeqConfig) else config.stack.width
-    projections = []
+    width, projections = width_of(config), []
     for folder in folders:
         projections.append(_projection(folder, width, name))
         width = projections[-1].weight.shape[0]
@@ -273,7 +268,7 @@ def _projection(folder: Path, width: int, name: str) -> DenseProjection:
     return DenseProjection(tensors["linear.weight"], tensors.get("linear.bias"), activation)
 
 
-def dense_files(folder: str, dense: DenseProjection, reads: str) -> dict[str, bytes]:
+def _dense_files(folder: str, dense: DenseProjection, reads: str) -> dict[str, bytes]:
     """The files of a Dense module that reads and writes what has the name `reads`."""
     outputs, inputs = dense.weight.shape
     name = next(name for name, ours in DENSE_ACTIVATIONS.items() if ours == dense.activation)

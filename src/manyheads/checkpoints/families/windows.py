@@ -12,17 +12,17 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_kinds(
-    config_json: ConfigJson, every: int | None = None, other: str = SLIDING
+    config_json: ConfigJson, every: int | None = None, rest: str = SLIDING
 ) -> list[str]:
-    """Whether each layer sees the whole text or is of the `other` kind.
+    """Whether each layer sees the whole text or is of the kind that the `rest` have.
 
     Without `layer_types`, one of `every` so many layers sees the whole text.
     """
     count, kinds = config_json["num_hidden_layers"], config_json.get("layer_types")
     if kinds is None and every is not None:
-        return [FULL if (index + 1) % every == 0 else other for index in range(count)]
-    if kinds is None or len(kinds) != count or not set(kinds) <= {FULL, other}:
-        raise ConfigError(f"layer_types must have {FULL} or {other} for each of {count} layers")
+        return [FULL if (index + 1) % every == 0 else rest for index in range(count)]
+    if kinds is None or len(kinds) != count or not set(kinds) <= {FULL, rest}:
+        raise ConfigError(f"layer_types must have {FULL} or {rest} for each of {count} layers")
     return list(kinds)
 
 

@@ -78,28 +78,27 @@ def with_classes(
 
 def name_classes(model: Model, names: Sequence[str]) -> None:
     """Name the classes; the names are saved with the model."""
-    head = model.config.readout
-    if not isinstance(head, readout.ClassHead | readout.TokenHead):
-        raise ConfigError("the model has no classes", "add some with with_classes")
-    if len(names) != head.classes:
-        raise ConfigError(
-            f"there must be {head.classes} names, one per class, got {len(names)}: {_some(names)}"
-        )
+    classes = _class_count(model)
+    if len(names) != classes:
+        some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ConfigError(f"there must be {classes} names, one per class, got {len(names)}: {some}")
     model.source_config = {**description_of(model), **label_maps(names)}
 
 
 def set_classifier(model: Model, settings: readout.ClassifierSettings) -> None:
     """Say how logits become labels; this is saved with the model, in its config.json."""
+    classes, count = _class_count(model), len(settings.thresholds)
+    if count not in (1, classes):
+        raise ConfigError(f"there must be 1 threshold or {classes}, got {count}")
+    others = {key: value for key, value in description_of(model).items() if key not in SETTINGS}
+    model.source_config = {**others, **settings.description()}
+
+
+def _class_count(model: Model) -> int:
     head = model.config.readout
     if not isinstance(head, readout.ClassHead | readout.TokenHead):
         raise ConfigError("the model has no classes", "add some with with_classes")
-    if len(settings.thresholds) not in (1, head.classes):
-        raise ConfigError(
-            f"there must be 1 threshold or {head.classes}, got {len(settings.thresholds)}"
-        )
-    before = description_of(model)
-    others = {key: value for key, value in before.items() if key not in SETTINGS}
-    model.source_config = {**others, **settings.description()}
+    return head.classes
 
 
 def _names(classes: int | Sequence[str]) -> tuple[str, ...]:
@@ -174,9 +173,7 @@ def _opens(tokenizer: Any) -> bool:
     """Whether texts begin with a special token such as [CLS]; assumed without a tokenizer."""
     if tokenizer is None:
         return True
-    plain, special = (
-        tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True)
-    )
+    plain, special = (tokenizer.encode("a", add_special_tokens=own).ids for own in (False, True))
     return bool(plain[:1] != special[:1])
 
 
@@ -201,12 +198,5 @@ def _shared_parts(
 
 def _below_classes(entries: TensorMap) -> list[Entry]:
     """The entries of a head without the vectors of its tokens or classes."""
-    return [
-        entry
-        for entry in entries
-        if isinstance(entry, Entry) and entry.name.startswith("readout.transform.")
-    ]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    plain = (entry for entry in entries if isinstance(entry, Entry))
+    return [entry for entry in plain if entry.name.startswith("readout.transform.")]

@@ -10,11 +10,7 @@ from manyheads.checkpoints.files import file_in, read_json
 from manyheads.checkpoints.sentence_transformers import lowercases
 from manyheads.errors import MissingPackageError
 from manyheads.models.build import Model
-from manyheads.tokenizers import (
-    disable_padding_and_truncation,
-    plain_copy,
-    unreadable_refused,
-)
+from manyheads.tokenizers import disable_padding_and_truncation, plain_copy, unreadable_refused
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -119,20 +115,14 @@ def read_trained_length(files: Mapping[str, bytes], folder: Path) -> int | None:
 
 def side_files_of(model: Model, folder: Path) -> dict[str, bytes]:
     """The files to write beside a model: as they were read, except for what has changed."""
-    files = _unchanged_or_new(model, folder)
-    return files | _tokenizer_config(model, files)
-
-
-def _unchanged_or_new(model: Model, folder: Path) -> dict[str, bytes]:
     files = {name: data for name, data in model.side_files.items() if name in SIDE_FILES}
     if dict(model.generation) != read_generation(files):
         files[GENERATION] = json.dumps(dict(model.generation), indent=2).encode()
-    if _content(model.tokenizer) == _content(read_tokenizer(model.side_files, folder)):
-        return files
-    files = {name: data for name, data in files.items() if name not in (TOKENIZER, *VOCABULARY)}
-    if model.tokenizer is not None:
-        files[TOKENIZER] = model.tokenizer.to_str().encode()
-    return files
+    if _content(model.tokenizer) != _content(read_tokenizer(model.side_files, folder)):
+        files = {name: data for name, data in files.items() if name not in (TOKENIZER, *VOCABULARY)}
+        if model.tokenizer is not None:
+            files[TOKENIZER] = model.tokenizer.to_str().encode()
+    return files | _tokenizer_config(model, files)
 
 
 def _content(tokenizer: Any) -> str | None:
@@ -160,12 +150,20 @@ def _tokenizer_config(model: Model, files: Mapping[str, bytes]) -> dict[str, byt
         return {TOKENIZER_CONFIG: json.dumps(changed, indent=2).encode()}
     types = getattr(getattr(model.config, "embedding", None), "types", 0)
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    # The model decides which of the special tokens ends a text.
+    specials = {
+        use: next((name for name in names if model.tokenizer.token_to_id(name) is not None), None)
+        for use, names in SPECIAL_TOKENS.items()
+    }
+    end = model.generation.get("eos_token_id")
+    if isinstance(end, int) and 0 <= end < 2**32:
+        specials["eos_token"] = model.tokenizer.id_to_token(end)
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": inputs,
         **length,
-        **_specials(model.tokenizer, model.generation),
+        **{use: name for use, name in specials.items() if name is not None},
     }
     content |= _padding(model, content)
     return {TOKENIZER_CONFIG: json.dumps(content, indent=2).encode()}
@@ -201,15 +199,3 @@ def _outdated(written: bytes, tokenizer: Any) -> bool:
         return False
     named = [content[use] for use in SPECIAL_TOKENS if use in content]
     return any(isinstance(name, str) and tokenizer.token_to_id(name) is None for name in named)
-
-
-def _specials(tokenizer: Any, generation: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that a tokenizer has; the model decides which one ends a text."""
-    specials = {
-        use: next((name for name in names if tokenizer.token_to_id(name) is not None), None)
-        for use, names in SPECIAL_TOKENS.items()
-    }
-    end = generation.get("eos_token_id")
-    if isinstance(end, int) and 0 <= end < 2**32:
-        specials["eos_token"] = tokenizer.id_to_token(end)
-    return {use: name for use, name in specials.items() if name is not None}

@@ -315,11 +315,19 @@ class Attention(nn.Module):
         request = self._request(queries, keys, bias)
         return choose(request, TensorFacts.of(q, k, v, request))
 
+    @property
+    def input_layers(self) -> list[tuple[str, nn.Linear, dict[str, int]]]:
+        """The input projections by name, with the number of rows of each of their parts."""
+        layers = [("project", self.project, self.our_rows)]
+        if self.project_memory is not None:
+            layers.append(("project_memory", self.project_memory, self.memory_rows))
+        return layers
+
     def projections(self) -> dict[str, Float[Tensor, "rows c"]]:
         """The rows of each part of the input projections, as views of their weight."""
-        columns = _split(self.project.weight.T, self.our_rows)
-        if self.project_memory is not None:
-            columns |= _split(self.project_memory.weight.T, self.memory_rows)
+        columns: dict[str, Tensor] = {}
+        for _, linear, rows in self.input_layers:
+            columns |= _split(linear.weight.T, rows)
         return {name: part.T for name, part in columns.items()}
 
     def _heads(self, x: Float[Tensor, "n hd"]) -> Float[Tensor, "n h d"]:

@@ -71,43 +71,18 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "loop.checkpoint": ("TrainingState",),
-    "loop.reporting": ("MetricsLog",),
-    "loop.session": ("TrainResult", "train"),
-    "objectives": (
-        "CausalLM",
-        "Contrastive",
-        "Distillation",
-        "ImageClassification",
-        "MaskedLM",
-        "MultiLabelClassification",
-        "Objective",
-        "Seq2SeqLM",
-        "SequenceClassification",
-        "TokenClassification",
-    ),
-    "optim.optimizers": ("AdamW", "Muon", "StableAdamW"),
-    "optim.param_groups": ("RateFactor",),
-    "optim.schedules": (
-        "BatchGrowth",
-        "Cosine",
-        "Decay",
-        "InverseSqrt",
-        "Stable",
-        "WarmupStableDecay",
-    ),
-    "regularizers": ("HeadDiversity", "L0Gates", "L1Scales"),
-    "run_file.run_config": ("Run", "read_run", "parse_run"),
-    "tiling": ("tile",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# Light modules first: a name is looked up in one after another.
+_HOMES = (
+    *("objectives", "optim.optimizers", "optim.param_groups", "optim.schedules", "regularizers"),
+    *("tiling", "run_file.run_config", "loop.session", "loop.reporting"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
+    return next(getattr(home, name) for home in homes if hasattr(home, name))
 
 
 def __dir__() -> list[str]:

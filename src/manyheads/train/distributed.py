@@ -84,23 +84,20 @@ def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGro
             f'run.distributed is "none" and torchrun started {world_size} processes',
             'set it to "ddp" or "fsdp"',
         )
-    local = int(os.environ["LOCAL_RANK"])
-    local_device = torch.device(device)
-    if local_device.type == "cuda":
-        local_device = torch.device("cuda", local)
-        torch.cuda.set_device(local_device)
+    home, backend = torch.device(device), "gloo"
+    if home.type == "cuda":
+        home, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "cuda:nccl,cpu:gloo"
+        torch.cuda.set_device(home)
     joined = dist.is_initialized()
     if not joined:
         # The first process tokenizes while the others wait.
-        backend = "cuda:nccl,cpu:gloo" if local_device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=2))
     try:
-        checkpoint_group = dist.new_group(backend="gloo")
         yield ProcessGroup(
             rank=dist.get_rank(),
             world_size=world_size,
-            device=local_device,
-            checkpoint_group=checkpoint_group,
+            device=home,
+            checkpoint_group=dist.new_group(backend="gloo"),
         )
     finally:
         # A group that was initialized elsewhere is not ours to destroy.
@@ -143,11 +140,15 @@ class ModelWrapper:
         self.model = model
         self.processes = processes
         self.module: nn.Module = CallWithModel(model)
-        _recompute(model_layers(model), recompute)
-        self._sharded = distributed == "fsdp" and not processes.is_single
+        layers = model_layers(model)
+        named = () if isinstance(recompute, str) else recompute
+        for index in range(len(layers)) if recompute == "all" else named:
+            # Set on the instance, so that weights keep their names and hooks stay outside.
+            forward = partial(checkpoint, layers[index].forward, use_reentrant=False)
+            setattr(layers[index], "forward", forward)  # noqa: B010, mypy allows no method
         self._ddp: nn.parallel.DistributedDataParallel | None = None
-        if self._sharded:
-            _shard(self.module, model_layers(model), processes, half)
+        if distributed == "fsdp" and not processes.is_single:
+            _shard(self.module, layers, processes, half)
         elif distributed == "ddp" and not processes.is_single:
             self._ddp = nn.parallel.DistributedDataParallel(
                 self.module, find_unused_parameters=find_unused
@@ -173,9 +174,8 @@ class ModelWrapper:
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """All weights unsharded on the host, in the main process; empty in the others."""
-        state = self.model.state_dict()
         weights = {}
-        for name, tensor in state.items():
+        for name, tensor in self.model.state_dict().items():
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             if self.processes.is_main:
                 weights[name] = whole.detach().cpu()
@@ -189,15 +189,6 @@ class ModelWrapper:
 
 def model_layers(model: nn.Module) -> list[Layer]:
     return [module for module in model.modules() if isinstance(module, Layer)]
-
-
-def _recompute(layers: Sequence[Layer], recompute: Recompute) -> None:
-    """Activation checkpointing: recompute these layers in the backward pass."""
-    chosen = range(len(layers)) if recompute == "all" else () if recompute == "none" else recompute
-    for index in chosen:
-        # Set on the instance, so that weights keep their names and hooks stay outside.
-        forward = partial(checkpoint, layers[index].forward, use_reentrant=False)
-        setattr(layers[index], "forward", forward)  # noqa: B010, mypy allows no method to be set
 
 
 def _shard(module: nn.Module, layers: Sequence[Layer], processes: ProcessGroup, half: bool) -> None:

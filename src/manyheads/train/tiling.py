@@ -4,12 +4,13 @@ Tiling as for ModernBERT-large (arXiv 2412.13663): each tensor of the small mode
 center of the large one, and the rest is filled by wrapping around.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
@@ -18,7 +19,7 @@ from manyheads.mixers.mixer import Mixer
 from manyheads.models import embedding, encoder, seq2seq
 from manyheads.models.build import Model, build
 from manyheads.models.layer import Layer, LayerConfig
-from manyheads.models.readout import LanguageHead, ReadoutLayer
+from manyheads.models.readout import ReadoutLayer
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import Stack, StackConfig
 from manyheads.parts import experts, feedforward
@@ -33,13 +34,11 @@ def tile_tensor(x: Shaped[Tensor, "..."], shape: Sequence[int]) -> Shaped[Tensor
     >>> tile_tensor(torch.tensor([1, 2, 3]), [7]).tolist()
     [2, 3, 1, 2, 3, 1, 2]
     """
-    for axis, size in enumerate(shape):
-        x = x.index_select(axis, _wrapped_indices(x.shape[axis], size).to(x.device))
+    for axis, large in enumerate(shape):
+        small = x.shape[axis]
+        wrapped = (torch.arange(large) - (large - small) // 2) % small
+        x = x.index_select(axis, wrapped.to(x.device))
     return x
-
-
-def _wrapped_indices(small: int, large: int) -> Int[Tensor, " large"]:
-    return (torch.arange(large) - (large - small) // 2) % small
 
 
 def source_layers(small: StackConfig, large: StackConfig) -> tuple[int, ...]:
@@ -90,30 +89,21 @@ def tile(small: Model, config: ModelConfig, *, seed: int | None = None) -> Any:
     weight = small.embedding.tokens.weight
     large: Any = build(cast(Any, config), seed=seed, device=str(weight.device), dtype=weight.dtype)
     for name, module in small.named_children():
-        counterpart = getattr(large, name, None)
-        if isinstance(module, Stack):
-            _grow_stack(module, cast(Stack, counterpart))
-        elif counterpart is not None:
-            _grow(module, counterpart)
+        _grow(module, getattr(large, name, None))
     large.tokenizer, large.sentence = small.tokenizer, small.sentence
     return large
 
 
-def _grow_stack(small: Stack, large: Stack) -> None:
-    for index, source in enumerate(source_layers(small.config, large.config)):
-        before, after = small.layers[source], large.layers[index]
-        assert isinstance(before, Layer)
-        assert isinstance(after, Layer)
-        for name, module in after.named_children():
-            counterpart = getattr(before, name, None)
-            if counterpart is not None:
-                _grow(counterpart, module)
-    _grow(small.final_norm, large.final_norm)
-
-
-def _grow(small: nn.Module, large: nn.Module) -> None:
+def _grow(small: nn.Module | None, large: nn.Module | None) -> None:
     """Fill the large module from the small one, fused matrices one by one."""
     match small, large:
+        case (None, _) | (_, None):
+            return
+        case Stack(), Stack():
+            for index, source in enumerate(source_layers(small.config, large.config)):
+                for name, module in large.layers[index].named_children():
+                    _grow(getattr(small.layers[source], name, None), module)
+            _grow(small.final_norm, large.final_norm)
         case Attention(), Attention():
             _grow_attention(small, large)
         case feedforward.FeedForward(), feedforward.FeedForward():
@@ -121,49 +111,59 @@ def _grow(small: nn.Module, large: nn.Module) -> None:
         case experts.MixtureOfExperts(), experts.MixtureOfExperts():
             _grow_experts(small, large)
         case Mixer(), Mixer():
-            _copy_mixer(small, large)
+            # As it is: what the rows of its projections mean differs from mixer to mixer.
+            shapes = [
+                {name: tensor.shape for name, tensor in mixer.state_dict().items()}
+                for mixer in (small, large)
+            ]
+            if shapes[0] != shapes[1]:
+                raise ConfigError(
+                    f"a {type(small.config).__name__} cannot be tiled into one of another size",
+                    "keep its sizes and add layers, or tile a model of attention",
+                )
+            large.load_state_dict(small.state_dict())
         case embedding.TokenEmbedding(), embedding.TokenEmbedding():
             _check_tables(small, large)
             _grow_each(small, large)
-        case ReadoutLayer(), ReadoutLayer() if _outputs(small) != _outputs(large):
+        case ReadoutLayer(), ReadoutLayer() if _classes(small) != _classes(large):
             # With a different number of classes only the transform before the classifier is reused.
             _grow_each(small.transform, large.transform)
         case _:
             _grow_each(small, large)
 
 
-def _outputs(readout: ReadoutLayer) -> int | None:
-    config = readout.config
-    return None if isinstance(config, LanguageHead) else config.classes
-
-
-def _copy_mixer(small: Mixer, large: Mixer) -> None:
-    """As it is: what the rows of its projections mean differs from mixer to mixer."""
-    weights = small.state_dict()
-    shapes = {name: tensor.shape for name, tensor in weights.items()}
-    if shapes != {name: tensor.shape for name, tensor in large.state_dict().items()}:
-        raise ConfigError(
-            f"a {type(small.config).__name__} cannot be tiled into one of another size",
-            "keep its sizes and add layers, or tile a model of attention",
-        )
-    large.load_state_dict(weights)
+def _classes(readout: ReadoutLayer) -> int | None:
+    return getattr(readout.config, "classes", None)
 
 
 def _grow_each(small: nn.Module, large: nn.Module) -> None:
     sources = dict(small.named_parameters())
     for name, parameter in large.named_parameters():
-        if name in sources:
-            _put(parameter, sources[name])
+        _put(parameter, sources.get(name))
 
 
-def _put(target: Tensor, source: Tensor) -> None:
-    target.copy_(tile_tensor(source, target.shape))
+def _put(target: Tensor | None, source: Tensor | None, parts: int = 1, axis: int = 0) -> None:
+    """Fill a tensor, or one after another the matrices that are fused along an axis."""
+    if target is not None and source is not None:
+        for large, small in zip(target.chunk(parts, axis), source.chunk(parts, axis), strict=True):
+            large.copy_(tile_tensor(small, large.shape))
 
 
 def _grow_attention(small: Attention, large: Attention) -> None:
-    _check_heads(small.config, large.config)
+    if isinstance(large.config.position, Rotary) and small.config.size != large.config.size:
+        raise ConfigError(
+            f"head size {small.config.size} cannot be tiled to {large.config.size} with rotary "
+            "positions",
+            f"keep head_size={small.config.size}, and use more heads",
+        )
+    for config in (small.config, large.config):
+        if config.groups is not None:
+            raise ConfigError(
+                f"key heads of {config.groups} queries each cannot be tiled",
+                "use a model without pruned heads",
+            )
     for kind in ("weight", "bias"):
-        sources, targets = _rows(small, kind), _rows(large, kind)
+        sources, targets = input_parts(small, kind), input_parts(large, kind)
         for name in targets.keys() & sources.keys():
             source, target = sources[name], targets[name]
             by_head = source.unflatten(0, _shape(small.config, name, len(source)))
@@ -174,29 +174,21 @@ def _grow_attention(small: Attention, large: Attention) -> None:
     shape = _shape(large.config, "query", large.output.in_features)
     grown = tile_tensor(small.output.weight.unflatten(1, columns), (large.config.width, *shape))
     large.output.weight.copy_(grown.flatten(1))
-    if small.output.bias is not None and large.output.bias is not None:
-        _put(large.output.bias, small.output.bias)
+    _put(large.output.bias, small.output.bias)
     for name in ("query_norm", "key_norm", "table"):
-        source, target = getattr(small, name), getattr(large, name)
-        if source is not None and target is not None:
-            _grow_each(source, target)
+        _grow(getattr(small, name), getattr(large, name))
     for name in ("sink", "head_scale"):
-        source, target = getattr(small, name), getattr(large, name)
-        if source is not None and target is not None:
-            _put(target, source)
+        _put(getattr(large, name), getattr(small, name))
 
 
-def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> dict[str, Tensor]:
+def input_parts(attention: Attention, kind: Literal["weight", "bias"]) -> dict[str, Tensor]:
     """The parts of the input projections by name, as views."""
-    weights: dict[str, Tensor] = {}
-    for linear, rows in (
-        (attention.project, attention.our_rows),
-        (attention.project_memory, attention.memory_rows),
-    ):
-        joined = None if linear is None else getattr(linear, kind)
+    parts: dict[str, Tensor] = {}
+    for _, linear, rows in attention.input_layers:
+        joined = getattr(linear, kind)
         if joined is not None:
-            weights |= dict(zip(rows, joined.split(list(rows.values())), strict=True))
-    return weights
+            parts |= dict(zip(rows, joined.split(list(rows.values())), strict=True))
+    return parts
 
 
 def _shape(config: AttentionConfig, name: str, rows: int) -> tuple[int, ...]:
@@ -210,42 +202,18 @@ def _shape(config: AttentionConfig, name: str, rows: int) -> tuple[int, ...]:
 
 
 def _grow_feedforward(small: feedforward.FeedForward, large: feedforward.FeedForward) -> None:
-    parts = 2 if large.gated else 1
     for before, after in zip(small.expand.parameters(), large.expand.parameters(), strict=True):
-        for source, target in zip(before.chunk(parts), after.chunk(parts), strict=True):
-            _put(target, source)
+        _put(after, before, 2 if large.gated else 1)
     _grow_each(small.contract, large.contract)
 
 
 def _grow_experts(small: experts.MixtureOfExperts, large: experts.MixtureOfExperts) -> None:
-    for source, target in zip(small.expand.chunk(2, -1), large.expand.chunk(2, -1), strict=True):
-        _put(target, source)
+    _put(large.expand, small.expand, 2, -1)
+    _put(large.expand_bias, small.expand_bias, 2, -1)
     _put(large.contract, small.contract)
-    _grow_each(small.router, large.router)
-    if small.expand_bias is not None and large.expand_bias is not None:
-        halves = small.expand_bias.chunk(2, -1), large.expand_bias.chunk(2, -1)
-        for source, target in zip(*halves, strict=True):
-            _put(target, source)
-    if small.contract_bias is not None and large.contract_bias is not None:
-        _put(large.contract_bias, small.contract_bias)
-    if small.shared is not None and large.shared is not None:
-        _grow_feedforward(small.shared, large.shared)
-    if small.shared_gate is not None and large.shared_gate is not None:
-        _grow_each(small.shared_gate, large.shared_gate)
-
-
-def _check_heads(small: AttentionConfig, large: AttentionConfig) -> None:
-    if isinstance(large.position, Rotary) and small.size != large.size:
-        raise ConfigError(
-            f"head size {small.size} cannot be tiled to {large.size} with rotary positions",
-            f"keep head_size={small.size}, and use more heads",
-        )
-    for config in (small, large):
-        if config.groups is not None:
-            raise ConfigError(
-                f"key heads of {config.groups} queries each cannot be tiled",
-                "use a model without pruned heads",
-            )
+    _put(large.contract_bias, small.contract_bias)
+    for name in ("router", "shared", "shared_gate"):
+        _grow(getattr(small, name), getattr(large, name))
 
 
 def _check_tables(small: embedding.TokenEmbedding, large: embedding.TokenEmbedding) -> None:
@@ -270,30 +238,27 @@ def with_rotary_base(config: Config, theta: float) -> Config:
     if theta <= 1:
         raise ConfigError(f"theta must be above 1, got {theta:g}", "use a larger base")
     names = ("encoder", "decoder") if isinstance(config, seq2seq.Seq2SeqConfig) else ("stack",)
-    stacks: dict[str, Any] = {name: getattr(config, name) for name in names}
-    if not any(_has_global_rotary(layer) for stack in stacks.values() for layer in stack.layers):
+    changes: dict[str, Any] = {}
+    changed = False
+    for name in names:
+        stack: StackConfig = getattr(config, name)
+        layers = tuple(_with_base(layer, theta) for layer in stack.layers)
+        changed |= any(map(operator.is_not, layers, stack.layers))
+        changes[name] = replace(stack, layers=layers)
+    if not changed:
         raise ConfigError("no layer has rotary positions and global attention", "leave theta out")
-    changes: dict[str, Any] = {name: _with_base(stack, theta) for name, stack in stacks.items()}
     return replace(config, **changes)
 
 
-def _has_global_rotary(layer: LayerConfig) -> bool:
-    if layer.attention is None or not isinstance(layer.attention.inner.position, Rotary):
-        return False
-    return layer.attention.inner.mask.reach.before == float("inf")
-
-
-def _with_base(stack: StackConfig, theta: float) -> StackConfig:
-    layers = []
-    for layer in stack.layers:
-        if _has_global_rotary(layer):
-            assert layer.attention is not None
-            inner = layer.attention.inner
-            assert isinstance(inner.position, Rotary)
-            inner = replace(inner, position=replace(inner.position, theta=theta))
-            layer = replace(layer, attention=replace(layer.attention, inner=inner))
-        layers.append(layer)
-    return replace(stack, layers=tuple(layers))
+def _with_base(layer: LayerConfig, theta: float) -> LayerConfig:
+    """A new layer with another rotary base, or the same one without any."""
+    if layer.attention is None:
+        return layer
+    inner = layer.attention.inner
+    if not isinstance(inner.position, Rotary) or inner.mask.reach.before < float("inf"):
+        return layer
+    inner = replace(inner, position=replace(inner.position, theta=theta))
+    return replace(layer, attention=replace(layer.attention, inner=inner))
 
 
 def set_rotary_base(model: Model, theta: float) -> None:

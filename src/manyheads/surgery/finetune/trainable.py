@@ -13,7 +13,6 @@ from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import ConfigError
 from manyheads.lens.results.addresses import Heads, attention_at
 from manyheads.models.build import Model
-from manyheads.parts.gates import Gate
 from manyheads.surgery.lora.targets import heads_by_attention
 
 # On a module with partly frozen parameters: masks of what is trainable by name, and hooks.
@@ -59,7 +58,7 @@ def freeze_except_gates(model: nn.Module) -> int:
     model.requires_grad_(False)
     count = 0
     for attention in attentions:
-        for linear, rows in _inputs(attention):
+        for _, linear, rows in attention.input_layers:
             gates = torch.cat(
                 [torch.full((n,), name.startswith("gate_")) for name, n in rows.items()]
             )
@@ -127,34 +126,19 @@ def _of_attention(
     keys = torch.tensor([shared_by(sharing[owner]) for owner in sorted(sharing)])
     masks = {"query": queries, "key": keys, "value": keys}
     for gate in config.gates:
-        masks[f"gate_{gate.at}"] = _of_gate(gate, queries, keys)
-    for linear, rows in _inputs(attention):
-        mask = torch.cat(
-            [
-                masks[name].repeat_interleave(count // len(masks[name]))
-                for name, count in rows.items()
-            ]
-        )
+        # A gate that heads share, or a final one, belongs to no head.
+        shared = gate.heads == "shared" or gate.at == "final"
+        none = torch.zeros(1, dtype=torch.bool)
+        masks[f"gate_{gate.at}"] = none if shared else masks.get(gate.at, queries)
+    for _, linear, rows in attention.input_layers:
+        parts = [masks[name].repeat_interleave(n // len(masks[name])) for name, n in rows.items()]
         for name, parameter in linear.named_parameters(recurse=False):
-            yield linear, name, _along(mask, 0, parameter)
+            yield linear, name, _along(torch.cat(parts), 0, parameter)
     columns = queries.repeat_interleave(config.size)
     yield attention.output, "weight", _along(columns, 1, attention.output.weight)
     for name in ("sink", "head_scale"):
         if getattr(attention, name) is not None:
             yield attention, name, queries
-
-
-def _of_gate(gate: Gate, queries: Bool[Tensor, " h"], keys: Bool[Tensor, " g"]) -> Tensor:
-    """A gate that heads share, or a final one, belongs to no head."""
-    if gate.heads == "shared" or gate.at == "final":
-        return torch.zeros(1, dtype=torch.bool)
-    return keys if gate.at in ("key", "value") else queries
-
-
-def _inputs(attention: Attention) -> Iterator[tuple[nn.Linear, dict[str, int]]]:
-    yield attention.project, attention.our_rows
-    if attention.project_memory is not None:
-        yield attention.project_memory, attention.memory_rows
 
 
 def _along(mask: Bool[Tensor, " k"], axis: int, parameter: Tensor) -> Bool[Tensor, "..."]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,14 +14,8 @@ from torch.optim import Optimizer
 from manyheads.annotations import Above, AtLeast, Between, NonNegativeFloat, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
-from manyheads.train.optim.param_groups import (
-    ParameterInfo,
-    RateFactor,
-    build_param_groups,
-    checked_parameters,
-    part_of_row,
-    spans,
-)
+from manyheads.train.optim import param_groups
+from manyheads.train.optim.param_groups import ParameterInfo, RateFactor, checked_parameters
 
 Group = dict[str, Any]
 State = dict[str, Any]
@@ -52,7 +46,7 @@ class AdamSettings:
         self, weights: Iterable[ParameterInfo], rates: Sequence[RateFactor], *, rule: str
     ) -> list[Group]:
         """Groups whose parameters are updated by a `rule` with these settings."""
-        return build_param_groups(
+        return param_groups.build_param_groups(
             weights,
             lr=self.lr,
             decay=self.decay,
@@ -126,7 +120,7 @@ class Muon:
 
     def build(self, model: nn.Module) -> Optimizer:
         weights = checked_parameters(model, self.rates)
-        matrices = build_param_groups(
+        matrices = param_groups.build_param_groups(
             [info for info in weights if info.matrix],
             lr=self.lr,
             decay=self.decay,
@@ -190,13 +184,17 @@ class RuleOptimizer(Optimizer):
 
 
 def _adam(parameter: Tensor, state: State, group: Group, *, clips: bool = False) -> None:
-    """AdamW (arXiv 1711.05101), with moments that are stored bias-corrected."""
+    """AdamW (arXiv 1711.05101), with moments that are stored bias-corrected.
+
+    StableAdamW `clips`: a step is divided by the RMS of gradient over second moment, if above 1.
+    """
     if not state:
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     state["step"] += 1
-    first, second = (_unbiased(beta, int(state["step"])) for beta in group["betas"])
+    step = int(state["step"])
+    first, second = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in group["betas"])
     assert parameter.grad is not None
     gradient = _local(parameter.grad)
     mean, square = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
@@ -212,11 +210,6 @@ def _adam(parameter: Tensor, state: State, group: Group, *, clips: bool = False)
     own.sub_(rate * mean / square.sqrt().add_(group["eps"]))
 
 
-def _stable(parameter: Tensor, state: State, group: Group) -> None:
-    """StableAdamW: a step is divided by the RMS of gradient over second moment, if above 1."""
-    _adam(parameter, state, group, clips=True)
-
-
 def _muon(parameter: Tensor, state: State, group: Group) -> None:
     """Orthogonalised momentum (arXiv 2502.16982)."""
     if not state:
@@ -228,11 +221,16 @@ def _muon(parameter: Tensor, state: State, group: Group) -> None:
     direction = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
     whole = direction.full_tensor() if hasattr(direction, "full_tensor") else direction
     step = torch.empty_like(whole)
-    for span, factor in spans(group):
-        index = [slice(None)] * group["axis"] + [span]
-        part = whole[tuple(index)]
+    for span, factor in param_groups.spans(group):
+        index = (*[slice(None)] * group["axis"], span)
+        part = whole[index]
+        rows, columns = part.shape[-2:]
+        # "adamw" matches the size of AdamW's steps.
+        scale = math.sqrt(max(1, rows / columns))
+        if group["size"] == "adamw":
+            scale = 0.2 * math.sqrt(max(rows, columns))
         update = orthogonalise(part, group["rounds"], group["precision"])
-        step[tuple(index)] = update * (factor * _step_scale(part.shape, group["size"]))
+        step[index] = update * (factor * scale)
     if group["weight_decay"]:
         decay = group["lr"] * group["weight_decay"]
         _local(parameter).mul_(1 - decay * _factors(group, parameter))
@@ -241,7 +239,7 @@ def _muon(parameter: Tensor, state: State, group: Group) -> None:
 
 RULES: dict[str, Callable[[Tensor, State, Group], None]] = {
     "adamw": _adam,
-    "stable": _stable,
+    "stable": partial(_adam, clips=True),
     "muon": _muon,
 }
 
@@ -261,16 +259,6 @@ def orthogonalise(
     return (x.mT if tall else x).to(matrix.dtype)
 
 
-def _step_scale(shape: torch.Size, size: str) -> float:
-    """The scale of an orthogonalised step: "adamw" matches the size of AdamW's."""
-    rows, columns = shape[-2:]
-    return 0.2 * math.sqrt(max(rows, columns)) if size == "adamw" else max(1, rows / columns) ** 0.5
-
-
-def _unbiased(beta: float, step: int) -> float:
-    return beta * (1 - beta ** (step - 1)) / (1 - beta**step)
-
-
 def _along(values: Tensor, axis: int, dims: int) -> Tensor:
     return values.view([-1 if index == axis else 1 for index in range(dims)])
 
@@ -280,7 +268,8 @@ def _factors(group: Group, parameter: Tensor) -> Tensor | float:
     factors = tuple(factor for _, factor in group["parts"])
     if set(factors) <= {1.0}:
         return 1.0
-    spread = _on(factors, parameter.device)[part_of_row(group, parameter)].to(parameter.dtype)
+    rows = param_groups.part_of_row(group, parameter)
+    spread = _on(factors, parameter.device)[rows].to(parameter.dtype)
     return _along(spread, group["axis"], parameter.dim())
 
 
@@ -289,7 +278,7 @@ def _part_means(x: Tensor, group: Group, parameter: Any) -> Tensor:
     axis, count = group["axis"], max(len(group["parts"]), 1)
     if parameter.dim() == 0:
         return x
-    owner = part_of_row(group, parameter)
+    owner = param_groups.part_of_row(group, parameter)
     sums = x.new_zeros(count).index_add(0, owner, x.movedim(axis, 0).reshape(len(owner), -1).sum(1))
     if hasattr(parameter, "device_mesh"):
         for index, placement in enumerate(parameter.placements):

@@ -33,6 +33,13 @@ class RateFactor:
     pattern: str
     factor: NonNegativeFloat
 
+    def matches(self, address: str) -> bool:
+        return fnmatchcase(address, self.pattern)
+
+
+MATRICES = (nn.Linear, experts.MixtureOfExperts)
+DECAYED = (*MATRICES, nn.Conv2d, ReadoutLayer)
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ParameterInfo:
@@ -64,12 +71,15 @@ def describe_parameters(model: nn.Module) -> list[ParameterInfo]:
             axis, parts = joined.get(parameter, whole)
             # In a partly trained parameter the frozen rows must not decay.
             moves = name not in getattr(module, "partly", ())
+            # Experts have a matrix each; their biases have one axis less.
+            is_weight = parameter.dim() > (2 if isinstance(module, experts.MixtureOfExperts) else 1)
+            matrix = is_weight and isinstance(module, MATRICES) and min(parameter.shape[-2:]) > 1
             result.append(
                 ParameterInfo(
                     parameter=parameter,
-                    decays=moves and _decays(module, parameter),
+                    decays=moves and is_weight and isinstance(module, DECAYED),
                     table=moves and isinstance(module, nn.Embedding),
-                    matrix=_is_matrix(module, parameter),
+                    matrix=matrix,
                     axis=axis,
                     parts=parts,
                 )
@@ -83,16 +93,12 @@ def _joined(model: nn.Module) -> dict[nn.Parameter, tuple[int, tuple[tuple[str, 
     for prefix, module in model.named_modules():
         match module:
             case Attention():
-                both = (
-                    (module.project, module.our_rows),
-                    (module.project_memory, module.memory_rows),
-                )
-                for linear, rows in both:
-                    for name, parameter in _named(linear):
+                for _, linear, rows in module.input_layers:
+                    for name, parameter in linear.named_parameters(recurse=False):
                         parts = [(_address(prefix, f"{part}.{name}"), rows[part]) for part in rows]
                         result[parameter] = (0, tuple(parts))
             case feedforward.FeedForward() if module.gated:
-                for name, parameter in _named(module.expand):
+                for name, parameter in module.expand.named_parameters(recurse=False):
                     half = (_address(prefix, f"expand.{name}"), module.config.hidden)
                     result[parameter] = (0, (half, half))
             case experts.MixtureOfExperts():
@@ -101,30 +107,8 @@ def _joined(model: nn.Module) -> dict[nn.Parameter, tuple[int, tuple[tuple[str, 
     return result
 
 
-def _named(linear: nn.Linear | None) -> Iterable[tuple[str, nn.Parameter]]:
-    return () if linear is None else linear.named_parameters(recurse=False)
-
-
 def _address(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
-
-
-def _decays(module: nn.Module, parameter: nn.Parameter) -> bool:
-    if isinstance(module, experts.MixtureOfExperts):
-        return _of_experts(parameter)
-    return isinstance(module, nn.Linear | nn.Conv2d | ReadoutLayer) and parameter.dim() >= 2
-
-
-def _of_experts(parameter: nn.Parameter) -> bool:
-    """A matrix per expert; their biases have one axis less."""
-    return parameter.dim() == 3
-
-
-def _is_matrix(module: nn.Module, parameter: nn.Parameter) -> bool:
-    if isinstance(module, experts.MixtureOfExperts):
-        return _of_experts(parameter) and min(parameter.shape[-2:]) > 1
-    linear = isinstance(module, nn.Linear) and parameter.dim() >= 2
-    return linear and min(parameter.shape[-2:]) > 1
 
 
 def build_param_groups(
@@ -143,7 +127,10 @@ def build_param_groups(
     """
     grouped: dict[Any, dict[str, Any]] = {}
     for info in weights:
-        factors = [_factor(address, rates) for address, _ in info.parts]
+        factors = [
+            next((rate.factor for rate in reversed(rates) if rate.matches(address)), 1.0)
+            for address, _ in info.parts
+        ]
         alike = len(set(factors)) == 1
         peak = lr * factors[0] if alike else lr
         sizes = [size for _, size in info.parts]
@@ -164,17 +151,12 @@ def build_param_groups(
     return list(grouped.values())
 
 
-def _factor(address: str, rates: Sequence[RateFactor]) -> float:
-    fitting = [rate.factor for rate in rates if fnmatchcase(address, rate.pattern)]
-    return fitting[-1] if fitting else 1.0
-
-
 def checked_parameters(model: nn.Module, rates: Sequence[RateFactor]) -> list[ParameterInfo]:
     """All trainable parameters; an error if a pattern matches none, since it may be misspelt."""
     weights = describe_parameters(model)
     addresses = list(dict.fromkeys(address for info in weights for address, _ in info.parts))
     for rate in rates:
-        if not any(fnmatchcase(address, rate.pattern) for address in addresses):
+        if not any(map(rate.matches, addresses)):
             near = get_close_matches(rate.pattern, addresses, n=1, cutoff=0.0)
             raise ConfigError(
                 f"no parameter matches {rate.pattern!r}", f"use a pattern that matches {near[0]}"
@@ -188,10 +170,18 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group["peak"] * factor
 
 
-def part_of_row(group: dict[str, Any], parameter: Tensor) -> Int[Tensor, " rows"]:
+def part_of_row(group: dict[str, Any], parameter: Any) -> Int[Tensor, " rows"]:
     """The part of each row along the group's axis; for a shard, of its own rows."""
-    sizes = tuple(size for size, _ in group["parts"]) or (parameter.shape[group["axis"]],)
-    start, stop = _local_span(parameter, group["axis"])
+    axis = group["axis"]
+    start, stop = 0, parameter.shape[axis]
+    sizes = tuple(size for size, _ in group["parts"]) or (stop,)
+    if hasattr(parameter, "device_mesh"):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        shape, offset = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        start, stop = offset[axis], offset[axis] + shape[axis]
     return _part_of_row(sizes, start, stop, parameter.device)
 
 
@@ -200,17 +190,6 @@ def _part_of_row(
     sizes: tuple[int, ...], start: int, stop: int, device: torch.device
 ) -> Int[Tensor, " rows"]:
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[start:stop].to(device)
-
-
-def _local_span(parameter: Any, axis: int) -> tuple[int, int]:
-    if not hasattr(parameter, "device_mesh"):
-        return 0, parameter.shape[axis]
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-    return offset[axis], offset[axis] + shape[axis]
 
 
 def spans(group: dict[str, Any]) -> Iterator[tuple[slice, float]]:

@@ -18,8 +18,16 @@ class RateSchedule(ABC):
 
     __slots__ = ()
 
-    def check(self, steps: int) -> None:  # noqa: B027
+    def check(self, steps: int) -> None:
         """Raise if warmup and decay do not fit in this many steps."""
+        parts = {name: getattr(self, name, 0) for name in ("warmup", "decay")}
+        if sum(parts.values()) > steps:
+            listed = [f"{name}={count}" for name, count in parts.items() if count]
+            fit = "does not fit" if len(listed) == 1 else "do not fit"
+            raise ConfigError(
+                f"{' and '.join(listed)} {fit} in {steps} steps",
+                "use more steps, or a shorter warmup and decay",
+            )
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
@@ -40,9 +48,6 @@ class Stable(RateSchedule):
     """
 
     warmup: NonNegativeInt = 0
-
-    def check(self, steps: int) -> None:
-        _check_fits(steps, warmup=self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
         del steps
@@ -82,9 +87,6 @@ class WarmupStableDecay(RateSchedule):
     shape: Shape = "sqrt"
     floor: Floor = 0.0
 
-    def check(self, steps: int) -> None:
-        _check_fits(steps, warmup=self.warmup, decay=self.decay)
-
     def factor(self, step: int, steps: int) -> float:
         if step < steps - self.decay:
             return _warmed(step, self.warmup)
@@ -98,9 +100,6 @@ class Cosine(RateSchedule):
 
     warmup: NonNegativeInt = 0
     floor: Floor = 0.1
-
-    def check(self, steps: int) -> None:
-        _check_fits(steps, warmup=self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
         if step < self.warmup:
@@ -121,9 +120,6 @@ class InverseSqrt(RateSchedule):
     """
 
     warmup: PositiveInt = 4000
-
-    def check(self, steps: int) -> None:
-        _check_fits(steps, warmup=self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
         del steps
@@ -214,13 +210,3 @@ def _decayed(progress: float, shape: Shape, floor: float) -> float:
         case "cosine":
             remaining = (1 + math.cos(math.pi * progress)) / 2
     return floor + (1 - floor) * remaining
-
-
-def _check_fits(steps: int, **parts: int) -> None:
-    if sum(parts.values()) > steps:
-        listed = [f"{name}={count}" for name, count in parts.items() if count]
-        fit = "does not fit" if len(listed) == 1 else "do not fit"
-        raise ConfigError(
-            f"{' and '.join(listed)} {fit} in {steps} steps",
-            "use more steps, or a shorter warmup and decay",
-        )

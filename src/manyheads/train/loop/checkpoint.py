@@ -23,11 +23,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint import hf_storage
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
@@ -127,7 +124,8 @@ def state_tensors(
 def check_weights(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
     """The stored entries by today's names; an error if the weights do not match the model's."""
     try:
-        entries = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+        reader = hf_storage.HuggingFaceStorageReader(str(checkpoint))
+        entries = reader.read_metadata().state_dict_metadata
     except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(f"{checkpoint} is damaged ({error})", REMEDY) from None
     stored = {new_tensor_name(name): entry for name, entry in entries.items()}
@@ -159,7 +157,7 @@ def restore(
     entries = {} if optimizer is None else _empty_optimizer_state(model, optimizer, stored)
     tensors |= {name: tensor for name, (_, _, tensor) in entries.items()}
     _ignore_single_process_warning()
-    reader = HuggingFaceStorageReader(str(checkpoint))
+    reader = hf_storage.HuggingFaceStorageReader(str(checkpoint))
     # Files of earlier versions have other names for some tensors.
     names = {new_tensor_name(name): name for name in reader.read_metadata().state_dict_metadata}
     load_sharded(
@@ -168,11 +166,14 @@ def restore(
         process_group=processes.checkpoint_group,
         no_dist=processes.is_single,
     )
-    for parameter, entry, tensor in entries.values():
-        assert optimizer is not None
-        optimizer.state[parameter][entry] = tensor
     if optimizer is not None:
-        _restore_numbers(model, optimizer, state.numbers)
+        for parameter, entry, tensor in entries.values():
+            optimizer.state[parameter][entry] = tensor
+        parameters = dict(model.named_parameters())
+        for key, number in state.numbers.items():
+            name, _, entry = new_tensor_name(key).removeprefix("optimizer.").rpartition(".")
+            if name in parameters:
+                optimizer.state[parameters[name]][entry] = number
     return state
 
 
@@ -197,14 +198,6 @@ def _empty_optimizer_state(
                 )
             entries[key] = (parameter, key.removeprefix(prefix), tensor)
     return entries
-
-
-def _restore_numbers(model: nn.Module, optimizer: Optimizer, numbers: Mapping[str, Any]) -> None:
-    for name, parameter in model.named_parameters():
-        prefix = f"optimizer.{name}."
-        for key, number in numbers.items():
-            if new_tensor_name(key).startswith(prefix):
-                optimizer.state[parameter][new_tensor_name(key).removeprefix(prefix)] = number
 
 
 class Checkpoints:
@@ -251,9 +244,8 @@ class Checkpoints:
 
     def newest_good(self, state: TrainingState) -> Path | None:
         """The newest intact checkpoint that a finite step followed, as the state tells."""
-        good: Path | None = self.processes.broadcast(
-            self._newest_good(state) if self.processes.is_main else None
-        )
+        newest = self._newest_good(state) if self.processes.is_main else None
+        good: Path | None = self.processes.broadcast(newest)
         return good
 
     def _newest_intact(self, damaged: dict[str, str]) -> Path | None:
@@ -296,7 +288,7 @@ class Checkpoints:
 
     def _write(self, snapshot: dict[str, Any], state: TrainingState, part: Path) -> None:
         try:
-            writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
+            writer = hf_storage.HuggingFaceStorageWriter(str(part), save_distributed=True)
             save_sharded(
                 snapshot,
                 storage_writer=writer,
@@ -409,16 +401,14 @@ class RunFolder:
         """
         if fresh:
             if resume_from:
-                raise ConfigError(
-                    "--fresh starts again and --from resumes", "give only one of them"
-                )
+                raise ConfigError("--fresh starts again and --from resumes", "give only one")
             return None, ""
         if resume_from:
             return self._requested(resume_from, checkpoints)
         intact, damaged = checkpoints.newest_intact()
-        listed = ", ".join(f"{name} ({why})" for name, why in damaged.items())
         if not damaged:
             return intact, ""
+        listed = ", ".join(f"{name} ({why})" for name, why in damaged.items())
         if intact is None:
             raise InputError(
                 f"{self.checkpoints} has no intact checkpoint: {listed}",
@@ -478,11 +468,8 @@ def check_resumable(state: TrainingState, tables: Mapping[str, Any], begun: int)
     Phases after the first `begun` ones may change, and so may settings in CHANGEABLE.
     """
     before, now = dict(_flat(state.run)), dict(_flat(tables))
-    changed = [
-        key
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not _free(key, begun)
-    ]
+    different = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+    changed = sorted(key for key in different if not _free(key, begun))
     if changed:
         key = changed[0]
         raise ConfigError(

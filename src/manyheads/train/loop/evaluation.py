@@ -56,7 +56,8 @@ class Validation:
                 break
             done = min(turn + self.processes.world_size, len(epoch))
             index = turn + self.processes.rank
-            loss = self._loss(wrapper, epoch, min(index, len(epoch) - 1))
+            last = min(index, len(epoch) - 1)
+            loss = self._loss(wrapper, epoch[last], last)
             has_accuracy = loss.correct is not None
             if index < len(epoch):
                 right = sums.new_zeros(()) if loss.correct is None else loss.correct.double()
@@ -78,28 +79,18 @@ class Validation:
 
     def _interrupted(self) -> bool:
         """Whether any process was interrupted: all of them end at the same turn."""
+        requested = interrupt.interrupt_requested()
         if self.processes.is_single:
-            return interrupt.interrupt_requested()
-        return bool(
-            self.processes.all_reduce(
-                torch.tensor(float(interrupt.interrupt_requested()), device=self.processes.device)
-            )
-        )
+            return requested
+        count = torch.tensor(float(requested), device=self.processes.device)
+        return bool(self.processes.all_reduce(count))
 
-    def _loss(
-        self, wrapper: distributed.ModelWrapper, epoch: list[Sequence[int]], index: int
-    ) -> Loss:
-        batch = self.stream.chunks.batch(epoch[index])
-        prepared = self.objective.prepare(
-            wrapper.model, batch, micro_batch_generator(self.seed, 0, index)
-        )
-        prepared = prepared.to(self.processes.device)
-
-        def work(model: build.Model) -> Loss:
-            return self.objective.score(model, prepared)
-
-        with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.half):
-            return wrapper.evaluate(work)
+    def _loss(self, wrapper: distributed.ModelWrapper, texts: Sequence[int], index: int) -> Loss:
+        batch, device = self.stream.chunks.batch(texts), self.processes.device
+        generator = micro_batch_generator(self.seed, 0, index)
+        prepared = self.objective.prepare(wrapper.model, batch, generator).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.half):
+            return wrapper.evaluate(lambda model: self.objective.score(model, prepared))
 
 
 GATES = {tap: position for position, tap in GATE_TAPS.items()}
@@ -188,11 +179,8 @@ class HeadWatcher:
     measurements: dict[tuple[str, str, int], Tensor] = field(default_factory=dict)
 
     def wants(self, site: Site) -> bool:
-        if site.tap is Tap.AFTER:
-            return True
-        return site.sublayer is Sublayer.ATTENTION and (
-            site.tap is Tap.PATTERN or site.tap in GATES
-        )
+        heads = site.tap is Tap.PATTERN or site.tap in GATES
+        return site.tap is Tap.AFTER or (heads and site.sublayer is Sublayer.ATTENTION)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         if isinstance(value, Patterns):
@@ -201,7 +189,7 @@ class HeadWatcher:
                 self._keep(site, name, _mean(score, shares[: self.probe.natural]))
             if self.probe.block:
                 repeated = shares[self.probe.natural :]
-                self._keep(site, "induction", _mean(self._induction, repeated))
+                self._keep(site, "induction", _mean(_induction, repeated))
             return
         natural = value.values[: sum(value.lengths.each[: self.probe.natural])]
         if site.tap is Tap.AFTER:
@@ -232,29 +220,20 @@ class HeadWatcher:
             value = torch.maximum(value, self.measurements[key])
         self.measurements[key] = value
 
-    def _induction(self, pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
-        block = self.probe.block
-        return pattern.diagonal(1 - block, dim1=1, dim2=2)[:, 1:].mean(-1)
+
+def _induction(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
+    """On a block that is repeated once."""
+    block = pattern.shape[1] // 2
+    return pattern.diagonal(1 - block, dim1=1, dim2=2)[:, 1:].mean(-1)
 
 
-def _entropy(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
-    return torch.special.entr(pattern).sum(-1).mean(-1)
-
-
-def _first(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
-    return pattern[:, :, 0].mean(-1)
-
-
-def _previous(pattern: Float[Tensor, "h t s"]) -> Float[Tensor, " h"]:
-    if pattern.shape[1] < 2:
-        return pattern.new_zeros(pattern.shape[0])
-    return pattern.diagonal(-1, dim1=1, dim2=2).mean(-1)
-
-
+# From h t s to h; the first token of a text has no previous one.
 _SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "entropy": _entropy,
-    "first_token": _first,
-    "previous_token": _previous,
+    "entropy": lambda pattern: torch.special.entr(pattern).sum(-1).mean(-1),
+    "first_token": lambda pattern: pattern[:, :, 0].mean(-1),
+    "previous_token": lambda pattern: (
+        pattern.diagonal(-1, dim1=1, dim2=2).sum(-1) / max(pattern.shape[1] - 1, 1)
+    ),
 }
 
 

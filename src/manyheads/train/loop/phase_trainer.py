@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 from manyheads.errors import TrainingError
-from manyheads.models.build import Model
 from manyheads.train.loop import evaluation, reporting
 from manyheads.train.loop.checkpoint import Checkpoints, SkippedStep, TrainingState, state_tensors
 from manyheads.train.loop.train_step import MAX_SKIPPED, PreparedStep, StepOutcome, Updater
@@ -65,13 +64,12 @@ class PhaseTrainer:
             )
         elif state.step % self.run.run.log_every:
             return
-        lr = self.run.optimizer.lr * self.run.phases.lr_factor(state.step - 1)
         line = {
             "step": state.step,
             "tokens": state.tokens,
             "loss": outcome.loss,
             "parts": dict(outcome.parts),
-            "rate": lr,
+            "rate": self.run.optimizer.lr * self.run.phases.lr_factor(state.step - 1),
             "norm": outcome.norm,
             "tokens_per_second": round(self.speed.tokens, 1),
         }
@@ -114,12 +112,9 @@ class PhaseTrainer:
         """Evaluate what an interrupted run had no time for, so that nothing is missing."""
         if not step:
             return False
-        validated, watched = self.updater.processes.broadcast(
-            (
-                self.reporter.metrics.has_entry(step, "validation"),
-                self.reporter.telemetry.has_entry(step),
-            )
-        )
+        logged = self.reporter.metrics.has_entry(step, "validation")
+        both = logged, self.reporter.telemetry.has_entry(step)
+        validated, watched = self.updater.processes.broadcast(both)
         return self.evaluate(step, validated=validated, watched=watched)
 
     def evaluate(self, step: int, *, validated: bool = False, watched: bool = False) -> bool:
@@ -131,18 +126,11 @@ class PhaseTrainer:
                 return True
             self.reporter.validation(step, result)
         if self.probe is not None and self.watches(step) and not watched:
-            self._watch(step, self.probe)
+            watcher = evaluation.HeadWatcher(self.probe)
+            self.updater.wrapper.evaluate(lambda model: watcher.probe.run(model, watcher))
+            for line in watcher.lines():
+                self.reporter.write_heads({"step": step, **line})
         return False
-
-    def _watch(self, step: int, probe: evaluation.Probe) -> None:
-        watcher = evaluation.HeadWatcher(probe)
-
-        def work(model: Model) -> None:
-            probe.run(model, watcher)
-
-        self.updater.wrapper.evaluate(work)
-        for line in watcher.lines():
-            self.reporter.write_heads({"step": step, **line})
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint in the background, unless there is one of this step."""

@@ -129,14 +129,12 @@ class TensorBoardWriter:
         self._writer.close()
 
 
-def _flat(line: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    result = []
+def _flat(line: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in line.items():
         if isinstance(value, Mapping):
-            result += _flat(value, f"{before}{name}/")
+            yield from _flat(value, f"{before}{name}/")
         else:
-            result.append((f"{before}{name}", value))
-    return result
+            yield f"{before}{name}", value
 
 
 def _by_address(value: Any) -> Iterator[tuple[str, float]]:
@@ -172,9 +170,7 @@ SECONDS_BETWEEN_DRAWINGS = 0.2
 
 def peak_flops(device: torch.device, *, half: bool) -> float:
     """Peak operations per second of the device, 0 if unknown."""
-    if device.type != "cuda" or not half:
-        return 0.0
-    name = torch.cuda.get_device_name(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" and half else ""
     return next((peak for device_name, peak in PEAKS.items() if device_name in name), 0.0)
 
 
@@ -325,10 +321,8 @@ class Reporter:
 
     def validation(self, step: int, result: Mapping[str, float]) -> None:
         self.write({"step": step, "validation": result})
-        listed = ", ".join(
-            f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.items()
-        )
-        self.display.message(f"step {step:,}, validation {listed}")
+        listed = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.items()]
+        self.display.message(f"step {step:,}, validation {', '.join(listed)}")
 
     def flush(self) -> None:
         """Close the files of TensorBoard; they are opened again by the next line."""
@@ -342,8 +336,7 @@ def performance_advice(model: nn.Module, device: torch.device, *, half: bool) ->
         return
     if half and not _has_bfloat16():
         yield 'this CPU has no bfloat16 instructions: run.precision="float32" is many times faster'
-    drops = [module for module in model.modules() if isinstance(module, Attention)]
-    if any(attention.config.dropout for attention in drops):
+    if any(isinstance(part, Attention) and part.config.dropout for part in model.modules()):
         yield (
             "dropout of attention weights has no fast kernel on a CPU: "
             "model.heads.dropout=0 is several times faster"

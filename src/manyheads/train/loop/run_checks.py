@@ -26,10 +26,16 @@ if TYPE_CHECKING:
 def check_run(run: Run, model: build.Model, processes: distributed.ProcessGroup) -> None:
     """Check everything that can be checked before training."""
     run.full_objective.attach(model)
+    ranks = processes.world_size
     for data in run.data:
         tokenizer = run_tokenizer(data, model)
         check_fits(model, data, tokenizer)
-        _check_micro_batches(data, processes.world_size)
+        for count in (size // data.micro_batch_size for size in data.sizes):
+            if count % ranks:
+                raise ConfigError(
+                    f"{count} micro-batches per step cannot be divided among {ranks} processes",
+                    f"choose data.micro_batch so that their number is a multiple of {ranks}",
+                )
         run.full_objective.with_tokenizer(tokenizer).check(model)
     # This also checks the patterns of learning-rate factors.
     run.optimizer.build(model)
@@ -63,17 +69,6 @@ def _check_options(run: Run, layers: int, processes: distributed.ProcessGroup) -
             "objective.cache_tokens cannot be used with FSDP on several processes",
             'set run.distributed="ddp", or cache_tokens to 0',
         )
-
-
-def _check_micro_batches(data: Data, world_size: int) -> None:
-    """Every process must have the same number of micro-batches."""
-    for size in data.sizes:
-        count = size // data.micro_batch_size
-        if count % world_size:
-            raise ConfigError(
-                f"{count} micro-batches per step cannot be divided among {world_size} processes",
-                f"choose data.micro_batch so that their number is a multiple of {world_size}",
-            )
 
 
 def check_fits(model: build.Model, data: Data, tokenizer: "Tokenizer | None") -> None:
@@ -111,8 +106,7 @@ def _check_image_shape(data: Images, model: vision.Vision) -> None:
         )
     if data.channels not in ("model", patches.channels):
         raise ConfigError(
-            f"data.channels={data.channels}, and the model reads {patches.channels}",
-            "leave it out",
+            f"data.channels={data.channels}, and the model reads {patches.channels}", "leave it out"
         )
 
 

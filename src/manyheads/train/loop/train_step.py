@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -67,14 +67,7 @@ def prepare_steps(
             objective.prepare(model, batch, micro_batch_generator(seed, number, index))
             for batch, index in zip(step.batches, step.indices, strict=True)
         )
-        yield StreamStep(
-            number=number,
-            batches=batches,
-            indices=step.indices,
-            tokens=step.tokens,
-            sequences=step.sequences,
-            after=step.after,
-        )
+        yield cast(PreparedStep, replace(cast(Any, step), number=number, batches=batches))
 
 
 def can_run_ahead(optimizer: Optimizer) -> bool:
@@ -113,9 +106,7 @@ class PendingOutcome:
             parts={name: part / targets for name, part in zip(self.names, parts, strict=True)},
             norm=norm * self.gradient_scale / targets,
             targets=int(target_count),
-            nonfinite=tuple(
-                index for index, total in enumerate(totals) if not math.isfinite(total)
-            ),
+            nonfinite=tuple(i for i, total in enumerate(totals) if not math.isfinite(total)),
             stop=stop > 0,
         )
 
@@ -182,7 +173,12 @@ class Updater:
         batches = len(step.indices) * self.processes.world_size
         scale = self._scale(numbers, batches)
         if self.ahead:
-            self._step_on_device(scale, numbers, batches)
+            # Without waiting for the outcome: torch's fused optimizers divide gradients by
+            # `grad_scale` and skip the step if `found_inf` is 1, as for half-precision gradients.
+            finite = numbers[:batches].isfinite().all() & numbers[-1].isfinite()
+            setattr(self.optimizer, "grad_scale", (1 / scale).float())  # noqa: B010
+            setattr(self.optimizer, "found_inf", (~finite).float())  # noqa: B010
+            self.optimizer.step()
         host, ready = _copy_to_host(numbers)
         pending = PendingOutcome(
             numbers=host,
@@ -246,17 +242,6 @@ class Updater:
         if self.clip:
             scale = scale * (self.clip / (numbers[-1] * scale + 1e-6)).clamp(max=1)
         return scale
-
-    def _step_on_device(self, scale: Tensor, numbers: Tensor, batches: int) -> None:
-        """Step without waiting for the outcome.
-
-        torch's fused optimizers divide gradients by `grad_scale` and skip the step if `found_inf`
-        is 1, which torch uses for half-precision gradients.
-        """
-        finite = numbers[:batches].isfinite().all() & numbers[-1].isfinite()
-        setattr(self.optimizer, "grad_scale", (1 / scale).float())  # noqa: B010
-        setattr(self.optimizer, "found_inf", (~finite).float())  # noqa: B010
-        self.optimizer.step()
 
     def _gradients(self) -> list[Tensor]:
         """The gradients of all parameters of the optimizer."""

@@ -222,25 +222,23 @@ class Pairs(RowsData):
         return tokenizer if added is None else tokenizer_training.appending(tokenizer, added)
 
     def _added(self, tokenizer: Any) -> int | None:
-        name = self.end
+        name: str | None = self.end
         if name == tokenizer_training.EOS:
-            name = (
-                ""
-                if tokenizer_training.appended_eos(tokenizer) is not None
-                else tokenizer_training.find_eos(tokenizer) or ""
-            )
-        return token_id(tokenizer, name, "data.end")
+            appends = tokenizer_training.appended_eos(tokenizer) is not None
+            name = None if appends else tokenizer_training.find_eos(tokenizer)
+        return token_id(tokenizer, name or "", "data.end")
 
     def _source(self, paths: tuple[str, ...]) -> labeled.TextPairs:
         source = row_source(paths)
         return labeled.TextPairs(source, self.first, self.second, self.negatives, self.scores)
 
-    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
+    def _examples(
+        self, paths: tuple[str, ...], tokenizer: Any, names: Any, first_length: int | None = None
+    ) -> Any:
         del names
+        lengths = {"max_length": self.max_length, "first_length": first_length}
         end = self._added(tokenizer)
-        return labeled.paired_examples(
-            self._source(paths), tokenizer, max_length=self.max_length, end=end
-        )
+        return labeled.paired_examples(self._source(paths), tokenizer, **lengths, end=end)
 
 
 @check_fields
@@ -256,25 +254,14 @@ class RolePairs(Pairs):
     query_length: int | None = None
 
     def _source(self, paths: tuple[str, ...]) -> Any:
-        return map(self._with_prompts, Pairs._source(self, paths))
-
-    def _with_prompts(self, pair: labeled.TextPair) -> labeled.TextPair:
         ahead = self.document_prompt
-        return pair._replace(
-            first=self.query_prompt + pair.first,
-            second=ahead + pair.second,
-            negatives=tuple(ahead + text for text in pair.negatives),
-        )
+        for pair in Pairs._source(self, paths):
+            first, second = self.query_prompt + pair.first, ahead + pair.second
+            negatives = tuple(ahead + text for text in pair.negatives)
+            yield pair._replace(first=first, second=second, negatives=negatives)
 
-    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: tuple[str, ...]) -> Any:
-        del names
-        return labeled.paired_examples(
-            self._source(paths),
-            tokenizer,
-            max_length=self.max_length,
-            first_length=self.query_length,
-            end=self._added(tokenizer),
-        )
+    def _examples(self, paths: tuple[str, ...], tokenizer: Any, names: Any, *_: Any) -> Any:
+        return Pairs._examples(self, paths, tokenizer, names, self.query_length)
 
 
 @check_fields
@@ -386,12 +373,10 @@ class Texts(BatchConfig):
         for paths in (self.train, self.validation):
             if self.store or not isinstance(paths, tuple):
                 continue
-            store_folder = self._store_path(paths, folder)
-            if self._changed(paths, tokenizer, store_folder):
-                count = len(list(folder.glob(f"{store_folder.name}.before-*")))
-                store_folder.rename(
-                    store_folder.with_name(f"{store_folder.name}.before-{count + 1}")
-                )
+            place = self._store_path(paths, folder)
+            if self._changed(paths, tokenizer, place):
+                count = len(list(folder.glob(f"{place.name}.before-*")))
+                place.rename(place.with_name(f"{place.name}.before-{count + 1}"))
 
     def _source(self, paths: tuple[str, ...]) -> texts.TextSource:
         return texts.text_source(
@@ -408,10 +393,8 @@ class Texts(BatchConfig):
         key = repr((paths, options, self.end, self.tokenizer))
         return folder / f"texts-{zlib.crc32(key.encode()):08x}"
 
-    def _changed(self, paths: tuple[str, ...], tokenizer: Any, store_folder: Path) -> str:
-        return store_mismatch(
-            self._source(paths), tokenizer, store_folder, end=self._end(tokenizer)
-        )
+    def _changed(self, paths: tuple[str, ...], tokenizer: Any, place: Path) -> str:
+        return store_mismatch(self._source(paths), tokenizer, place, end=self._end(tokenizer))
 
     def _stored(self, paths: tuple[str, ...], tokenizer: Any, folder: Path) -> TokenStore:
         store_folder = self._store_path(paths, folder)
@@ -545,11 +528,9 @@ Data = Texts | Labeled | Pairs | Tagged | Images
 
 def without_eos(data: Data) -> Data:
     """Pairs without an appended end token, unless the run file sets one."""
-    return (
-        replace(data, end="")
-        if isinstance(data, Pairs) and data.end == tokenizer_training.EOS
-        else data
-    )
+    if isinstance(data, Pairs) and data.end == tokenizer_training.EOS:
+        return replace(data, end="")
+    return data
 
 
 def without_store(data: Data) -> Data:

@@ -69,7 +69,14 @@ class Phases:
                     f"{names.count(name)} phases are called {name!r}", "rename one of them"
                 )
         for before, after in pairwise(self.each):
-            _check_rates(before, after)
+            # A learning rate that jumps up between phases undoes a decay.
+            end, start = before.schedule.final_factor(before.step_count), after.lr_factor(0)
+            if start > max(2 * end, 0.5):
+                raise ConfigError(
+                    f"phase {after.name!r} starts at {start:.2g} of the peak learning rate, and "
+                    f"{before.name!r} ends at {end:.2g}",
+                    f"give {after.name!r} a warmup, or decay later",
+                )
 
     @property
     def step_count(self) -> int:
@@ -104,14 +111,3 @@ class Phases:
         full = [step for step, factor in enumerate(factors) if factor == peak]
         plateau = {start + full[-1] + 1} if len(full) > 1 else set()
         return frozenset({start + phase.step_count, *plateau})
-
-
-def _check_rates(before: Phase, after: Phase) -> None:
-    """Raise if the learning rate jumps up between phases, which undoes a decay."""
-    end, start = before.schedule.final_factor(before.step_count), after.lr_factor(0)
-    if start > max(2 * end, 0.5):
-        raise ConfigError(
-            f"phase {after.name!r} starts at {start:.2g} of the peak learning rate, and "
-            f"{before.name!r} ends at {end:.2g}",
-            f"give {after.name!r} a warmup, or decay later",
-        )

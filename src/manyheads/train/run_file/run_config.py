@@ -2,16 +2,12 @@
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from manyheads.annotations import (
-    DropoutRate,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-)
+from manyheads.annotations import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.native import CONFIG_JSON
@@ -20,19 +16,8 @@ from manyheads.errors import ConfigError, ManyheadsError
 from manyheads.models.build import Model, build, get_config, get_recipe, list_configs
 from manyheads.models.recipes import ModelConfig
 from manyheads.renamed_keys import KEYS, with_new_keys
+from manyheads.train import objectives
 from manyheads.train.distributed import Distributed, Recompute
-from manyheads.train.objectives import (
-    CausalLM,
-    Contrastive,
-    Distillation,
-    ImageClassification,
-    MaskedLM,
-    MultiLabelClassification,
-    Objective,
-    Seq2SeqLM,
-    SequenceClassification,
-    TokenClassification,
-)
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.optim.optimizers import AdamW, OptimizerConfig
 from manyheads.train.regularizers import HeadDiversity, L0Gates, L1Scales, Regularized
@@ -47,10 +32,9 @@ def read_toml(file: Path) -> dict[str, Any]:
     """The tables of a TOML file that must exist."""
     try:
         return tomllib.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no {file}", "name a run file, such as run.toml") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{file} is a folder", "name a run file, such as run.toml") from None
+    except (FileNotFoundError, IsADirectoryError):
+        problem = f"{file} is a folder" if file.is_dir() else f"there is no {file}"
+        raise ConfigError(problem, "name a run file, such as run.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML ({error})", "correct that line") from None
 
@@ -61,7 +45,7 @@ def apply_settings(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[s
     >>> apply_settings({"run": {"steps": 5}}, ["run.steps=7", "data.train=a.txt"])
     {'run': {'steps': 7}, 'data': {'train': 'a.txt'}}
     """
-    result = with_new_keys(_copy(tables), SECTIONS)
+    result = with_new_keys(deepcopy(dict(tables)), SECTIONS)
     for setting in settings:
         path, equals, text = setting.partition("=")
         section, *keys = (key.strip() for key in path.split("."))
@@ -70,12 +54,6 @@ def apply_settings(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[s
             raise ConfigError(f"--set {setting} has no value", "write it as run.steps=100")
         _put(result, keys, _parse(text.strip()), setting)
     return result
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _parse(text: str) -> Any:
@@ -88,18 +66,13 @@ def _parse(text: str) -> Any:
 
 def _put(tables: Any, keys: list[str], value: Any, setting: str) -> None:
     for depth, key in enumerate(keys):
+        path, step = ".".join(keys[:depth]), cast(Any, key)
         if isinstance(tables, list):
             if not key.isdigit() or int(key) >= len(tables):
-                path = ".".join(keys[:depth])
-                raise ConfigError(
-                    f"--set {setting}: {path} is a list of {len(tables)}",
-                    f"count from {path}.0",
-                )
-            step: Any = int(key)
-        elif isinstance(tables, dict):
-            step = key
-        else:
-            path = ".".join(keys[:depth])
+                problem = f"--set {setting}: {path} is a list of {len(tables)}"
+                raise ConfigError(problem, f"count from {path}.0")
+            step = int(key)
+        elif not isinstance(tables, dict):
             raise ConfigError(f"--set {setting}: {path} is {tables!r}, not a table", f"set {path}")
         if depth == len(keys) - 1:
             tables[step] = value
@@ -164,15 +137,15 @@ def _changed(value: Any, change: Callable[[AttentionConfig], AttentionConfig]) -
 
 
 AnyObjective = (
-    CausalLM
-    | MaskedLM
-    | Seq2SeqLM
-    | SequenceClassification
-    | MultiLabelClassification
-    | TokenClassification
-    | ImageClassification
-    | Contrastive
-    | Distillation
+    objectives.CausalLM
+    | objectives.MaskedLM
+    | objectives.Seq2SeqLM
+    | objectives.SequenceClassification
+    | objectives.MultiLabelClassification
+    | objectives.TokenClassification
+    | objectives.ImageClassification
+    | objectives.Contrastive
+    | objectives.Distillation
 )
 AnyRegularizer = HeadDiversity | L1Scales | L0Gates
 
@@ -294,7 +267,7 @@ class Run:
         return (*self.phases.starts[1:], self.phases.step_count)
 
     @property
-    def full_objective(self) -> Objective:
+    def full_objective(self) -> objectives.Objective:
         """The objective with its regularizers."""
         if not self.regularizer:
             return self.objective
@@ -311,30 +284,27 @@ def _check_data(objective: AnyObjective, data: data_config.Data) -> None:
             f'objective.kind="{name}" cannot be used with data.kind="{kind}"',
             f"use data.kind={kinds}, or another objective",
         )
-    if (
-        isinstance(objective, Distillation)
-        and isinstance(data, data_config.Pairs)
-        and not data.scores
-    ):
-        raise ConfigError(
-            "Distillation needs the scores of a teacher",
-            "set data.negatives and data.scores to their fields",
-        )
-    if isinstance(data, data_config.Pairs) and data.negatives and isinstance(objective, Seq2SeqLM):
-        raise ConfigError("Seq2SeqLM cannot use data.negatives", "leave them out")
+    if isinstance(data, data_config.Pairs):
+        if isinstance(objective, objectives.Distillation) and not data.scores:
+            raise ConfigError(
+                "Distillation needs the scores of a teacher",
+                "set data.negatives and data.scores to their fields",
+            )
+        if isinstance(objective, objectives.Seq2SeqLM) and data.negatives:
+            raise ConfigError("Seq2SeqLM cannot use data.negatives", "leave them out")
 
 
 # Tokens can be predicted in any texts, with or without labels.
 DATA_FOR: dict[type, tuple[type, ...]] = {
-    CausalLM: (data_config.Texts, data_config.Labeled, data_config.Tagged),
-    MaskedLM: (data_config.Texts, data_config.Labeled, data_config.Tagged),
-    Seq2SeqLM: (data_config.Pairs,),
-    Contrastive: (data_config.Pairs,),
-    Distillation: (data_config.Pairs,),
-    SequenceClassification: (data_config.Labeled,),
-    MultiLabelClassification: (data_config.Labeled,),
-    TokenClassification: (data_config.Tagged,),
-    ImageClassification: (data_config.Images,),
+    objectives.CausalLM: (data_config.Texts, data_config.Labeled, data_config.Tagged),
+    objectives.MaskedLM: (data_config.Texts, data_config.Labeled, data_config.Tagged),
+    objectives.Seq2SeqLM: (data_config.Pairs,),
+    objectives.Contrastive: (data_config.Pairs,),
+    objectives.Distillation: (data_config.Pairs,),
+    objectives.SequenceClassification: (data_config.Labeled,),
+    objectives.MultiLabelClassification: (data_config.Labeled,),
+    objectives.TokenClassification: (data_config.Tagged,),
+    objectives.ImageClassification: (data_config.Images,),
 }
 
 OWN = ("model", "objective", "regularizer", "optimizer", "run")
@@ -370,9 +340,8 @@ def parse_phases(tables: Mapping[str, Any]) -> Phases:
     """The phases alone, from tables that may have other sections too."""
     phases = list(_decoded_phases(tables))
     if len(phases) > 1:
-        phases = [
-            replace(phase, name=phase.name or str(index)) for index, phase in enumerate(phases)
-        ]
+        names = (phase.name or str(index) for index, phase in enumerate(phases))
+        phases = [replace(phase, name=name) for phase, name in zip(phases, names, strict=True)]
     return Phases(tuple(phases))
 
 

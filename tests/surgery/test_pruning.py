@@ -31,8 +31,8 @@ from manyheads.ragged import Ragged
 from manyheads.surgery.addresses import find_separable_heads
 from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
+from manyheads.train.objectives.objective import WatcherChain
 from manyheads.train.optim.optimizers import AdamW
-from manyheads.train.regularizers import WatcherChain
 from tests.models import zoo
 
 TOLERANCE = 1e-5

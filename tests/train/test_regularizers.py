@@ -15,6 +15,7 @@ from manyheads.models.build import build
 from manyheads.taps import Record, Site, Sublayer, Tap
 from manyheads.train.loop.session import train
 from manyheads.train.objectives import CausalLM, Seq2SeqLM
+from manyheads.train.objectives.objective import WatcherChain
 from manyheads.train.optim.optimizers import AdamW
 from manyheads.train.regularizers import (
     HeadDiversity,
@@ -22,7 +23,6 @@ from manyheads.train.regularizers import (
     L0Gates,
     L1Scales,
     Regularized,
-    WatcherChain,
     final_gates,
     fold_gates,
     settled,

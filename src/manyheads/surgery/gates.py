@@ -1,7 +1,7 @@
 """Gates for a trained model: added without changing its output, then trained."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, cast
@@ -16,18 +16,19 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import batch_ranges, read_inputs
 from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.results.addresses import attention_at
 from manyheads.models import decoder, encoder, readout, recipes
 from manyheads.models.build import Model, build, eval_mode
-from manyheads.models.layer import Branch, Layer
+from manyheads.models.layer import Branch
 from manyheads.parts.gates import Gate
 from manyheads.progress import Progress
 from manyheads.surgery import evaluation_inputs, rebuild
 from manyheads.surgery.finetune import loop, trainable
 from manyheads.taps import Site, Sublayer, Tap
 from manyheads.tokenizers import surrogates_refused
-from manyheads.train.optim import optimizers, schedules
+from manyheads.train.optim import optimizers
+from manyheads.train.tiling import input_parts
 
-FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
 # silu is 1 here.
 OPEN_SILU = 1.2784645427610738
 # sigmoid is near zero here and can still be trained; adding a half would lose small numbers.
@@ -62,7 +63,7 @@ def add_gates(
     chosen = _chosen(model, layers, sublayer, stack)
     config: Any = model.config
     for name in {name for name, _ in chosen}:
-        held = getattr(config, FIELDS[name])
+        held = getattr(config, rebuild.FIELDS[name])
         configs = list(held.layers)
         for index in [index for stack_name, index in chosen if stack_name == name]:
             branch: Branch[AttentionConfig] = getattr(configs[index], sublayer.value)
@@ -70,16 +71,16 @@ def add_gates(
             configs[index] = replace(
                 configs[index], **{sublayer.value: replace(branch, inner=inner)}
             )
-        config = replace(config, **{FIELDS[name]: replace(held, layers=tuple(configs))})
+        config = replace(config, **{rebuild.FIELDS[name]: replace(held, layers=tuple(configs))})
     fresh = build(cast(recipes.ModelConfig, config), device="meta")
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for name, index in chosen:
-        if getattr(config, FIELDS[name]).owners[index] != index:
+        field = rebuild.FIELDS[name]
+        if getattr(config, field).owners[index] != index:
             continue
-        old, new = (_attention(owner, name, index, sublayer) for owner in (model, fresh))
-        prefix = f"{FIELDS[name]}.layers.{index}.{sublayer.value}."
+        old, new = (attention_at(owner.stacks()[name], index, sublayer) for owner in (model, fresh))
         own = _weights(old, new, gate)
-        state |= {f"{prefix}{part}": tensor for part, tensor in own.items()}
+        state |= rebuild.prefixed(f"{field}.layers.{index}.{sublayer.value}", own)
     if odd := sorted(state.keys() ^ fresh.state_dict().keys()):
         raise ConfigError(
             f"{odd[0]} does not belong to the model's own weights",
@@ -115,16 +116,11 @@ def _chosen(
                     f"use {', '.join(map(str, having))}",
                 )
             chosen.append((name, index))
-    mixers = {
-        layer.mixer.inner
-        for module in stacks.values()
-        for layer in module.config.layers
-        if layer.mixer
-    }
+    layer_configs = [layer for module in stacks.values() for layer in module.config.layers]
+    mixers = {type(layer.mixer.inner).__name__ for layer in layer_configs if layer.mixer}
     if not chosen and mixers and sublayer is Sublayer.ATTENTION:
-        names = sorted({type(mixer).__name__ for mixer in mixers})
         raise ConfigError(
-            f"no layer has attention to gate: the layers mix tokens by {', '.join(names)}",
+            f"no layer has attention to gate: the layers mix tokens by {', '.join(sorted(mixers))}",
             "use a model with attention in some layers",
         )
     if not chosen:
@@ -132,28 +128,17 @@ def _chosen(
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class _InitialGate:
+def _initial(gate: Gate) -> tuple[float, float]:
     """The logit that a gate starts with, and the value that it then has."""
-
-    logit: float
-    value: float
-
-    @classmethod
-    def of(cls, gate: Gate) -> "_InitialGate":
-        match gate.operation, gate.activation:
-            case "multiply", "sigmoid":
-                return cls(0.0, 0.5)
-            case "add", "silu":
-                return cls(0.0, 0.0)
-            case "multiply", "silu":
-                return cls(OPEN_SILU, float(F.silu(torch.tensor(OPEN_SILU))))
-            case _:
-                return cls(CLOSED_SIGMOID, float(torch.tensor(CLOSED_SIGMOID).sigmoid()))
-
-    @property
-    def shifts(self) -> bool:
-        return self.value != 0.0
+    match gate.operation, gate.activation:
+        case "multiply", "sigmoid":
+            return 0.0, 0.5
+        case "add", "silu":
+            return 0.0, 0.0
+        case "multiply", "silu":
+            return OPEN_SILU, float(F.silu(torch.tensor(OPEN_SILU)))
+        case _:
+            return CLOSED_SIGMOID, float(torch.tensor(CLOSED_SIGMOID).sigmoid())
 
 
 def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
@@ -161,71 +146,45 @@ def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
         raise ConfigError(
             f"layer {index} already has a gate at {gate.at!r}", "choose another position"
         )
-    start = _InitialGate.of(gate)
+    logit, value = _initial(gate)
     inputs, output = config.bias in ("inputs", "all"), config.bias in ("output", "all")
-    adds = gate.operation == "add" and start.shifts
-    inputs |= start.logit != 0.0 or (adds and gate.at in ("query", "key", "value"))
+    adds = gate.operation == "add" and value != 0.0
+    inputs |= logit != 0.0 or (adds and gate.at in ("query", "key", "value"))
     output |= adds and gate.at in ("output", "final")
     bias: Any = {(0, 0): "none", (1, 0): "inputs", (0, 1): "output", (1, 1): "all"}[inputs, output]
     return replace(config, gates=(*config.gates, gate), bias=bias)
 
 
-def _attention(model: Model, stack: str, index: int, sublayer: Sublayer) -> Attention:
-    layer = cast(Layer, model.stacks()[stack].layers[index])
-    attention = layer.cross if sublayer is Sublayer.CROSS else layer.attention
-    assert attention is not None
-    return attention
-
-
 @torch.no_grad()
 def _weights(old: Attention, new: Attention, gate: Gate) -> dict[str, Tensor]:
     """The projections of the gated attention by name."""
-    weights, biases = dict(_rows(old, "weight")), dict(_rows(old, "bias"))
-    start, like = _InitialGate.of(gate), old.output.weight
-    rows = new.config.rows()
-    for name, count in rows.items():
-        weights.setdefault(name, like.new_zeros(count, new.config.width))
-        biases.setdefault(name, like.new_zeros(count))
-    biases[f"gate_{gate.at}"] = torch.full_like(biases[f"gate_{gate.at}"], start.logit)
-    output = old.output.weight.clone()
-    output_bias: Tensor = (
-        like.new_zeros(len(output)) if old.output.bias is None else old.output.bias
-    )
-    if gate.operation == "multiply":
-        grow = 1 / start.value
-        match gate.at:
-            case "output":
-                output = output * grow
-            case "final":
-                output, output_bias = output * grow, output_bias * grow
-            case name:
-                weights[name], biases[name] = weights[name] * grow, biases[name] * grow
-    elif start.shifts:
-        match gate.at:
-            case "output":
-                output_bias = output_bias - start.value * output.sum(1)
-            case "final":
-                output_bias = output_bias - start.value
-            case name:
-                biases[name] = biases[name] - start.value
-    tensors = {"output.weight": output, "output.bias": output_bias.clone()}
-    for layer, names in (("project", new.our_rows), ("project_memory", new.memory_rows)):
-        if names:
-            tensors[f"{layer}.weight"] = torch.cat([weights[name] for name in names])
-            tensors[f"{layer}.bias"] = torch.cat([biases[name] for name in names])
+    weights, biases = input_parts(old, "weight"), input_parts(old, "bias")
+    (logit, value), output = _initial(gate), old.output.weight.clone()
+    for name, count in new.config.rows().items():
+        weights.setdefault(name, output.new_zeros(count, new.config.width))
+        biases.setdefault(name, output.new_zeros(count))
+    biases[f"gate_{gate.at}"] = torch.full_like(biases[f"gate_{gate.at}"], logit)
+    bias: Tensor | None = old.output.bias
+    output_bias = output.new_zeros(len(output)) if bias is None else bias.clone()
+    match gate.operation, gate.at:
+        case "multiply", "output":
+            output = output / value
+        case "multiply", "final":
+            output, output_bias = output / value, output_bias / value
+        case "multiply", name:
+            weights[name], biases[name] = weights[name] / value, biases[name] / value
+        case "add", "output":
+            output_bias = output_bias - value * output.sum(1)
+        case "add", "final":
+            output_bias = output_bias - value
+        case "add", name:
+            biases[name] = biases[name] - value
+    tensors = {"output.weight": output, "output.bias": output_bias}
+    for layer, _, names in new.input_layers:
+        tensors[f"{layer}.weight"] = torch.cat([weights[name] for name in names])
+        tensors[f"{layer}.bias"] = torch.cat([biases[name] for name in names])
     used = new.state_dict().keys()
     return {name: tensor for name, tensor in tensors.items() if name in used}
-
-
-def _rows(attention: Attention, kind: Literal["weight", "bias"]) -> Iterator[tuple[str, Tensor]]:
-    """Each part of the input projections."""
-    for linear, rows in (
-        (attention.project, attention.our_rows),
-        (attention.project_memory, attention.memory_rows),
-    ):
-        tensor = None if linear is None else getattr(linear, kind)
-        if tensor is not None:
-            yield from zip(rows, tensor.split(list(rows.values())), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,17 +212,14 @@ class GatedModel:
     after: GateFigures
 
     def __str__(self) -> str:
-        rows = [
-            (
-                "attention to first token",
-                f"{self.before.first_token:.4f}",
-                f"{self.after.first_token:.4f}",
-            ),
-            ("largest activation", f"{self.before.largest:.4g}", f"{self.after.largest:.4g}"),
-            ("perplexity", f"{self.before.perplexity:.3f}", f"{self.after.perplexity:.3f}"),
-        ]
         lines = [f"{'':26}{'before':>12}{'after':>12}"]
-        lines += [f"{name:26}{before:>12}{after:>12}" for name, before, after in rows]
+        for title, name, digits in (
+            ("attention to first token", "first_token", ".4f"),
+            ("largest activation", "largest", ".4g"),
+            ("perplexity", "perplexity", ".3f"),
+        ):
+            figures = (getattr(side, name) for side in (self.before, self.after))
+            lines.append(f"{title:26}" + "".join(f"{f'{n:{digits}}':>12}" for n in figures))
         lines.append(f"over {self.texts:,} held-out texts; {self.trained:,} parameters trained")
         return "\n".join(lines)
 
@@ -307,10 +263,10 @@ def train_gates(
         gated,
         model_inputs,
         loop.objective_for(gated, model_inputs, None),
-        optimizer=optimizers.AdamW(lr=lr, decay=0.0),
-        schedule=schedules.Cosine(),
+        loop.RecoveryConfig(
+            optimizer=optimizers.AdamW(lr=lr, decay=0.0), batch_tokens=batch_tokens
+        ),
         steps=steps,
-        batch_tokens=batch_tokens,
         seed=seed,
         progress=progress,
         label="training gates",
@@ -329,18 +285,8 @@ def train_gates(
 def _figures(
     model: decoder.Decoder | encoder.Encoder, texts: Sequence[Any], seed: int, progress: bool
 ) -> GateFigures:
+    """The perplexity is that of next tokens, or of tokens masked by the seed."""
     measured = statistics(model, texts, progress=progress)
-    return GateFigures(
-        first_token=float(measured["first_token"].means.mean()),
-        largest=max(activation.largest for activation in measured.activations),
-        perplexity=_perplexity(model, texts, seed, progress),
-    )
-
-
-def _perplexity(
-    model: decoder.Decoder | encoder.Encoder, texts: Sequence[Any], seed: int, progress: bool
-) -> float:
-    """The perplexity of next tokens, or of tokens masked by the seed."""
     inputs = evaluation_inputs.prepare_inputs(model, texts, seed=seed)
     model_inputs, sizes = inputs.model_inputs, inputs.model_inputs.sizes(model)
     last, total, count = Site(-1, Tap.FINAL), 0.0, 0.0
@@ -356,7 +302,11 @@ def _perplexity(
             total += float((judged(activations[last])[0].double() * judged.weights).sum())
             count += float(judged.weights.sum())
             bar.advance(sum(sizes[text] for text in batch))
-    return math.exp(min(total / max(count, 1.0), 700.0))
+    return GateFigures(
+        first_token=float(measured["first_token"].means.mean()),
+        largest=max(activation.largest for activation in measured.activations),
+        perplexity=math.exp(min(total / max(count, 1.0), 700.0)),
+    )
 
 
 def split_chunks(

@@ -12,17 +12,20 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import InputError
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model, build
-from manyheads.models.layer import Branch, FeedForwardConfig, Layer, LayerConfig, Residual
+from manyheads.models.layer import Branch, Layer, LayerConfig, Residual
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.stack import Stack, StackConfig
 from manyheads.parts.experts import Experts
 from manyheads.parts.feedforward import Constant, FeedForward
-from manyheads.parts.gates import Gate
 from manyheads.parts.norms import NoNorm, PostNorm, PreNorm
 from manyheads.parts.positions import Alibi, T5Buckets
 from manyheads.parts.positions.disentangled import DisentangledTable
 from manyheads.parts.positions.relative import BucketTable
 from manyheads.taps import Sublayer
+
+SUBLAYERS = (Sublayer.ATTENTION, Sublayer.CROSS)
+# The field of a model, and of its config, that has a stack.
+FIELDS = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +42,11 @@ class LayerPlan:
         hidden = 0
         if layer.feedforward is not None and not isinstance(layer.feedforward.inner, Experts):
             hidden = layer.feedforward.inner.hidden
-        heads = [
-            0 if branch is None else branch.inner.heads for branch in (layer.attention, layer.cross)
-        ]
-        return cls(
-            source=index,
-            attention=tuple(range(heads[0])),
-            cross=tuple(range(heads[1])),
-            neurons=tuple(range(hidden)),
+        attention, cross = (
+            tuple(range(0 if branch is None else branch.inner.heads))
+            for branch in (layer.attention, layer.cross)
         )
+        return cls(source=index, attention=attention, cross=cross, neurons=tuple(range(hidden)))
 
     def heads(self, sublayer: Sublayer) -> tuple[int, ...]:
         return self.cross if sublayer is Sublayer.CROSS else self.attention
@@ -55,15 +54,11 @@ class LayerPlan:
     def without(self, heads: Iterable[Address]) -> "LayerPlan":
         """The plan without these heads, all of this layer."""
         removed = {(address.sublayer, address.head.head) for address in heads}
-        remaining = {
-            sublayer: tuple(
-                head for head in self.heads(sublayer) if (sublayer, head) not in removed
-            )
-            for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
-        }
-        return replace(
-            self, attention=remaining[Sublayer.ATTENTION], cross=remaining[Sublayer.CROSS]
+        attention, cross = (
+            tuple(head for head in self.heads(sublayer) if (sublayer, head) not in removed)
+            for sublayer in SUBLAYERS
         )
+        return replace(self, attention=attention, cross=cross)
 
 
 def full_plan(model: Model) -> dict[str, tuple[LayerPlan, ...]]:
@@ -112,7 +107,11 @@ def pruned_attention_config(
         kv_heads="each" if config.kv_heads == "each" else groups,
         head_size=config.size,
         position=position,
-        gates=tuple(_with_slices(gate, config.heads) for gate in config.gates),
+        # A final gate keeps its slices of the width.
+        gates=tuple(
+            replace(gate, slices=gate.slice_count(config.heads)) if gate.at == "final" else gate
+            for gate in config.gates
+        ),
     )
 
 
@@ -124,12 +123,9 @@ def attention_weights(
     Without a table that may belong to another layer.
     """
     weights: dict[str, Tensor] = {}
-    for name, linear, rows in (
-        ("project", attention.project, attention.our_rows),
-        ("project_memory", attention.project_memory, attention.memory_rows),
-    ):
+    for name, linear, rows in attention.input_layers:
         for kind in ("weight", "bias"):
-            joined = None if linear is None else getattr(linear, kind)
+            joined = getattr(linear, kind)
             if joined is not None:
                 parts = zip(rows, joined.split(list(rows.values())), strict=True)
                 chosen = [
@@ -151,8 +147,12 @@ def attention_weights(
     for name in ("query_norm", "key_norm", "table"):
         part = getattr(attention, name)
         if part is not None and not isinstance(part, BucketTable | DisentangledTable):
-            weights |= {f"{name}.{own}": tensor for own, tensor in part.state_dict().items()}
+            weights |= prefixed(name, part.state_dict())
     return weights
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def output_bias(
@@ -169,31 +169,19 @@ def output_bias(
     return (mean if bias is None else bias.double() + mean).to(weight.dtype)
 
 
-def pruned_feedforward_config(config: FeedForwardConfig, hidden: int) -> FeedForwardConfig:
-    return config if config.hidden == hidden else replace(config, hidden=hidden)
-
-
 def feedforward_weights(feedforward: FeedForward, neurons: Sequence[int]) -> dict[str, Tensor]:
     """The rows of the input projections and the columns of the output's that stay."""
-    weights: dict[str, Tensor] = {}
-    parts = 2 if feedforward.gated else 1
+    weights = prefixed("contract", feedforward.contract.state_dict())
+    weights["contract.weight"] = weights["contract.weight"][:, list(neurons)]
     for name, joined in feedforward.expand.state_dict().items():
-        chosen = [half[list(neurons)] for half in joined.chunk(parts)]
-        weights[f"expand.{name}"] = torch.cat(chosen)
-    weights["contract.weight"] = feedforward.contract.weight[:, list(neurons)]
-    if feedforward.contract.bias is not None:
-        weights["contract.bias"] = feedforward.contract.bias
+        halves = joined.chunk(2 if feedforward.gated else 1)
+        weights[f"expand.{name}"] = torch.cat([half[list(neurons)] for half in halves])
     return weights
 
 
 def _keys(config: AttentionConfig, kept_heads: Sequence[int]) -> list[int]:
     """The key heads that are still read."""
     return sorted({config.owners[head] for head in kept_heads})
-
-
-def _with_slices(gate: Gate, heads: int) -> Gate:
-    """A final gate keeps its slices of the width."""
-    return gate if gate.at != "final" else replace(gate, slices=gate.slice_count(heads))
 
 
 def _rows(
@@ -213,8 +201,6 @@ def _rows(
 Means = Mapping[tuple[str, Sublayer, int], Float[Tensor, "_ _"]]
 AnyModel = TypeVar("AnyModel", bound=Model)
 
-BRANCHES = ((Sublayer.ATTENTION, "attention"), (Sublayer.CROSS, "cross"))
-
 
 @torch.no_grad()
 def rebuild(
@@ -229,20 +215,16 @@ def rebuild(
     cuts = {
         name: _StackCut(name, stack, plans[name], means or {}) for name, stack in stacks.items()
     }
-    fields = {"main": "stack", "encoder": "encoder", "decoder": "decoder"}
-    configs: dict[str, Any] = {fields[name]: cut.config() for name, cut in cuts.items()}
+    configs: dict[str, Any] = {FIELDS[name]: cut.config() for name, cut in cuts.items()}
     fresh = build(cast(ModelConfig, replace(cast(Any, model.config), **configs)), device="meta")
+    layers = tuple(f"{FIELDS[name]}.layers." for name in stacks)
     state = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if not any(name.startswith(f"{fields[stack]}.layers.") for stack in stacks)
+        name: tensor for name, tensor in model.state_dict().items() if not name.startswith(layers)
     }
     for name, stack in fresh.stacks().items():
-        for index in range(len(stack.layers)):
-            prefix = f"{fields[name]}.layers.{index}."
-            layer = cast(Layer, stack.layers[index])
-            own = cuts[name].weights(index, layer)
-            state |= {f"{prefix}{part}": tensor for part, tensor in own.items()}
+        for index, layer in enumerate(stack.layers):
+            own = cuts[name].weights(index, cast(Layer, layer))
+            state |= prefixed(f"{FIELDS[name]}.layers.{index}", own)
     _check(set(fresh.state_dict()), set(state))
     fresh.load_state_dict(
         {name: tensor.detach().clone() for name, tensor in state.items()}, assign=True
@@ -286,32 +268,37 @@ class _StackCut:
         plan = self.plans[index]
         old = self._old(plan.source)
         weights: dict[str, Tensor] = {}
-        for sublayer, name in BRANCHES:
+        for sublayer in SUBLAYERS:
+            name = sublayer.value
             attention = getattr(old, name)
             if attention is not None and plan.heads(sublayer):
                 means = self._means(plan, sublayer)
                 own = attention_weights(attention, plan.heads(sublayer), means)
-                weights |= {f"{name}.{part}": tensor for part, tensor in own.items()}
-            rest = getattr(fresh, f"{name}_rest")
-            if rest is not None:
+                weights |= prefixed(name, own)
+            if getattr(fresh, f"{name}_rest") is not None:
                 weights[f"{name}_rest.vector"] = self._vector(plan, sublayer)
             residual = getattr(fresh, f"{name}_residual", None)
             if residual is not None:
-                state = residual.state_dict()
                 mine = getattr(old, f"{name}_residual").state_dict()
-                weights |= {f"{name}_residual.{part}": mine[part] for part in state}
-        if fresh.attention is not None and isinstance(fresh.attention.table, BucketTable):
-            weights["attention.table.table"] = self._table(plan)
-        if fresh.attention is not None and isinstance(fresh.attention.table, DisentangledTable):
-            table = self._owner(plan).table
-            assert isinstance(table, DisentangledTable)
-            vectors = table.state_dict()
-            weights |= {f"attention.table.{part}": tensor for part, tensor in vectors.items()}
+                weights |= {f"{name}_residual.{part}": mine[part] for part in residual.state_dict()}
+        table = None if fresh.attention is None else fresh.attention.table
+        if isinstance(table, BucketTable | DisentangledTable):
+            # It may belong to another layer.
+            owner = self._old(self.stack.position_owner[plan.source]).attention
+            assert owner is not None
+            assert isinstance(owner.table, type(table))
+            weights |= prefixed("attention.table", owner.table.state_dict())
+        if isinstance(table, BucketTable):
+            columns = weights["attention.table.table"]
+            weights["attention.table.table"] = columns[:, list(plan.attention)]
         if old.mixer is not None:
-            mixer = old.mixer.state_dict()
-            weights |= {f"mixer.{part}": tensor for part, tensor in mixer.items()}
+            weights |= prefixed("mixer", old.mixer.state_dict())
         if old.feedforward is not None:
-            weights |= _feedforward(old, plan)
+            weights |= prefixed("feedforward_residual", old.feedforward_residual.state_dict())
+            own = old.feedforward.state_dict()
+            if isinstance(old.feedforward, FeedForward):
+                own = feedforward_weights(old.feedforward, plan.neurons)
+            weights |= prefixed("feedforward", own)
         return weights
 
     def _old(self, index: int) -> Layer:
@@ -320,9 +307,9 @@ class _StackCut:
     def _layer(self, plan: LayerPlan) -> LayerConfig:
         layer = self.stack.config.layers[plan.source]
         changes: dict[str, Any] = {}
-        for sublayer, name in BRANCHES:
+        for sublayer in SUBLAYERS:
+            name, heads = sublayer.value, plan.heads(sublayer)
             branch: Branch[AttentionConfig] | None = getattr(layer, name)
-            heads = plan.heads(sublayer)
             if branch is not None and heads:
                 writes_mean = self._means(plan, sublayer) is not None
                 inner = pruned_attention_config(branch.inner, heads, writes_mean=writes_mean)
@@ -331,7 +318,7 @@ class _StackCut:
                 changes |= {name: None, f"{name}_rest": self._rest(plan, sublayer)}
         feedforward = layer.feedforward
         if feedforward is not None and plan.neurons:
-            smaller = pruned_feedforward_config(feedforward.inner, len(plan.neurons))
+            smaller = replace(feedforward.inner, hidden=len(plan.neurons))
             changes["feedforward"] = replace(feedforward, inner=smaller)
         return replace(layer, **changes)
 
@@ -344,12 +331,16 @@ class _StackCut:
 
     def _rest(self, plan: LayerPlan, sublayer: Sublayer) -> Branch[Constant] | None:
         """The constant that is left of attention without heads; None if it is zero."""
-        name = dict(BRANCHES)[sublayer]
+        name = sublayer.value
         branch = getattr(self.stack.config.layers[plan.source], name)
-        written = output_bias(
-            getattr(self._old(plan.source), name), (), self._means(plan, sublayer)
-        )
-        _check_gates(branch.inner, written, f"layer {plan.source} gates its {sublayer.value}")
+        attention = getattr(self._old(plan.source), name)
+        writes = output_bias(attention, (), self._means(plan, sublayer)) is not None
+        # A gate after the output projection would gate a bias, which no bias can express.
+        if any(g.at == "final" and (g.operation == "add" or writes) for g in branch.inner.gates):
+            raise InputError(
+                f"layer {plan.source} gates its {name} even without any head",
+                "keep one of its heads",
+            )
         constant = Constant(width=branch.inner.width)
         if isinstance(branch.norm, PostNorm):
             return Branch(constant, branch.norm, branch.dropout)
@@ -359,7 +350,7 @@ class _StackCut:
         return Branch(constant, PreNorm(NoNorm()), branch.dropout)
 
     def _vector(self, plan: LayerPlan, sublayer: Sublayer) -> Float[Tensor, " c"]:
-        old, name = self._old(plan.source), dict(BRANCHES)[sublayer]
+        old, name = self._old(plan.source), sublayer.value
         rest = getattr(old, f"{name}_rest")
         if rest is not None:
             return rest.vector
@@ -374,37 +365,18 @@ class _StackCut:
 
     def _own_tables(self) -> set[int]:
         """New layers that can no longer share a bucket table, since they keep different heads."""
-        sharing = {
-            index: plan
-            for index, plan in enumerate(self.plans)
-            if plan.attention and self._shares_table(plan.source)
-        }
-        owners = {self.stack.position_owner[plan.source] for plan in sharing.values()}
-        alike = {plan.attention for plan in sharing.values()}
-        if len(owners) <= 1 and len(alike) <= 1:
-            return set()
-        return {index for index, plan in sharing.items() if self._loses(plan)}
-
-    def _shares_table(self, layer: int) -> bool:
-        config = self.stack.config.attention(layer)
-        return (
-            config is not None and isinstance(config.position, T5Buckets) and config.position.shared
-        )
-
-    def _loses(self, plan: LayerPlan) -> bool:
-        config = self.stack.config.attention(plan.source)
-        return config is not None and len(plan.attention) < config.heads
-
-    def _table(self, plan: LayerPlan) -> Float[Tensor, "buckets h"]:
-        table = self._owner(plan).table
-        assert isinstance(table, BucketTable)
-        return table.table[:, list(plan.attention)]
-
-    def _owner(self, plan: LayerPlan) -> Attention:
-        """The attention whose table a layer uses."""
-        owner = self._old(self.stack.position_owner[plan.source]).attention
-        assert owner is not None
-        return owner
+        sharing: list[LayerPlan] = []
+        losing: set[int] = set()
+        for index, plan in enumerate(self.plans):
+            config = self.stack.config.attention(plan.source)
+            position = None if config is None else config.position
+            if plan.attention and isinstance(position, T5Buckets) and position.shared:
+                sharing.append(plan)
+                if config is not None and len(plan.attention) < config.heads:
+                    losing.add(index)
+        owners = {self.stack.position_owner[plan.source] for plan in sharing}
+        alike = {plan.attention for plan in sharing}
+        return set() if len(owners) <= 1 and len(alike) <= 1 else losing
 
 
 def _with_own_table(layer: LayerConfig) -> LayerConfig:
@@ -413,21 +385,3 @@ def _with_own_table(layer: LayerConfig) -> LayerConfig:
     assert isinstance(inner.position, T5Buckets)
     inner = replace(inner, position=replace(inner.position, shared=False))
     return replace(layer, attention=replace(layer.attention, inner=inner))
-
-
-def _feedforward(old: Layer, plan: LayerPlan) -> dict[str, Tensor]:
-    residual = old.feedforward_residual.state_dict()
-    weights = {f"feedforward_residual.{part}": tensor for part, tensor in residual.items()}
-    assert old.feedforward is not None
-    if isinstance(old.feedforward, FeedForward):
-        own = feedforward_weights(old.feedforward, plan.neurons)
-    else:
-        own = old.feedforward.state_dict()
-    return weights | {f"feedforward.{part}": tensor for part, tensor in own.items()}
-
-
-def _check_gates(config: AttentionConfig, written: Tensor | None, what: str) -> None:
-    """A gate after the output projection would gate a bias, which no bias can express."""
-    for gate in config.gates:
-        if gate.at == "final" and (gate.operation == "add" or written is not None):
-            raise InputError(f"{what} even without any head", "keep one of its heads")

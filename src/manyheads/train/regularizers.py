@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -16,17 +16,17 @@ from manyheads.argument_checks import check_fields
 from manyheads.attention import Attention
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError
-from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap, Watcher
-from manyheads.train.objectives.objective import Loss, Objective, PreparedBatch
+from manyheads.train.objectives.objective import Loss, Objective, PreparedBatch, chain_watchers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 # A sigmoid is stretched from 0..1 to LOW..HIGH, then clamped to 0..1.
 LOW, HIGH, TEMPERATURE = -0.1, 1.1, 0.33
+SHIFT = TEMPERATURE * math.log(-LOW / HIGH)
 
 
 class GatedSite(NamedTuple):
@@ -47,8 +47,7 @@ class HardConcrete(nn.Module, ABC):
     def __init__(self, sites: Sequence[GatedSite], start: float) -> None:
         super().__init__()
         # So that a gate is open with probability `start`.
-        shift = TEMPERATURE * math.log(-LOW / HIGH)
-        value = math.log(start / (1 - start)) + shift
+        value = math.log(start / (1 - start)) + SHIFT
         self.sites = tuple(sites)
         self.gate_probability = nn.ParameterList(
             torch.full((parts,), value, device=device) for _, parts, device in self.sites
@@ -72,8 +71,7 @@ class HardConcrete(nn.Module, ABC):
         return settled((chance.logit() + gate_probability) / TEMPERATURE)
 
     def expected_open(self) -> Float[Tensor, ""]:
-        shift = TEMPERATURE * math.log(-LOW / HIGH)
-        return torch.cat([torch.sigmoid(logits - shift) for logits in self.gate_probability]).sum()
+        return torch.cat([torch.sigmoid(logits - SHIFT) for logits in self.gate_probability]).sum()
 
     def settled(self) -> Mapping[Site, Float[Tensor, " k"]]:
         """All gates in evaluation; a part with a gate of zero can be removed."""
@@ -85,7 +83,15 @@ class HeadGates(HardConcrete):
     """A gate on the output of every attention head (arXiv 1905.09418); mixers have none."""
 
     def __init__(self, model: nn.Module, start: float = 0.9) -> None:
-        sites = _head_sites(model)
+        sites = []
+        for stack in (module for module in model.modules() if isinstance(module, Stack)):
+            for index, layer in enumerate(stack.layers):
+                for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS):
+                    attention = getattr(layer, sublayer.value)
+                    if attention is not None:
+                        site = Site(index, Tap.HEAD_OUTPUT, sublayer, stack.name)
+                        device = attention.project.weight.device
+                        sites.append(GatedSite(site, attention.config.heads, device))
         if not sites:
             raise ConfigError(
                 "the model has no attention heads to gate",
@@ -104,49 +110,15 @@ def settled(gate_probability: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     return ((HIGH - LOW) * torch.sigmoid(gate_probability) + LOW).clamp(0, 1)
 
 
-def _head_sites(model: nn.Module) -> list[GatedSite]:
-    sites = []
-    for stack in (module for module in model.modules() if isinstance(module, Stack)):
-        for index, layer in enumerate(stack.layers):
-            assert isinstance(layer, Layer)
-            both = ((Sublayer.ATTENTION, layer.attention), (Sublayer.CROSS, layer.cross))
-            for sublayer, attention in both:
-                if attention is not None:
-                    site = Site(index, Tap.HEAD_OUTPUT, sublayer, stack.name)
-                    device = attention.project.weight.device
-                    sites.append(GatedSite(site, attention.config.heads, device))
-    return sites
-
-
 GATES = "head_gates"
 
 
-class WatcherChain:
-    """Several watchers as one; each sees the value returned by the one before it."""
+@dataclass(frozen=True, slots=True)
+class RegularizationTerm:
+    """A regularizer in one forward pass: it may watch, and then computes its unweighted cost."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self.watchers = tuple(watchers)
-
-    def wants(self, site: Site) -> bool:
-        return any(watcher.wants(site) for watcher in self.watchers)
-
-    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns:
-        for watcher in self.watchers:
-            if watcher.wants(site):
-                answer = watcher.see(site, value)
-                value = value if answer is None else answer
-        return value
-
-
-class RegularizationTerm(ABC):
-    """A regularizer in one forward pass: it may watch, and then returns its cost."""
-
-    def watchers(self) -> Sequence[Watcher]:
-        return ()
-
-    @abstractmethod
-    def cost(self) -> Float[Tensor, ""]:
-        """The cost before multiplication by the weight."""
+    cost: Callable[[], Float[Tensor, ""]]
+    watcher: Watcher | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,20 +156,18 @@ class HeadDiversity(Regularizer):
     def name(self) -> str:
         return f"head {self.of}"
 
-    def begin(self, model: nn.Module) -> "HeadSimilarity":
+    def begin(self, model: nn.Module) -> RegularizationTerm:
         del model
-        return HeadSimilarity(Tap.HEAD_OUTPUT if self.of == "outputs" else Tap.PATTERN)
+        heads = HeadSimilarity(Tap.HEAD_OUTPUT if self.of == "outputs" else Tap.PATTERN)
+        return RegularizationTerm(heads.mean, heads)
 
 
-class HeadSimilarity(RegularizationTerm):
+class HeadSimilarity:
     """Watches heads and averages their similarity."""
 
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
         self.similarities: list[Tensor] = []
-
-    def watchers(self) -> Sequence[Watcher]:
-        return (self,)
 
     def wants(self, site: Site) -> bool:
         return site.tap is self.tap
@@ -213,7 +183,7 @@ class HeadSimilarity(RegularizationTerm):
         if tokens.numel():
             self.similarities.append(tokens.mean())
 
-    def cost(self) -> Float[Tensor, ""]:
+    def mean(self) -> Float[Tensor, ""]:
         return torch.stack(self.similarities).mean() if self.similarities else torch.zeros(())
 
 
@@ -236,16 +206,9 @@ class L1Scales(Regularizer):
     def attach(self, model: nn.Module) -> None:
         _scales(model)
 
-    def begin(self, model: nn.Module) -> "ScaleL1":
-        return ScaleL1(_scales(model))
-
-
-class ScaleL1(RegularizationTerm):
-    def __init__(self, scales: Sequence[Tensor]) -> None:
-        self.scales = scales
-
-    def cost(self) -> Float[Tensor, ""]:
-        return torch.cat([scale.float().abs() for scale in self.scales]).sum()
+    def begin(self, model: nn.Module) -> RegularizationTerm:
+        scales = _scales(model)
+        return RegularizationTerm(lambda: torch.cat([s.float().abs() for s in scales]).sum())
 
 
 def _scales(model: nn.Module) -> Sequence[Tensor]:
@@ -287,18 +250,7 @@ class L0Gates(Regularizer):
         gates = getattr(model, GATES, None)
         if not isinstance(gates, HardConcrete):
             raise ConfigError("the model has no gates for its heads", "call attach(model) first")
-        return GateCost(gates)
-
-
-class GateCost(RegularizationTerm):
-    def __init__(self, gates: HardConcrete) -> None:
-        self.gates = gates
-
-    def watchers(self) -> Sequence[Watcher]:
-        return (self.gates,)
-
-    def cost(self) -> Float[Tensor, ""]:
-        return self.gates.expected_open()
+        return RegularizationTerm(gates.expected_open, gates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,17 +285,11 @@ class Regularized(Objective):
         return self.objective.prepare(model, batch, generator)
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
-        begun = [(regularizer, regularizer.begin(model)) for regularizer in self.regularizers]
-        watchers = [watcher for _, penalty in begun for watcher in penalty.watchers()]
-        everyone = [*watchers, *([] if watch is None else [watch])]
-        loss = self.objective.score(
-            model, prepared, watch=WatcherChain(everyone) if everyone else None
-        )
+        terms = [(regularizer, regularizer.begin(model)) for regularizer in self.regularizers]
+        everyone = chain_watchers(*(term.watcher for _, term in terms), watch)
+        loss = self.objective.score(model, prepared, watch=everyone)
         return loss.plus(
-            {
-                regularizer.name: regularizer.weight * penalty.cost()
-                for regularizer, penalty in begun
-            }
+            {regularizer.name: regularizer.weight * term.cost() for regularizer, term in terms}
         )
 
 
@@ -374,8 +320,7 @@ def fold_gates(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Ten
         module.name: name for name, module in model.named_modules() if isinstance(module, Stack)
     }
     for index, (site, heads, _) in enumerate(gates.sites):
-        part = "cross" if site.sublayer is Sublayer.CROSS else "attention"
-        name = f"{stacks[site.stack]}.layers.{site.layer}.{part}.output.weight"
+        name = f"{stacks[site.stack]}.layers.{site.layer}.{site.sublayer.value}.output.weight"
         gate = settled(weights[f"{GATES}.gate_probability.{index}"])
         columns = torch.repeat_interleave(gate, tensors[name].shape[1] // heads)
         tensors[name] = tensors[name] * columns.to(tensors[name])

@@ -20,7 +20,7 @@ from manyheads.surgery.pruning import prune_layers
 from manyheads.surgery.selection.l0_selection import DEFAULT_L0, L0Config, LayerGates
 from manyheads.surgery.selection.layers import LayerUnit, select_layers
 from manyheads.taps import Site, Tap
-from manyheads.train.regularizers import WatcherChain
+from manyheads.train.objectives.objective import WatcherChain
 from tests.models import zoo
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [5, 6, 7, 5, 6], [9, 8, 7]]

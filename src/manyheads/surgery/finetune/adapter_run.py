@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from manyheads.argument_checks import check_fields
 from manyheads.checkpoints.config_json import family_of
 from manyheads.checkpoints.folder import Saved, save
 from manyheads.errors import ConfigError, ManyheadsError
@@ -24,6 +26,7 @@ ADAPTER, FREEZE = "adapter", "freeze"
 MODEL = "model"
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterTable(LoraConfig):
     """The [adapter] table of a run file: what is adapted, and whether the base is quantized.
@@ -178,15 +181,10 @@ def read_adapter_run(model: str, file: Path, settings: Sequence[str] = ()) -> Ad
 def _change(tables: dict[str, Any]) -> TrainedPart:
     if ADAPTER in tables and FREEZE in tables:
         raise ConfigError("[adapter] and [freeze] are both set", "leave one of them out")
-    if FREEZE in tables:
-        frozen: FreezeTable = run_config.RUN_TABLES.decode_table(
-            FreezeTable, tables[FREEZE], FREEZE
-        )
-        return frozen
-    adapter: AdapterTable = run_config.RUN_TABLES.decode_table(
-        AdapterTable, tables.get(ADAPTER, {}), ADAPTER
-    )
-    return adapter
+    key = FREEZE if FREEZE in tables else ADAPTER
+    kind = FreezeTable if key == FREEZE else AdapterTable
+    change: TrainedPart = run_config.RUN_TABLES.decode_table(kind, tables.get(key, {}), key)
+    return change
 
 
 def train_adapter(
@@ -197,12 +195,10 @@ def train_adapter(
     An adapter is saved to the folder `adapter` of the run, a full model to `model`.
     """
 
-    def prepare(model: Model) -> Model:
-        return spec.change.prepare(model, spec.run.run.seed)
-
     def save_trained(model: Model, folder: Path) -> Saved:
         model.source = spec.run.model.folder
         return spec.change.save(model, folder)
 
+    prepare = partial(spec.change.prepare, seed=spec.run.run.seed)
     hooks = ModelHooks(prepare=prepare, save=save_trained)
     return train(spec.run, resume_from=resume_from, fresh=fresh, progress=progress, hooks=hooks)

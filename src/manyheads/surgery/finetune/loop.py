@@ -20,10 +20,10 @@ from manyheads.progress import Progress
 from manyheads.surgery.finetune.trainable import copy_trainable
 from manyheads.surgery.rebuild import AnyModel, full_plan, rebuild
 from manyheads.taps import Site, Tap, Watcher
-from manyheads.train import distributed, regularizers
+from manyheads.train import distributed
 from manyheads.train.loop.train_step import MAX_SKIPPED, StepOutcome, Updater, prepare_steps
 from manyheads.train.objectives import CausalLM, MaskedLM, Objective
-from manyheads.train.objectives.objective import Loss, PreparedBatch
+from manyheads.train.objectives.objective import Loss, PreparedBatch, chain_watchers
 from manyheads.train.optim import optimizers, schedules
 
 
@@ -48,8 +48,7 @@ class AnswerLoss(Objective):
         metric = metrics.bind_metric(model, self.inputs, texts, "loss", self.targets)
         last = Site(-1, Tap.FINAL, stack=model.readout_stack)
         activations = cached_run.ActivationEditor({}, [last])
-        watchers: list[Watcher] = [activations] if watch is None else [watch, activations]
-        model.run_inputs(self.inputs.select(texts), regularizers.WatcherChain(watchers))
+        model.run_inputs(self.inputs.select(texts), chain_watchers(watch, activations))
         losses = metric(activations[last])[0] * metric.weights
         return Loss(total=losses.sum(), targets=int(metric.weights.sum()))
 
@@ -64,18 +63,33 @@ def objective_for(model: build.Model, inputs: ModelInputs, targets: Targets | No
     return AnswerLoss(inputs=inputs, targets=targets)
 
 
+SMALL_STEPS = optimizers.AdamW(lr=5e-5, decay=0.01)
+DECAY = schedules.Cosine()
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """How a model is trained after pruning: a small learning rate with cosine decay."""
+
+    optimizer: optimizers.OptimizerConfig = SMALL_STEPS
+    schedule: schedules.Schedule = DECAY
+    batch_tokens: int = 2048
+
+
+DEFAULT = RecoveryConfig()
+
+
 def finetune(
     model: build.Model,
     texts: Any,
     objective: Objective,
+    config: RecoveryConfig,
     *,
-    optimizer: optimizers.OptimizerConfig,
-    schedule: schedules.Schedule,
     steps: int,
-    batch_tokens: int,
     seed: int,
     progress: bool,
-    label: str,
+    label: str = "recovering",
 ) -> list[StepOutcome]:
     """Train the trainable parameters in place, for `steps` steps of about `batch_tokens`."""
     if steps < 1:
@@ -85,12 +99,12 @@ def finetune(
     processes = distributed.ProcessGroup(device=next(model.parameters()).device)
     updater = Updater(
         wrapper=distributed.ModelWrapper(model, processes),
-        optimizer=optimizer.build(model),
+        optimizer=config.optimizer.build(model),
         score=objective.score,
-        lr_factor=lambda step: schedule.factor(step, steps),
+        lr_factor=lambda step: config.schedule.factor(step, steps),
         seed=seed,
     )
-    batches = _steps(model, inputs, steps, batch_tokens, seed)
+    batches = _steps(model, inputs, steps, config.batch_tokens, seed)
     prepared = prepare_steps(batches, objective, model, seed=seed, first=0)
     outcomes: list[StepOutcome] = []
     training, state = model.training, torch.get_rng_state()
@@ -125,38 +139,18 @@ def _steps(
         if not order:
             order = draw.sample(runs, len(runs))
         texts = order.pop()
+        mine, numbers = inputs.select(texts), torch.tensor(list(texts))
+        batch = Batch(texts=mine.ids, images=mine.images, labels=numbers)
+        if mine.source is not None:
+            batch = Batch(texts=mine.source, others=mine.ids, labels=numbers)
         yield StreamStep(
             number=number,
-            batches=(_batch(inputs, texts),),
+            batches=(batch.to("cpu"),),
             indices=(0,),
             tokens=sum(sizes[text] for text in texts),
             sequences=len(texts),
             after=StreamPosition(step=number + 1),
         )
-
-
-def _batch(inputs: ModelInputs, texts: range) -> Batch:
-    mine, numbers = inputs.select(texts), torch.tensor(list(texts))
-    if mine.source is not None:
-        return Batch(texts=mine.source, others=mine.ids, labels=numbers).to("cpu")
-    return Batch(texts=mine.ids, images=mine.images, labels=numbers).to("cpu")
-
-
-SMALL_STEPS = optimizers.AdamW(lr=5e-5, decay=0.01)
-DECAY = schedules.Cosine()
-
-
-@check_fields
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryConfig:
-    """How a model is trained after pruning: a small learning rate with cosine decay."""
-
-    optimizer: optimizers.OptimizerConfig = SMALL_STEPS
-    schedule: schedules.Schedule = DECAY
-    batch_tokens: int = 2048
-
-
-DEFAULT = RecoveryConfig()
 
 
 @native_models_only
@@ -191,16 +185,5 @@ def recover(
     copy_trainable(recovered, model)
     inputs = read_inputs(recovered, texts)
     chosen = objective or objective_for(recovered, inputs, targets)
-    finetune(
-        recovered,
-        inputs,
-        chosen,
-        optimizer=config.optimizer,
-        schedule=config.schedule,
-        steps=steps,
-        batch_tokens=config.batch_tokens,
-        seed=seed,
-        progress=progress,
-        label="recovering",
-    )
+    finetune(recovered, inputs, chosen, config, steps=steps, seed=seed, progress=progress)
     return recovered

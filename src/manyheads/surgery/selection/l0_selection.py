@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
 from manyheads.surgery.addresses import find_stack, layer_ends, neuron_site
-from manyheads.surgery.finetune.loop import finetune, objective_for
+from manyheads.surgery.finetune import loop
 from manyheads.surgery.rebuild import LayerPlan, full_plan, rebuild
 from manyheads.surgery.selection.results import UnitName
 from manyheads.taps import Patterns, Site
@@ -51,13 +52,12 @@ class NeuronGates(regularizers.HardConcrete):
     """A gate for every neuron of a stack's feed-forwards; experts have none."""
 
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
-        sites = []
-        for layer, config in enumerate(stack.config.layers):
-            neurons = len(LayerPlan.all_of(layer, config).neurons)
-            if neurons:
-                sites.append(
-                    regularizers.GatedSite(neuron_site(stack, layer), neurons, _device(stack))
-                )
+        device, plans = _device(stack), map(LayerPlan.all_of, count(), stack.config.layers)
+        sites = [
+            regularizers.GatedSite(neuron_site(stack, plan.source), len(plan.neurons), device)
+            for plan in plans
+            if plan.neurons
+        ]
         super().__init__(sites, start)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged:
@@ -74,9 +74,8 @@ class LayerGates(regularizers.HardConcrete):
     def __init__(self, stack: Stack, start: float = 0.9) -> None:
         every = (layer_ends(stack, layer) for layer in range(len(stack.config.layers)))
         ends = [both for both in every if both is not None]
-        super().__init__(
-            [regularizers.GatedSite(leaving, 1, _device(stack)) for _, leaving in ends], start
-        )
+        device = _device(stack)
+        super().__init__([regularizers.GatedSite(after, 1, device) for _, after in ends], start)
         self._leaves = dict(ends)
         self._enters = {leaving: entered for entered, leaving in ends}
         self._entered: dict[Site, Tensor] = {}
@@ -135,22 +134,19 @@ def train_l0_gates(
     inputs = read_inputs(copy, texts)
     cost = UnitGates(weight=config.weight * COSTS[unit], start=config.start, unit=unit, stack=stack)
     gated = regularizers.Regularized(
-        objective=objective_for(copy, inputs, targets), regularizers=(cost,)
+        objective=loop.objective_for(copy, inputs, targets), regularizers=(cost,)
     )
     gated.attach(copy)
     gates = getattr(copy, regularizers.GATES)
     assert isinstance(gates, regularizers.HardConcrete)
-    finetune(
-        copy,
-        inputs,
-        gated,
+    training = loop.RecoveryConfig(
         optimizer=optimizers.AdamW(lr=config.lr, decay=0.0),
         schedule=schedules.Stable(),
-        steps=config.steps,
         batch_tokens=config.batch_tokens,
-        seed=seed,
-        progress=progress,
-        label="training gates",
+    )
+    label, steps = "training gates", config.steps
+    loop.finetune(
+        copy, inputs, gated, training, steps=steps, seed=seed, progress=progress, label=label
     )
     by_site: dict[Site, Tensor] = {}
     for (site, _, _), gate_probability in zip(gates.sites, gates.gate_probability, strict=True):

@@ -14,18 +14,13 @@ from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
 from manyheads.data import images
 from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.models.build import Model, build
-from manyheads.models.provenance import Classified, SentenceConfig
+from manyheads.models.provenance import Classified
 from manyheads.models.readout import ClassHead, ClassifierSettings, TokenHead, classifier_of
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
 from manyheads.train.distributed import ModelWrapper
-from manyheads.train.objectives import (
-    CausalLM,
-    MultiLabelClassification,
-    Objective,
-    Seq2SeqLM,
-)
+from manyheads.train.objectives import CausalLM, MultiLabelClassification, Objective, Seq2SeqLM
 from manyheads.train.objectives.late_interaction import fold_projection
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.regularizers import fold_gates
@@ -42,7 +37,13 @@ def initial_model(source: ModelSource, seed: int, classified: Classified | None 
 
     With `classes` it gets a new classification head.
     """
-    model = _body(source, seed)
+    config = source.model_config()
+    if config is None:
+        model = source.heads.apply_to_model(load(source.folder))
+    elif source.tile:
+        model = tile(load(source.tile), config, seed=seed)
+    else:
+        model = build(config, seed=seed)
     if not source.classes:
         return model
     if classified is None:
@@ -71,42 +72,27 @@ def set_problem_type(model: Model, objective: Objective) -> None:
     head = model.config.readout
     if objective.classified is None or not isinstance(head, ClassHead | TokenHead):
         return
-    several = isinstance(objective, MultiLabelClassification)
-    before = classifier_of(model)
-    after = ClassifierSettings(
-        multi_label=several, thresholds=before.thresholds if several else (0.5,)
-    )
+    several, before = isinstance(objective, MultiLabelClassification), classifier_of(model)
+    thresholds = before.thresholds if several else (0.5,)
+    after = ClassifierSettings(multi_label=several, thresholds=thresholds)
     if after != before:
         classification_head.set_classifier(model, after)
-
-
-def _body(source: ModelSource, seed: int) -> Model:
-    config = source.model_config()
-    if config is None:
-        return source.heads.apply_to_model(load(source.folder))
-    if not source.tile:
-        return build(config, seed=seed)
-    grown: Model = tile(load(source.tile), config, seed=seed)
-    return grown
 
 
 def run_tokenizer(data: data_config.Data, model: Model) -> "Tokenizer | None":
     """The tokenizer of a data section, or the model's own."""
     if not data.tokenizer:
-        own: Tokenizer | None = model.tokenizer
-        return own
+        return cast("Tokenizer | None", model.tokenizer)
     file = Path(data.tokenizer)
     file = file / TOKENIZER if file.is_dir() else file
+    remedy = "give the path of a tokenizer.json"
     if not file.is_file():
-        raise InputError(f"data.tokenizer: there is no {file}", "give the path of a tokenizer.json")
+        raise InputError(f"data.tokenizer: there is no {file}", remedy)
     try:
-        tokenizer: Tokenizer = read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent)
-        return tokenizer
+        return cast("Tokenizer", read_tokenizer({TOKENIZER: file.read_bytes()}, file.parent))
     except ManyheadsError as error:
         problem = error.problem.replace(str(file.parent / TOKENIZER), str(file))
-        raise InputError(
-            f"data.tokenizer: {problem}", "give the path of a tokenizer.json"
-        ) from None
+        raise InputError(f"data.tokenizer: {problem}", remedy) from None
 
 
 def set_class_names(model: Model, names: tuple[str, ...]) -> None:
@@ -157,10 +143,7 @@ def with_late_roles(data: data_config.Data, model: Model, objective: Objective) 
 
 def _range(data: data_config.Images, model: Vision) -> tuple[images.PerChannel, images.PerChannel]:
     mean, std = images.image_mean_std(model)
-    return (
-        mean if data.mean == "model" else data.mean,
-        std if data.std == "model" else data.std,
-    )
+    return (mean if data.mean == "model" else data.mean, std if data.std == "model" else data.std)
 
 
 def record_inference_settings(
@@ -176,9 +159,7 @@ def record_inference_settings(
         size = data.size or images.image_size(model)
         images.record_image_preprocessing(model, *_range(data, model), size)
     if isinstance(objective, TextSimilarity) and not objective.is_late(model):
-        sentence = model.sentence or SentenceConfig()
-        pooling = sentence.pooling if objective.pooling == "model" else objective.pooling
-        model.sentence = replace(sentence, pooling=pooling)
+        model.sentence = objective.sentence_of(model)
     result: dict[str, int | None] = {}
     if isinstance(objective, Seq2SeqLM) and isinstance(model, Seq2Seq):
         result["decoder_start_token_id"] = objective.start_of(model)
@@ -191,11 +172,8 @@ def record_inference_settings(
     if isinstance(data, data_config.Texts | data_config.Pairs):
         model.trained_length = data.max_length
     settings = {**(model.source_config or {}), **model.generation}
-    new = {
-        key: value
-        for key, value in result.items()
-        if value is not None and settings.get(key) is None
-    }
+    missing = {key: value for key, value in result.items() if settings.get(key) is None}
+    new = {key: value for key, value in missing.items() if value is not None}
     model.generation = {**model.generation, **new}
 
 

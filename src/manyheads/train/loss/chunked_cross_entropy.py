@@ -37,88 +37,61 @@ def cross_entropy_sums(
     """The sums over all tokens of the cross-entropy and of the squared log-sum-exp, in float32.
 
     `smoothing` is torch's `label_smoothing`. Logits are bent to softcap * tanh(logits / softcap) if
-    there is a `softcap`. With `squares` both sums have a gradient, for which
-    the logits are computed again in the backward pass; without, only the first sum has one, and it
-    is computed in the forward pass.
+    there is a `softcap`. With `squares` both sums have a gradient, and the logits are computed
+    again in the backward pass; without, only the first has one, computed in the forward pass.
     """
-    max_logits = (
-        MAX_LOGITS.get(x.device.type, MAX_LOGITS["cpu"]) if max_logits is None else max_logits
-    )
+    limit = MAX_LOGITS.get(x.device.type, MAX_LOGITS["cpu"]) if max_logits is None else max_logits
     # Not compiled: unrolled over all chunks it would take minutes to compile.
     losses = _uncompiled if torch.compiler.is_compiling() else _sums
-    return losses(x, weight, bias, labels, smoothing, squares, softcap, max_logits)
+    return losses(squares, smoothing, softcap, limit, x, weight, bias, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunking:
+    """The number of chunks, whether each is one Triton kernel, and how logits are computed."""
+
+    smoothing: float
+    softcap: float | None
+    count: int
+    fused: bool
+    dtype: torch.dtype
 
 
 def _sums(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    smoothing: float,
-    squares: bool,
-    softcap: float | None,
-    max_logits: int,
+    squares: bool, smoothing: float, softcap: float | None, max_logits: int, *tensors: Any
 ) -> Tensor:
-    fused = x.is_cuda and find_spec("triton") is not None
-    count = _chunks(x.shape[0], weight.shape[0], max_logits)
-    chunking = _Chunking(smoothing, count, fused, softcap)
-    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    device_type = x.device.type
-    dtype = (
-        torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
-    )
-    with torch.autocast(device_type, enabled=False):
-        if not learns:
-            return _accumulate(x, weight, bias, labels, None, chunking, dtype)[0]
-        losses: Tensor = _CrossEntropySums.apply(  # type: ignore[no-untyped-call]
-            x, weight, bias, labels, squares, chunking, dtype
-        )
-        return losses
-
-
-def _chunks(tokens: int, vocabulary: int, max_logits: int) -> int:
-    """The number of chunks, a power of two so that a compiled step sees few different numbers."""
+    x, weight, *_ = tensors
+    # A power of two, so that a compiled step sees few different numbers.
     count = 1
-    while tokens * vocabulary > max_logits * count:
+    while x.shape[0] * weight.shape[0] > max_logits * count:
         count *= 2
-    return count
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    fused = x.is_cuda and find_spec("triton") is not None
+    chunking = _Chunking(smoothing, softcap, count, fused, dtype)
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    with torch.autocast(kind, enabled=False):
+        if not learns:
+            return _accumulate(chunking, None, *tensors)[0]
+        losses: Tensor = _CrossEntropySums.apply(squares, chunking, *tensors)  # type: ignore[no-untyped-call]
+        return losses
 
 
 # torch.compiler.disable without loading the compiler.
 _uncompiled = _disable_dynamo(_sums)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunking:
-    """The number of chunks, whether each is one Triton kernel, and the cap of the logits."""
-
-    smoothing: float
-    count: int
-    fused: bool
-    softcap: float | None
-
-
 class _CrossEntropySums(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        squares: bool,
-        chunking: "_Chunking",
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ctx.squares = squares
+    def forward(ctx: Any, squares: bool, chunking: _Chunking, *tensors: Any) -> Tensor:
+        ctx.squares, ctx.chunking = squares, chunking
         if squares:
-            ctx.chunking = (chunking, dtype)
-            ctx.save_for_backward(x, weight, bias, labels)
-            sums, _ = _accumulate(x, weight, bias, labels, None, chunking, dtype)
-            return sums
+            ctx.save_for_backward(*tensors)
+            return _accumulate(chunking, None, *tensors)[0]
         # The gradient of the first sum alone; made on the device, since a copy would wait.
-        grad_sums = torch.arange(1, -1, -1, dtype=_at_least_float32(dtype), device=weight.device)
-        sums, gradients = _accumulate(x, weight, bias, labels, grad_sums, chunking, dtype)
+        wide, device = _at_least_float32(chunking.dtype), tensors[1].device
+        grad_sums = torch.arange(1, -1, -1, dtype=wide, device=device)
+        sums, gradients = _accumulate(chunking, grad_sums, *tensors)
         ctx.save_for_backward(*gradients)
         return sums
 
@@ -126,28 +99,22 @@ class _CrossEntropySums(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.squares:
-            x, weight, bias, labels = ctx.saved_tensors
-            _, gradients = _accumulate(x, weight, bias, labels, grad_sums, *ctx.chunking)
+            _, gradients = _accumulate(ctx.chunking, grad_sums, *ctx.saved_tensors)
         else:
             gradients = tuple(
                 None if tensor is None else tensor * grad_sums[0].to(tensor.dtype)
                 for tensor in ctx.saved_tensors
             )
-        return (*gradients, None, None, None, None)
+        return (None, None, *gradients, None)
 
 
 def _accumulate(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    grad_sums: Tensor | None,
-    chunking: _Chunking,
-    dtype: torch.dtype,
+    chunking: _Chunking, grad_sums: Tensor | None, *tensors: Any
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Both sums, and their gradients with `grad_sums`, the gradient of the output."""
-    wide, size = _at_least_float32(dtype), -(-x.shape[0] // chunking.count)
-    vocabulary, narrow = weight.shape[0], weight.to(dtype)
+    x, weight, bias, labels = tensors
+    dtype, wide = chunking.dtype, _at_least_float32(chunking.dtype)
+    size, vocabulary, narrow = -(-x.shape[0] // chunking.count), weight.shape[0], weight.to(dtype)
     padding = -vocabulary % PAD_TO if x.device.type == "cuda" else 0
     if padding:
         narrow = torch.cat((narrow, narrow.new_zeros(padding, narrow.shape[1])))
@@ -160,8 +127,12 @@ def _accumulate(
         part = x[rows].to(dtype)
         logits, added_bias, slope = part @ narrow.T, bias, None
         if chunking.softcap is not None:
-            logits, slope = _capped(logits, bias, chunking.softcap)
-            added_bias = None
+            if bias is not None:
+                logits = logits + F.pad(bias.to(logits.dtype), (0, padding))
+            # Its slope is 1 - tanh^2.
+            logits = (logits / chunking.softcap).tanh()
+            added_bias, slope = None, 1 - logits.square()
+            logits = logits * chunking.softcap
         added, grad_logits = (_kernel if chunking.fused else _chunk)(
             logits, added_bias, labels[rows], grad_sums, chunking.smoothing, vocabulary
         )
@@ -178,33 +149,8 @@ def _accumulate(
         grad_weight = product.to(wide) if grad_weight is None else grad_weight.add_(product)
     if grad_weight is None:
         return sums, (None, None, None)
-    bias_gradient = None if bias is None or grad_bias is None else grad_bias.to(bias.dtype)
+    bias_gradient = None if grad_bias is None else grad_bias.to(bias.dtype)
     return sums, (grad_x.to(x.dtype), grad_weight.to(weight.dtype), bias_gradient)
-
-
-def _capped(
-    logits: Float[Tensor, "m w"], bias: Float[Tensor, " v"] | None, cap: float
-) -> tuple[Float[Tensor, "m w"], Float[Tensor, "m w"]]:
-    """The logits with their bias, capped, and the slope of the cap there."""
-    if bias is not None:
-        logits = logits + F.pad(bias.to(logits.dtype), (0, logits.shape[1] - bias.shape[0]))
-    bent = (logits / cap).tanh()
-    return bent * cap, 1 - bent.square()
-
-
-def _kernel(
-    logits: Float[Tensor, "m w"],
-    bias: Float[Tensor, " v"] | None,
-    labels: Int[Tensor, " m"],
-    grad_sums: Float[Tensor, " 2"] | None,
-    smoothing: float,
-    vocabulary: int,
-) -> tuple[Float[Tensor, " 2"], Float[Tensor, "m w"] | None]:
-    """The same as `_chunk` in Triton, which reads the logits twice and writes them once."""
-    from manyheads.train.loss.triton_cross_entropy import cross_entropy_rows
-
-    sums = cross_entropy_rows(logits, bias, labels, grad_sums, smoothing, vocabulary)
-    return sums, None if grad_sums is None else logits
 
 
 def _chunk(
@@ -240,6 +186,14 @@ def _chunk(
     correct = (grad_sums[0] * (smoothing - 1)).expand(labels.shape[0], 1)
     grad_logits = grad_logits.scatter_add_(1, labels[:, None], correct)
     return sums, F.pad(grad_logits, (0, padding)) if padding else grad_logits
+
+
+def _kernel(logits: Tensor, *arguments: Any) -> tuple[Float[Tensor, " 2"], Tensor | None]:
+    """The same as `_chunk` in Triton, which reads the logits twice and writes them once."""
+    from manyheads.train.loss.triton_cross_entropy import cross_entropy_rows
+
+    _, _, grad_sums, *_ = arguments
+    return cross_entropy_rows(logits, *arguments), None if grad_sums is None else logits
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

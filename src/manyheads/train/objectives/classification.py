@@ -15,17 +15,28 @@ from manyheads.models import encoder, provenance, readout, vision
 from manyheads.ragged import Ragged
 from manyheads.taps import Watcher
 from manyheads.train.objectives import objective
+from manyheads.train.objectives.objective import Loss, PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassObjective(objective.RoutedObjective):
+class Classification(objective.RoutedObjective):
+    """One or more classes per text, token or image, from a model of this kind and its head."""
+
+    classified: ClassVar[provenance.Classified] = "texts"
+    model_type: ClassVar[type[nn.Module]] = encoder.TextModel
+    head: ClassVar[type] = readout.ClassHead
+
+    def check(self, model: nn.Module) -> None:
+        objective.check_readout(self, model, self.model_type, self.head)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassObjective(Classification):
     """Cross-entropy over classes; labels below zero are ignored."""
 
     label_smoothing: objective.Smoothing = 0.0
 
-    def prepare(
-        self, model: Any, batch: Batch, generator: torch.Generator
-    ) -> objective.PreparedBatch:
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         del generator
         expected = self._label_count(batch)
         if batch.labels is None or batch.labels.shape[0] != expected:
@@ -47,15 +58,13 @@ class ClassObjective(objective.RoutedObjective):
                 f"label {int(labels.max())} is out of range for classes={classes}",
                 f"use 0 to {classes - 1}, or {IGNORE_INDEX} for none",
             )
-        return objective.PreparedBatch(batch=batch, positions=positions, labels=labels)
+        return PreparedBatch(batch=batch, positions=positions, labels=labels)
 
     @abstractmethod
     def _label_count(self, batch: Batch) -> int:
         """The number of labels that the batch should have."""
 
-    def score(
-        self, model: Any, prepared: objective.PreparedBatch, *, watch: Watcher | None = None
-    ) -> objective.Loss:
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
         output = model(self._read(prepared.batch), watch=watch)
         logits = output.logits.values if isinstance(output.logits, Ragged) else output.logits
         logits = logits.index_select(0, prepared.positions).float()
@@ -76,30 +85,18 @@ class ClassObjective(objective.RoutedObjective):
 class SequenceClassification(ClassObjective):
     """One class per text."""
 
-    classified: ClassVar[provenance.Classified] = "texts"
-
-    def check(self, model: nn.Module) -> None:
-        objective.check_readout(self, model, encoder.TextModel, readout.ClassHead)
-
     def _label_count(self, batch: Batch) -> int:
         return len(objective.require_texts(self, batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLabelClassification(objective.RoutedObjective):
+class MultiLabelClassification(Classification):
     """Any number of labels per text: binary cross-entropy, the mean over the classes.
 
     Evaluation counts texts as correct whose labels are all right.
     """
 
-    classified: ClassVar[provenance.Classified] = "texts"
-
-    def check(self, model: nn.Module) -> None:
-        objective.check_readout(self, model, encoder.TextModel, readout.ClassHead)
-
-    def prepare(
-        self, model: Any, batch: Batch, generator: torch.Generator
-    ) -> objective.PreparedBatch:
+    def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         del generator
         expected, classes = len(objective.require_texts(self, batch)), model.config.readout.classes
         labels = batch.labels
@@ -115,11 +112,9 @@ class MultiLabelClassification(objective.RoutedObjective):
             )
         # Labels that are numbers may end before the last class.
         labels = F.pad(labels, (0, classes - labels.shape[1]))
-        return objective.PreparedBatch(batch=batch, positions=torch.arange(expected), labels=labels)
+        return PreparedBatch(batch=batch, positions=torch.arange(expected), labels=labels)
 
-    def score(
-        self, model: Any, prepared: objective.PreparedBatch, *, watch: Watcher | None = None
-    ) -> objective.Loss:
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
         output = model(prepared.batch.texts, watch=watch)
         logits = output.logits.float()
         total = F.binary_cross_entropy_with_logits(
@@ -139,9 +134,7 @@ class TokenClassification(ClassObjective):
     """One class per token."""
 
     classified: ClassVar[provenance.Classified] = "tokens"
-
-    def check(self, model: nn.Module) -> None:
-        objective.check_readout(self, model, encoder.TextModel, readout.TokenHead)
+    head: ClassVar[type] = readout.TokenHead
 
     def _label_count(self, batch: Batch) -> int:
         return objective.require_texts(self, batch).lengths.total
@@ -153,9 +146,7 @@ class ImageClassification(ClassObjective):
     """One class per image."""
 
     classified: ClassVar[provenance.Classified] = "images"
-
-    def check(self, model: nn.Module) -> None:
-        objective.check_readout(self, model, vision.Vision, readout.ClassHead)
+    model_type: ClassVar[type[nn.Module]] = vision.Vision
 
     def _label_count(self, batch: Batch) -> int:
         return len(batch.images)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.taps import Watcher
 from manyheads.train.objectives import text_similarity
 from manyheads.train.objectives.objective import Loss, PreparedBatch
@@ -39,7 +39,11 @@ class Contrastive(text_similarity.TextSimilarity):
     def loss(
         self, model: Any, batch: Batch, generator: torch.Generator, *, watch: Watcher | None = None
     ) -> Loss:
-        text_similarity.require_candidates(self, batch)
+        if batch.texts is not None and len(batch.texts) == 1 and not batch.negatives:
+            raise InputError(
+                "Contrastive got one pair without negatives, and nothing to compare",
+                "give two pairs or more, or negatives",
+            )
         return text_similarity.TextSimilarity.loss(self, model, batch, generator, watch=watch)
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:

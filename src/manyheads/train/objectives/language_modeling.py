@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from manyheads.annotations import NonNegativeFloat
 from manyheads.argument_checks import check_fields
@@ -16,25 +15,17 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models import encoder, seq2seq
 from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
-from manyheads.parts.halting import AddedLoss
 from manyheads.taps import Watcher
 from manyheads.train.loss.chunked_cross_entropy import cross_entropy_sums
-from manyheads.train.objectives.objective import (
-    Loss,
-    Objective,
-    PreparedBatch,
-    RoutedObjective,
-    Smoothing,
-    check_readout,
-    require_texts,
-)
+from manyheads.train.objectives import objective
+from manyheads.train.objectives.objective import Loss, PreparedBatch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModeling(RoutedObjective):
+class LanguageModeling(objective.RoutedObjective):
     """Tokens are predicted; their cross-entropy is computed in chunks.
 
     Ids of special tokens come from the model's tokenizer, or from the one of `with_tokenizer`.
@@ -52,17 +43,26 @@ class LanguageModeling(RoutedObjective):
         tokenizer: Tokenizer | None = self._tokenizer or model.tokenizer
         return tokenizer
 
+    def _check_causal(self, stack: StackConfig) -> None:
+        for index in range(len(stack.layers)):
+            attention = stack.attention(index)
+            if attention is not None and attention.mask.reach.after > 0:
+                raise ConfigError(
+                    f"layer {index} sees the tokens that {type(self).__name__} predicts, "
+                    f"with {attention.mask}",
+                    "use Causal() or a window without `after`",
+                )
+
+    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
+        read = model.hidden(prepared.batch.texts, watch=watch)
+        return self._language_loss(model, read, prepared)
+
     def _language_loss(
-        self,
-        model: Any,
-        hidden: Float[Tensor, "n c"],
-        prepared: PreparedBatch,
-        router: tuple[AddedLoss, ...],
-        smoothing: float = 0.0,
+        self, model: Any, read: tuple[Any, Any], prepared: PreparedBatch, smoothing: float = 0.0
     ) -> Loss:
-        readout = model.readout
+        (hidden, router), readout = read, model.readout
         sums = cross_entropy_sums(
-            readout.features(hidden.index_select(0, prepared.positions)),
+            readout.features(hidden.values.index_select(0, prepared.positions)),
             readout.vectors(model.table),
             readout.bias,
             prepared.labels,
@@ -82,21 +82,17 @@ class CausalLM(LanguageModeling):
     """Prediction of the next token; `z_loss` as in arXiv 2204.02311."""
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, encoder.TextModel, LanguageHead)
+        objective.check_readout(self, model, encoder.TextModel, LanguageHead)
         assert isinstance(model, encoder.TextModel)
-        _check_causal(self, model.config.stack)
+        self._check_causal(model.config.stack)
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
         del model, generator
-        texts = require_texts(self, batch)
+        texts = objective.require_texts(self, batch)
         lengths = texts.lengths
         ends = lengths.offsets.diff()[lengths.sequence_of_token] - 1
         positions = (lengths.positions < ends).nonzero().squeeze(1)
         return PreparedBatch(batch=batch, positions=positions, labels=texts.values[positions + 1])
-
-    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
-        hidden, router = model.hidden(prepared.batch.texts, watch=watch)
-        return self._language_loss(model, hidden.values, prepared, router)
 
 
 @check_fields
@@ -132,26 +128,26 @@ class MaskedLM(LanguageModeling):
         return masking_vocabulary(tokenizer, size, mask=self.mask, specials=self.specials)
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, encoder.TextModel, LanguageHead)
+        objective.check_readout(self, model, encoder.TextModel, LanguageHead)
         assert isinstance(model, encoder.TextModel)
-        _check_bidirectional(self, model.config.stack)
+        stack = model.config.stack
+        attentions = filter(None, map(stack.attention, range(len(stack.layers))))
+        masks = [attention.mask for attention in attentions]
+        if masks and all(mask.reach.after == 0 for mask in masks):
+            raise ConfigError(
+                f"no layer sees the tokens after a masked one, with {masks[0]}, and MaskedLM needs "
+                "both sides",
+                "use CausalLM, or an encoder",
+            )
         words = self.vocabulary(model)
         if self.whole_words and words.continues_word is None:
             raise ConfigError("whole_words needs a tokenizer", "give the model its tokenizer")
 
     def prepare(self, model: Any, batch: Batch, generator: torch.Generator) -> PreparedBatch:
-        masked = mask_tokens(
-            require_texts(self, batch), self.vocabulary(model), self.masking, generator
-        )
-        return PreparedBatch(
-            batch=replace(batch, texts=masked.texts),
-            positions=masked.positions,
-            labels=masked.labels,
-        )
-
-    def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
-        hidden, router = model.hidden(prepared.batch.texts, watch=watch)
-        return self._language_loss(model, hidden.values, prepared, router)
+        texts = objective.require_texts(self, batch)
+        masked = mask_tokens(texts, self.vocabulary(model), self.masking, generator)
+        batch = replace(batch, texts=masked.texts)
+        return PreparedBatch(batch=batch, positions=masked.positions, labels=masked.labels)
 
 
 @check_fields
@@ -163,13 +159,13 @@ class Seq2SeqLM(LanguageModeling):
     name, such as "<|end|>"; "model" is the start token of the model's config.json.
     """
 
-    label_smoothing: Smoothing = 0.1
+    label_smoothing: objective.Smoothing = 0.1
     start: int | str = "model"
 
     def check(self, model: nn.Module) -> None:
-        check_readout(self, model, seq2seq.Seq2Seq, LanguageHead)
+        objective.check_readout(self, model, seq2seq.Seq2Seq, LanguageHead)
         assert isinstance(model, seq2seq.Seq2Seq)
-        _check_causal(self, model.config.decoder)
+        self._check_causal(model.config.decoder)
         start, words = self.start_of(model), model.config.embedding.vocabulary
         if not 0 <= start < words:
             raise ConfigError(
@@ -201,39 +197,12 @@ class Seq2SeqLM(LanguageModeling):
         del generator
         if batch.texts is None or batch.others is None:
             raise InputError("Seq2SeqLM needs pairs of texts", "give texts and others")
-        labels = batch.others.values
-        inputs = labels.roll(1)
-        inputs = torch.where(batch.others.lengths.positions == 0, self.start_of(model), inputs)
+        labels, firsts = batch.others.values, batch.others.lengths.positions == 0
+        inputs = torch.where(firsts, self.start_of(model), labels.roll(1))
         positions = torch.arange(labels.shape[0], device=labels.device)
-        return PreparedBatch(
-            batch=replace(batch, others=batch.others.with_values(inputs)),
-            positions=positions,
-            labels=labels,
-        )
+        batch = replace(batch, others=batch.others.with_values(inputs))
+        return PreparedBatch(batch=batch, positions=positions, labels=labels)
 
     def score(self, model: Any, prepared: PreparedBatch, *, watch: Watcher | None = None) -> Loss:
-        hidden, router = model.hidden(prepared.batch.texts, prepared.batch.others, watch=watch)
-        return self._language_loss(model, hidden.values, prepared, router, self.label_smoothing)
-
-
-def _check_bidirectional(objective: Objective, stack: StackConfig) -> None:
-    masks = [
-        attention.mask for attention in map(stack.attention, range(len(stack.layers))) if attention
-    ]
-    if masks and all(mask.reach.after == 0 for mask in masks):
-        raise ConfigError(
-            f"no layer sees the tokens after a masked one, with {masks[0]}, and "
-            f"{type(objective).__name__} needs both sides",
-            "use CausalLM, or an encoder",
-        )
-
-
-def _check_causal(objective: Objective, stack: StackConfig) -> None:
-    for index in range(len(stack.layers)):
-        attention = stack.attention(index)
-        if attention is not None and attention.mask.reach.after > 0:
-            raise ConfigError(
-                f"layer {index} sees the tokens that {type(objective).__name__} predicts, "
-                f"with {attention.mask}",
-                "use Causal() or a window without `after`",
-            )
+        read = model.hidden(prepared.batch.texts, prepared.batch.others, watch=watch)
+        return self._language_loss(model, read, prepared, self.label_smoothing)

@@ -30,27 +30,20 @@ class LateProjection(nn.Module):
         )
 
     def forward(self, states: Float[Tensor, "n c"]) -> Float[Tensor, "n o"]:
-        biases = [self.biases.get(str(index)) for index in range(self.count)]
-        return self._config(list(self.weights), biases).project(states)
+        return self.config_with(dict(self.named_parameters())).project(states)
 
-    @property
-    def count(self) -> int:
-        return len(self.late.projection)
-
-    def _config(self, weights: list[Tensor], biases: list[Tensor | None]) -> LateInteractionConfig:
-        layers = zip(weights, biases, self.late.projection, strict=True)
+    def config_with(self, weights: Mapping[str, Tensor], prefix: str = "") -> LateInteractionConfig:
+        """The config with trained weights, by their names behind a prefix."""
+        layers = enumerate(self.late.projection)
         projection = tuple(
-            DenseProjection(weight, bias, dense.activation) for weight, bias, dense in layers
+            DenseProjection(
+                weights[f"{prefix}weights.{index}"],
+                weights.get(f"{prefix}biases.{index}"),
+                dense.activation,
+            )
+            for index, dense in layers
         )
         return replace(self.late, projection=projection)
-
-    def folded(self, weights: Mapping[str, Tensor]) -> LateInteractionConfig:
-        """The config with trained weights, from the names of a model's state."""
-        indices = range(self.count)
-        return self._config(
-            [weights[f"{PROJECTION}.weights.{index}"] for index in indices],
-            [weights.get(f"{PROJECTION}.biases.{index}") for index in indices],
-        )
 
 
 def attach_projection(model: Any, width: int) -> None:
@@ -61,14 +54,12 @@ def attach_projection(model: Any, width: int) -> None:
     if hasattr(model, PROJECTION):
         return
     if model.late is None:
-        states = model.config.stack.output_width
-        weight = torch.empty(width, states)
+        weight = torch.empty(width, model.config.stack.output_width)
         nn.init.orthogonal_(weight, generator=torch.Generator().manual_seed(0))
         projection = (DenseProjection(weight, None, "none"),) if width else ()
         model.late = LateInteractionConfig(projection=projection)
     if model.late.projection:
-        home = model.table.device
-        model.add_module(PROJECTION, LateProjection(model.late).to(home))
+        model.add_module(PROJECTION, LateProjection(model.late).to(model.table.device))
 
 
 def project_tokens(model: Any, states: Float[Tensor, "n c"]) -> Float[Tensor, "n o"]:
@@ -82,10 +73,8 @@ def fold_projection(
     model: Any, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], LateInteractionConfig | None]:
     """The weights without the trained projection, and the late interaction that has it."""
-    trained = getattr(model, PROJECTION, None)
+    trained, prefix = getattr(model, PROJECTION, None), f"{PROJECTION}."
     if not isinstance(trained, LateProjection):
         return dict(weights), model.late
-    rest = {
-        name: tensor for name, tensor in weights.items() if not name.startswith(f"{PROJECTION}.")
-    }
-    return rest, trained.folded(weights)
+    rest = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
+    return rest, trained.config_with(weights, prefix)

@@ -1,7 +1,7 @@
 """The interface of an objective: prepared batches, losses, checks of the model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -16,7 +16,7 @@ from manyheads.errors import ConfigError, InputError
 from manyheads.models import encoder, provenance, seq2seq, vision
 from manyheads.parts import experts, halting
 from manyheads.ragged import Ragged
-from manyheads.taps import Watcher
+from manyheads.taps import Patterns, Site, Watcher
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -42,17 +42,12 @@ class Loss:
     @property
     def combined(self) -> Float[Tensor, ""]:
         """The sum that is minimized."""
-        combined = self.total
-        for part in self.parts.values():
-            combined = combined + part
-        return combined
+        return sum(self.parts.values(), self.total)
 
     def plus(self, parts: Mapping[str, Float[Tensor, ""]]) -> "Loss":
         """With more additions, each a mean over the targets."""
-        return replace(
-            self,
-            parts={**self.parts, **{name: self.targets * part for name, part in parts.items()}},
-        )
+        sums = {name: self.targets * part for name, part in parts.items()}
+        return replace(self, parts={**self.parts, **sums})
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -60,8 +55,7 @@ class PreparedBatch:
     """A batch as the model reads it, and the `labels` to predict at `positions`.
 
     Positions are tokens, sequences or images, depending on the objective, which may have one label
-    per class. It is made on the host,
-    where its shapes are known without waiting for a device, and then moved.
+    per class. It is made on the host, where its shapes need no waiting for a device, then moved.
     """
 
     batch: Batch
@@ -74,18 +68,15 @@ class PreparedBatch:
 
     def to(self, device: torch.device | str) -> "PreparedBatch":
         """A copy on a device; copies from pinned memory do not block the host."""
-        return PreparedBatch(
-            batch=self.batch.to(device, non_blocking=True),
-            positions=self.positions.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-        )
+        moved = self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, batch=self.batch.to(device, non_blocking=True))
 
     def pin_memory(self) -> "PreparedBatch":
-        return PreparedBatch(
-            batch=self.batch.pin_memory(),
-            positions=self.positions.pin_memory(),
-            labels=self.labels.pin_memory(),
-        )
+        return replace(self._map(Tensor.pin_memory), batch=self.batch.pin_memory())
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "PreparedBatch":
+        """A function applied to all tensors outside of the batch."""
+        return replace(self, positions=function(self.positions), labels=function(self.labels))
 
 
 @check_fields
@@ -103,6 +94,28 @@ class Routing:
 
 
 DEFAULT_ROUTING = Routing()
+
+
+class WatcherChain:
+    """Several watchers as one; each sees the value returned by the one before it."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self.watchers = tuple(watchers)
+
+    def wants(self, site: Site) -> bool:
+        return any(watcher.wants(site) for watcher in self.watchers)
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns:
+        for watcher in self.watchers:
+            if watcher.wants(site):
+                answer = watcher.see(site, value)
+                value = value if answer is None else answer
+        return value
+
+
+def chain_watchers(*watchers: Watcher | None) -> Watcher | None:
+    present = [watcher for watcher in watchers if watcher is not None]
+    return WatcherChain(present) if present else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +171,6 @@ class RoutedObjective(Objective):
     def with_router_losses(
         self, total: Tensor, prepared: PreparedBatch, router: tuple[halting.AddedLoss, ...]
     ) -> Loss:
-        loss = Loss(total=total, targets=prepared.targets)
         routed = [added for added in router if isinstance(added, experts.RouterLosses)]
         halted = [added.ponder for added in router if isinstance(added, halting.PonderLoss)]
         terms = {
@@ -171,7 +183,7 @@ class RoutedObjective(Objective):
             for name, (weight, values) in terms.items()
             if weight and values
         }
-        return loss.plus(parts) if parts else loss
+        return Loss(total=total, targets=prepared.targets).plus(parts)
 
 
 def require_texts(objective: Objective, batch: Batch) -> Ragged:
@@ -183,8 +195,7 @@ def require_texts(objective: Objective, batch: Batch) -> Ragged:
 def check_readout(
     objective: Objective, model: nn.Module, kind: type[nn.Module], readout: type
 ) -> None:
-    if not isinstance(model, kind):
-        raise unsuitable_model(objective, model, KINDS[kind])
+    check_kind(objective, model, kind)
     has = type(model.config.readout)  # type: ignore[union-attr]
     if has is not readout:
         remedy = f"build the model with readout={readout.__name__}(...)"
@@ -202,6 +213,7 @@ KINDS: dict[type[nn.Module], str] = {
 }
 
 
-def unsuitable_model(objective: Objective, model: nn.Module, suitable: str) -> ConfigError:
-    name = type(objective).__name__
-    return ConfigError(f"{name} cannot train a {type(model).__name__}", f"use {suitable}")
+def check_kind(objective: Objective, model: nn.Module, kind: type[nn.Module]) -> None:
+    if not isinstance(model, kind):
+        name = type(objective).__name__
+        raise ConfigError(f"{name} cannot train a {type(model).__name__}", f"use {KINDS[kind]}")

@@ -7,6 +7,7 @@ gradients are those of the whole batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -24,12 +25,7 @@ from manyheads.parts.experts import RouterLosses
 from manyheads.parts.halting import AddedLoss, PonderLoss
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
-from manyheads.train.objectives import late_interaction
-from manyheads.train.objectives.objective import (
-    PreparedBatch,
-    RoutedObjective,
-    unsuitable_model,
-)
+from manyheads.train.objectives import late_interaction, objective
 
 COSINE_TEMPERATURE, MAXSIM_TEMPERATURE = 0.05, 1.0
 
@@ -61,17 +57,15 @@ class TextPart:
         yield self._slice(first, len(self.ids), start, end)
 
     def _slice(self, first: int, last: int, start: int, end: int) -> "TextPart":
-        lengths = Lengths.of(self.ids.lengths.each[first:last])
+        ids = Ragged(self.ids.values[start:end], Lengths.of(self.ids.lengths.each[first:last]))
         kept = self.kept
         if kept is not None:
             kept = kept[(kept >= start) & (kept < end)] - start
-        return TextPart(
-            Ragged(self.ids.values[start:end], lengths), self.attended[first:last], kept
-        )
+        return TextPart(ids, self.attended[first:last], kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PreparedCandidates(PreparedBatch):
+class PreparedCandidates(objective.PreparedBatch):
     """Texts, then their candidates, cut into `parts` that the model reads one after another.
 
     The candidates are the `count` second texts, in the order of the texts, then all negatives.
@@ -89,22 +83,14 @@ class PreparedCandidates(PreparedBatch):
     groups: Int[Tensor, "q k"]
     teacher: Float[Tensor, "q k"] | None = None
 
-    def to(self, device: torch.device | str) -> "PreparedCandidates":
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> "PreparedCandidates":
-        return self._map(Tensor.pin_memory)
-
     def _map(self, function: Callable[[Tensor], Tensor]) -> "PreparedCandidates":
+        texts, candidates = self.lengths
         return replace(
             self,
-            parts=tuple(part.map(function) for part in self.parts),
-            lengths=(
-                map_lengths(self.lengths[0], function),
-                map_lengths(self.lengths[1], function),
-            ),
             positions=function(self.positions),
             labels=function(self.labels),
+            parts=tuple(part.map(function) for part in self.parts),
+            lengths=(map_lengths(texts, function), map_lengths(candidates, function)),
             text_numbers=function(self.text_numbers),
             candidate_numbers=function(self.candidate_numbers),
             groups=function(self.groups),
@@ -116,7 +102,7 @@ Temperature = Annotated[float, Above(0, "use a value such as 0.05")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSimilarity(RoutedObjective):
+class TextSimilarity(objective.RoutedObjective):
     """An objective on the scores between texts and candidates.
 
     A score is the cosine of two vectors, or MaxSim between the vectors of all tokens (late
@@ -138,8 +124,8 @@ class TextSimilarity(RoutedObjective):
             late_interaction.attach_projection(model, self.token_width)
 
     def check(self, model: nn.Module) -> None:
-        if not isinstance(model, encoder.TextModel):
-            raise unsuitable_model(self, model, "a text encoder or decoder")
+        objective.check_kind(self, model, encoder.TextModel)
+        assert isinstance(model, encoder.TextModel)
         expansion = model.late.expansion if model.late and self.is_late(model) else None
         mixes = any(layer.mixer is not None for layer in model.config.stack.layers)
         if expansion is not None and not expansion.attend and mixes:
@@ -187,12 +173,9 @@ class TextSimilarity(RoutedObjective):
         if not self.is_late(model):
             ids = Ragged.concatenate([texts, candidates])
             return TextPart(ids, ids.lengths.each, None), (texts.lengths, candidates.lengths)
-        home = torch.device("cpu")
-        query = token_vectors.role_batch(
-            model, [ids.numpy() for ids in texts.to_list()], "query", home
-        )
-        documents = [ids.numpy() for ids in candidates.to_list()]
-        document = token_vectors.role_batch(model, documents, "document", home)
+        read = partial(token_vectors.role_batch, model, device=torch.device("cpu"))
+        query = read([ids.numpy() for ids in texts.to_list()], "query")
+        document = read([ids.numpy() for ids in candidates.to_list()], "document")
         kept = torch.cat((query.kept, document.kept))
         part = TextPart(
             Ragged.concatenate([query.ids, document.ids]),
@@ -208,12 +191,14 @@ class TextSimilarity(RoutedObjective):
         vectors, added = self._vectors(model, prepared.parts, watch)
         # Scores of half precision would be too coarse once they are divided by the temperature.
         with torch.autocast(vectors.device.type, enabled=False):
-            if not self.is_late(model):
-                texts, candidates = vectors[: prepared.count], vectors[prepared.count :]
-                return texts @ candidates.T / self._temperature(COSINE_TEMPERATURE), added
-            both = vectors.split([lengths.positions.shape[0] for lengths in prepared.lengths])
-            scores = late_scores.maxsim_with_gradients(*map(Ragged, both, prepared.lengths))
-            return scores / self._temperature(MAXSIM_TEMPERATURE), added
+            if self.is_late(model):
+                both = vectors.split([lengths.positions.shape[0] for lengths in prepared.lengths])
+                scores = late_scores.maxsim_with_gradients(*map(Ragged, both, prepared.lengths))
+                default = MAXSIM_TEMPERATURE
+            else:
+                scores = vectors[: prepared.count] @ vectors[prepared.count :].T
+                default = COSINE_TEMPERATURE
+            return scores / (default if self.temperature == "default" else self.temperature), added
 
     def is_late(self, model: Any) -> bool:
         """Whether all token vectors are compared."""
@@ -221,19 +206,22 @@ class TextSimilarity(RoutedObjective):
             return model.late is not None
         return self.similarity == "maxsim"
 
-    def _temperature(self, default: float) -> float:
-        return default if self.temperature == "default" else self.temperature
-
     def _vectors(
         self, model: Any, parts: Sequence[TextPart], watch: Watcher | None
     ) -> tuple[Float[Tensor, "n c"], tuple[AddedLoss, ...]]:
         """A vector per text, or per token, and the losses of routers and of halting."""
 
         def encode(part: TextPart) -> tuple[Tensor, tuple[AddedLoss, ...]]:
-            hidden, added = model.hidden(part.ids, watch=_with_hidden_keys(part, watch))
+            # The tokens that expand queries are hidden from the others.
+            hides = part.attended != part.ids.lengths.each
+            hiding = token_vectors.HiddenKeys(part.attended) if hides else None
+            hidden, added = model.hidden(part.ids, watch=objective.chain_watchers(hiding, watch))
             with torch.autocast(hidden.device.type, enabled=False):
                 if not self.is_late(model):
-                    return F.normalize(self._pooled(model, hidden), dim=-1), added
+                    sentence = self.sentence_of(model)
+                    pooling = "first" if sentence.pooling == "cls" else sentence.pooling
+                    pooled = readout.pooled(hidden.values.float(), hidden.lengths, pooling)
+                    return F.normalize(sentence.project(pooled), dim=-1), added
                 states = hidden.values if part.kept is None else hidden.values[part.kept]
                 return late_interaction.project_tokens(model, states.float()), added
 
@@ -241,38 +229,13 @@ class TextSimilarity(RoutedObjective):
             encoded = [encode(part) for part in parts]
         else:
             encoded = [checkpoint(encode, part, use_reentrant=False) for part in parts]
-        tokens = [part.ids.values.shape[0] for part in parts]
-        return torch.cat([vectors for vectors, _ in encoded]), mean_losses(
-            [added for _, added in encoded], tokens
-        )
+        vectors, added = zip(*encoded, strict=True)
+        return torch.cat(vectors), mean_losses(added, [len(part.ids.values) for part in parts])
 
-    def _pooled(self, model: Any, hidden: Ragged) -> Float[Tensor, "b c"]:
-        sentence = model.sentence or provenance.SentenceConfig()
-        pooling = sentence.pooling if self.pooling == "model" else self.pooling
-        vectors = readout.pooled(
-            hidden.values.float(), hidden.lengths, "first" if pooling == "cls" else pooling
-        )
-        return sentence.project(vectors)
-
-
-def require_candidates(objective: TextSimilarity, batch: Batch) -> None:
-    """Raise if a batch has nothing to compare."""
-    if batch.texts is not None and len(batch.texts) == 1 and not batch.negatives:
-        raise InputError(
-            f"{type(objective).__name__} got one pair without negatives, and nothing to compare",
-            "give two pairs or more, or negatives",
-        )
-
-
-def _with_hidden_keys(part: TextPart, watch: Watcher | None) -> Watcher | None:
-    """A watcher that also hides the tokens that expand queries from the others."""
-    if part.attended == part.ids.lengths.each:
-        return watch
-    # Regularizers import objectives.
-    from manyheads.train.regularizers import WatcherChain
-
-    hides = token_vectors.HiddenKeys(part.attended)
-    return hides if watch is None else WatcherChain([hides, watch])
+    def sentence_of(self, model: Any) -> provenance.SentenceConfig:
+        """How the model's sentence vectors are made, with the pooling of this objective."""
+        sentence: provenance.SentenceConfig = model.sentence or provenance.SentenceConfig()
+        return sentence if self.pooling == "model" else replace(sentence, pooling=self.pooling)
 
 
 def _first_equal(texts: Ragged) -> Int[Tensor, " d"]:
@@ -320,19 +283,14 @@ def mean_losses(
     if len(parts) == 1:
         return parts[0]
     shares = [count / sum(tokens) for count in tokens]
-    return tuple(_mean_loss(layer, shares) for layer in zip(*parts, strict=True))
 
+    def mean(losses: Sequence[Any], name: str) -> Tensor:
+        values = [share * getattr(loss, name) for share, loss in zip(shares, losses, strict=True)]
+        return torch.stack(values).sum()
 
-def _mean_loss(losses: Sequence[AddedLoss], shares: Sequence[float]) -> AddedLoss:
-    def mean(values: Iterator[Tensor]) -> Tensor:
-        return torch.stack([s * value for s, value in zip(shares, values, strict=True)]).sum()
+    def mean_of_layer(losses: Sequence[Any]) -> AddedLoss:
+        if isinstance(losses[0], RouterLosses):
+            return replace(losses[0], balance=mean(losses, "balance"), z=mean(losses, "z"))
+        return PonderLoss(mean(losses, "ponder"), torch.cat([loss.steps for loss in losses]))
 
-    routed = [loss for loss in losses if isinstance(loss, RouterLosses)]
-    if routed:
-        return replace(
-            routed[0], balance=mean(loss.balance for loss in routed), z=mean(e.z for e in routed)
-        )
-    halted = [loss for loss in losses if isinstance(loss, PonderLoss)]
-    return PonderLoss(
-        mean(loss.ponder for loss in halted), torch.cat([loss.steps for loss in halted])
-    )
+    return tuple(map(mean_of_layer, zip(*parts, strict=True)))

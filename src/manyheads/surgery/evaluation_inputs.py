@@ -1,6 +1,5 @@
 """The metric and the targets with which texts or images evaluate a model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,23 +43,16 @@ def prepare_inputs(
         )
     if not isinstance(model, encoder.Encoder):
         return EvaluationInputs(model_inputs, "loss", None)
-    return _masked(model, model_inputs, seed)
-
-
-def _masked(
-    model: encoder.Encoder, inputs: model_interface.ModelInputs, seed: int
-) -> EvaluationInputs:
-    assert inputs.ids is not None
+    assert model_inputs.ids is not None
     words = masking_vocabulary(model.tokenizer, model.config.embedding.vocabulary)
     draw = torch.Generator().manual_seed(seed)
-    masked = mask_tokens(inputs.ids, words, MASKING, draw)
-    lengths = inputs.ids.lengths
-    targets: list[dict[int, int]] = [{} for _ in range(len(inputs))]
+    masked = mask_tokens(model_inputs.ids, words, MASKING, draw)
+    lengths = model_inputs.ids.lengths
+    answers: list[dict[int, int]] = [{} for _ in range(len(model_inputs))]
     owners = lengths.sequence_of_token[masked.positions].tolist()
     positions = lengths.positions[masked.positions].tolist()
-    answers: Sequence[int] = masked.labels.tolist()
-    for owner, position, answer in zip(owners, positions, answers, strict=True):
-        targets[owner][position] = answer
-    if not any(targets):
+    for owner, position, label in zip(owners, positions, masked.labels.tolist(), strict=True):
+        answers[owner][position] = label
+    if not any(answers):
         raise InputError("no token of the texts could be masked", "give longer texts")
-    return EvaluationInputs(model_interface.ModelInputs(ids=masked.texts), "loss", targets)
+    return EvaluationInputs(model_interface.ModelInputs(ids=masked.texts), "loss", answers)

@@ -191,16 +191,15 @@ def _select(
     if config.unit == "heads":
         common |= {"replace_with": config.replace_with, "sublayer": config.sublayer}
         return select_heads(model, inputs.model_inputs, by, **common)
-    if config.replace_with != "zero":
-        raise InputError(
-            f"replace_with={config.replace_with!r} cannot be used with unit={config.unit!r}",
-            "leave it out, or prune heads",
-        )
-    if config.sublayer is not Sublayer.ATTENTION:
-        raise InputError(
-            f"sublayer={config.sublayer.value!r} cannot be used with unit={config.unit!r}",
-            "leave it out, or prune heads",
-        )
+    for name, value, default in (
+        ("replace_with", config.replace_with, "zero"),
+        ("sublayer", config.sublayer.value, "attention"),
+    ):
+        if value != default:
+            raise InputError(
+                f"{name}={value!r} cannot be used with unit={config.unit!r}",
+                "leave it out, or prune heads",
+            )
     if config.unit == "layers":
         return layers.select_layers(model, inputs.model_inputs, by, **common)
     return neurons.select_neurons(model, inputs.model_inputs, by, **common)
@@ -238,7 +237,7 @@ def compare_sizes(models: Sequence[Model], texts: Any) -> list[ModelSize]:
             times.append(_time(model, batch))
     # The first round warms up.
     rates = [tokens / statistics.median(times[1:]) for times in seconds]
-    return [_size(model, rate) for model, rate in zip(models, rates, strict=True)]
+    return list(map(_size, models, rates))
 
 
 def _time(model: Model, batch: ModelInputs) -> float:

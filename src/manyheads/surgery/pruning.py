@@ -99,10 +99,7 @@ ReplaceWith = Literal["zero", "mean"]
 
 @native_models_only
 def prune(
-    model: AnyModel,
-    heads: Heads,
-    replace_with: ReplaceWith = "zero",
-    texts: Any = None,
+    model: AnyModel, heads: Heads, replace_with: ReplaceWith = "zero", texts: Any = None
 ) -> AnyModel:
     """A new model without these heads, which computes the same as this one with them ablated.
 
@@ -150,19 +147,18 @@ def prune_neurons(
             raise InputError(
                 f"there is no layer {layer}", f"use 0 to {len(chosen.config.layers) - 1}"
             )
-        existing = plans[chosen.name][layer].neurons
-        if not existing:
+        plan, excluded = plans[chosen.name][layer], set(removed)
+        if not plan.neurons:
             raise InputError(f"layer {layer} has no neurons to prune", "choose another layer")
-        odd = sorted(set(removed) - set(existing))
-        if odd:
+        if odd := sorted(excluded - set(plan.neurons)):
             raise InputError(
-                f"layer {layer} has no neuron {odd[0]}", f"use 0 to {len(existing) - 1}"
+                f"layer {layer} has no neuron {odd[0]}", f"use 0 to {len(plan.neurons) - 1}"
             )
-        remaining = tuple(neuron for neuron in existing if neuron not in set(removed))
+        remaining = tuple(neuron for neuron in plan.neurons if neuron not in excluded)
         if not remaining:
             raise InputError(f"layer {layer} would have no neuron left", "keep at least one")
-        plans[chosen.name][layer] = replace(plans[chosen.name][layer], neurons=remaining)
-    return _pruned(model, plans, None)
+        plans[chosen.name][layer] = replace(plan, neurons=remaining)
+    return _pruned(model, plans)
 
 
 @native_models_only
@@ -172,18 +168,17 @@ def prune_layers(
     """A new model without these layers: the input of each goes to the next layer that stays."""
     chosen = find_stack(model, stack)
     removed, count = set(layers), len(chosen.config.layers)
-    odd = sorted(removed - set(range(count)))
-    if odd:
+    if odd := sorted(removed - set(range(count))):
         raise InputError(f"there is no layer {odd[0]}", f"use 0 to {count - 1}")
     if len(removed) == count:
         raise InputError(f"all {count} layers would be removed", "keep at least one")
     plans: dict[str, Sequence[LayerPlan]] = dict(full_plan(model))
     plans[chosen.name] = [layer for layer in plans[chosen.name] if layer.source not in removed]
-    return _pruned(model, plans, None)
+    return _pruned(model, plans)
 
 
 def _pruned(
-    model: AnyModel, plans: Mapping[str, Sequence[LayerPlan]], means: Means | None
+    model: AnyModel, plans: Mapping[str, Sequence[LayerPlan]], means: Means | None = None
 ) -> AnyModel:
     fresh = rebuild(model, plans, means)
     record_origins(fresh, model, plans)

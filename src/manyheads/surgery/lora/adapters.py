@@ -1,6 +1,6 @@
 """The adapters of a model: add, activate by name, merge into the weights, unmerge, delete."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -114,7 +114,7 @@ def list_adapters(model: nn.Module) -> dict[str, Adapter]:
     """The adapters of a model by name."""
     addresses: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
-    for path, linear in _named_adapted_linears(model):
+    for path, linear in _named_adapted_linears(model).items():
         for name, updates in low_rank.adapters_on(linear).items():
             owner = path.rpartition(".")[0]
             addresses.setdefault(name, []).extend(f"{owner}.{part}" for part in updates)
@@ -145,13 +145,7 @@ def set_adapter(model: nn.Module, *names: str) -> None:
 
     Of adapters that save the same module, only one can be active at a time.
     """
-    existing = list_adapters(model)
-    for name in names:
-        if name not in existing:
-            raise InputError(
-                f"there is no adapter {name!r}",
-                f"use one of {', '.join(existing) or 'none: add one'}",
-            )
+    check_exist(model, *names)
     _check_unmerged(model)
     modules_to_save.activate_modules(model, dict.fromkeys(names))
     for linear in _adapted_linears(model):
@@ -192,11 +186,7 @@ def unmerge(model: nn.Module) -> None:
 @native_models_only
 def delete_adapter(model: nn.Module, *names: str) -> None:
     """Delete adapters, by default all; what was merged stays in the weights for good."""
-    for name in names:
-        if name not in list_adapters(model):
-            raise InputError(
-                f"there is no adapter {name!r}", f"use one of {', '.join(list_adapters(model))}"
-            )
+    check_exist(model, *names)
     deleted = names or tuple(list_adapters(model))
     merged = {name for linear in _adapted_linears(model) for name in low_rank.merged_on(linear)}
     for linear in list(_adapted_linears(model)):
@@ -205,6 +195,15 @@ def delete_adapter(model: nn.Module, *names: str) -> None:
                 low_rank.remove_adapter(linear, name)
     for name in deleted:
         modules_to_save.drop_modules(model, name, stays=name in merged)
+
+
+def check_exist(model: nn.Module, *names: str) -> None:
+    """Raise for a name of no adapter."""
+    existing = list_adapters(model)
+    remedy = f"use one of {', '.join(existing)}" if existing else "add one with surgery.adapt"
+    for name in names:
+        if name not in existing:
+            raise InputError(f"there is no adapter {name!r}", remedy)
 
 
 def _check_unmerged(model: nn.Module) -> None:
@@ -216,12 +215,13 @@ def _check_unmerged(model: nn.Module) -> None:
         )
 
 
-def _adapted_linears(model: nn.Module) -> Iterator[nn.Linear]:
-    for _, linear in _named_adapted_linears(model):
-        yield linear
+def _adapted_linears(model: nn.Module) -> Iterable[nn.Linear]:
+    return _named_adapted_linears(model).values()
 
 
-def _named_adapted_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    for path, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and "adapters" in module._modules:
-            yield path, module
+def _named_adapted_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and "adapters" in module._modules
+    }

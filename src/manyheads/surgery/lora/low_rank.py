@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyheads.annotations import DropoutRate, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.lens.results.addresses import HeadName, Heads, head_names
@@ -32,23 +33,17 @@ class LoraConfig:
     for a task, or the embedding.
     """
 
-    rank: int = 8
+    rank: PositiveInt = 8
     alpha: float = 16.0
     targets: tuple[str, ...] = ("query", "value")
     layers: tuple[int, ...] | Literal["all"] = "all"
     heads: tuple[HeadName, ...] | Heads = ()
-    dropout: float = 0.0
+    dropout: DropoutRate = 0.0
     scaling: Literal["rank", "root"] = "rank"
     modules_to_save: tuple[ModuleName, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", head_names(self.heads))
-        if self.rank < 1:
-            raise ConfigError(f"rank must be at least 1, got {self.rank}", "use 1 or more")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                f"dropout must be in [0, 1), got {self.dropout:g}", "use 0 <= dropout < 1"
-            )
         if not self.targets:
             raise ConfigError("targets is empty", 'name projections, such as "query"')
 
@@ -156,10 +151,7 @@ class AdaptedQuantized(Adapted, Quantized):
         return Quantized.forward(self, x)
 
 
-ADAPTED: dict[type[nn.Linear], type[Adapted]] = {
-    nn.Linear: Adapted,
-    Quantized: AdaptedQuantized,
-}
+ADAPTED: dict[type[nn.Linear], type[Adapted]] = {nn.Linear: Adapted, Quantized: AdaptedQuantized}
 PLAIN = {adapted: plain for plain, adapted in ADAPTED.items()}
 
 

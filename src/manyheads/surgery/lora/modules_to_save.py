@@ -77,7 +77,7 @@ def add_modules(model: nn.Module, name: str, weights: Mapping[str, Tensor | None
     store = cast(SavedModules, model.modules_to_save)
     own = store.stored_by(OWN)
     for address, weight in weights.items():
-        now = own.get(address, _at(model, address))
+        now = own.get(address, model.get_parameter(address))
         copied = now.detach() if weight is None else weight.to(now)
         store.put(name, address, nn.Parameter(copied.clone(), requires_grad=False))
         store.in_use.setdefault(address, OWN)
@@ -88,10 +88,8 @@ def modules_of(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     store = _store(model)
     if store is None:
         return {}
-    addresses = {
-        address: _at(model, address) for address, owner in store.in_use.items() if owner == name
-    }
-    return {**addresses, **store.stored_by(name)}
+    used = [address for address, owner in store.in_use.items() if owner == name]
+    return {address: model.get_parameter(address) for address in used} | store.stored_by(name)
 
 
 def activate_modules(model: nn.Module, names: Iterable[str]) -> None:
@@ -111,7 +109,7 @@ def activate_modules(model: nn.Module, names: Iterable[str]) -> None:
     for address, owner in choice.items():
         before = store.in_use[address]
         if owner != before:
-            store.put(before, address, _at(model, address))
+            store.put(before, address, model.get_parameter(address))
             _set(model, address, store.take(owner, address))
             store.in_use[address] = owner
 
@@ -145,10 +143,6 @@ def drop_modules(model: nn.Module, name: str, *, stays: bool) -> None:
 
 def _store(model: nn.Module) -> SavedModules | None:
     return cast(SavedModules | None, model._modules.get("modules_to_save"))
-
-
-def _at(model: nn.Module, address: str) -> nn.Parameter:
-    return model.get_parameter(address)
 
 
 def _set(model: nn.Module, address: str, parameter: nn.Parameter) -> None:

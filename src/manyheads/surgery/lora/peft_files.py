@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mode
 from typing import Any, cast
 
 import torch
@@ -25,7 +26,13 @@ from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.surgery.lora.adapters import Adapter, check_name, list_adapters, set_adapter
+from manyheads.surgery.lora.adapters import (
+    Adapter,
+    check_exist,
+    check_name,
+    list_adapters,
+    set_adapter,
+)
 from manyheads.surgery.lora.low_rank import LowRankUpdate, adapters_on, attach, span_indices
 from manyheads.surgery.lora.modules_to_save import add_modules, modules_of
 from manyheads.surgery.lora.targets import Projection, join_spans, projections_of
@@ -55,9 +62,7 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
     the full matrix, with zeros elsewhere and the ranks of all parts. The base model is named as it
     was loaded.
     """
-    if name not in list_adapters(model):
-        existing = ", ".join(list_adapters(model)) or "none"
-        raise InputError(f"there is no adapter {name!r}", f"the model has {existing}")
+    check_exist(model, name)
     if final_gates(model):
         raise ConfigError(
             "the model has gates of L0Gates, which the files of an adapter cannot store",
@@ -69,19 +74,12 @@ def save_adapter(model: Model, folder: Path | str, name: str = "default") -> Pat
         for path, layer, entry in _linears(model)
         for module, update in _to_peft(entry, adapters_on(layer).get(name, {}), path).items()
     }
-    stabilized = any(update.root for update in updates_by_module.values())
-    tensors: dict[str, Tensor] = {}
-    for module, update in updates_by_module.items():
-        tensors[f"{PREFIX}{module}{DOWN}"] = update.down.contiguous().cpu()
-        tensors[f"{PREFIX}{module}{UP}"] = update.up.contiguous().cpu()
-    ranks = {module: update.down.shape[0] for module, update in updates_by_module.items()}
-    alphas = {
-        module: update.scale * (math.sqrt(ranks[module]) if stabilized else ranks[module])
-        for module, update in updates_by_module.items()
-    }
     modules = modules_to_peft(model, modules_of(model, name))
-    tensors |= {PREFIX + key: tensor.detach().contiguous().cpu() for key, tensor in modules.items()}
-    described = _config(model, ranks, alphas, stabilized, updates_by_module)
+    stored = {key: tensor.detach() for key, tensor in modules.items()}
+    for module, update in updates_by_module.items():
+        stored |= {f"{module}{DOWN}": update.down, f"{module}{UP}": update.up}
+    tensors = {PREFIX + key: tensor.contiguous().cpu() for key, tensor in stored.items()}
+    described = _config(model, updates_by_module)
     names = sorted({key.rpartition(".")[0] for key in modules})
     described["modules_to_save"] = names or None
     files: dict[str, Callable[[Path], Any]] = {
@@ -108,10 +106,11 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
     _check_supported(described, place)
     pairs, others = _read(place / WEIGHTS)
     modules = modules_from_peft(model, others, place)
-    linears = _named_linears(model)
-    planned = []
+    linears, parts = _named_linears(model), projections_of(model)
+    canonical, planned = family_of(model).canonical_name, []
     for module, (down, up) in pairs.items():
-        target = linears.get(_canonical(model, module))
+        our_name = canonical(f"{module}.weight") or module
+        target = linears.get(str(our_name).removesuffix(".weight"))
         if target is None:
             near = ", ".join(sorted({key.rpartition(".")[2] for key in linears}))
             base = described.get("base_model_name_or_path")
@@ -122,11 +121,9 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
             )
         layer, path, rows = target
         _check_shapes(module, down, up, (len(rows), layer.in_features), place)
-        planned.append((module, layer, path, rows, down, up))
-    parts = projections_of(model)
-    for module, layer, path, rows, down, up in planned:
         update = _update(described, module, layer, rows, down, up)
-        label = _label(parts, path, rows)
+        planned.append((layer, _label(parts, path, rows), update))
+    for layer, label, update in planned:
         attach(layer, name, label, update.to(layer_device(layer)).train(layer.training))
     add_modules(model, name, modules)
     set_adapter(model, name)
@@ -212,14 +209,14 @@ def _to_peft(
     return result
 
 
-def _config(
-    model: Model,
-    ranks: Mapping[str, int],
-    alphas: Mapping[str, float],
-    stabilized: bool,
-    updates_by_module: Mapping[str, _PeftUpdate],
-) -> dict[str, Any]:
-    rank, alpha = _most_common(list(ranks.values())), _most_common(list(alphas.values()))
+def _config(model: Model, updates: Mapping[str, _PeftUpdate]) -> dict[str, Any]:
+    stabilized = any(update.root for update in updates.values())
+    ranks = {module: update.down.shape[0] for module, update in updates.items()}
+    alphas = {
+        module: update.scale * (math.sqrt(ranks[module]) if stabilized else ranks[module])
+        for module, update in updates.items()
+    }
+    rank, alpha = mode(ranks.values()), mode(alphas.values())
     writes = isinstance(model.config.readout, LanguageHead)
     task = {Decoder: "CAUSAL_LM", Seq2Seq: "SEQ_2_SEQ_LM"}.get(type(model)) if writes else None
     return {
@@ -229,24 +226,16 @@ def _config(
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,
-        "lora_dropout": max(update.dropout for update in updates_by_module.values()),
+        "lora_dropout": max(update.dropout for update in updates.values()),
         "use_rslora": stabilized,
-        "fan_in_fan_out": any(update.transposed for update in updates_by_module.values()),
+        "fan_in_fan_out": any(update.transposed for update in updates.values()),
         "bias": "none",
         "init_lora_weights": True,
-        "target_modules": sorted(updates_by_module),
-        "rank_pattern": {_exact(name): n for name, n in ranks.items() if n != rank},
-        "alpha_pattern": {_exact(name): n for name, n in alphas.items() if n != alpha},
+        "target_modules": sorted(updates),
+        # Patterns that match only one module.
+        "rank_pattern": {f"^{re.escape(name)}": n for name, n in ranks.items() if n != rank},
+        "alpha_pattern": {f"^{re.escape(name)}": n for name, n in alphas.items() if n != alpha},
     }
-
-
-def _most_common(numbers: list[Any]) -> Any:
-    return max(set(numbers), key=numbers.count)
-
-
-def _exact(module: str) -> str:
-    """A pattern that matches only this module."""
-    return "^" + re.escape(module)
 
 
 def _check_files(place: Path) -> None:
@@ -299,11 +288,6 @@ def _read(file: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tenso
     if not pairs:
         raise InputError(f"{file} has no LoRA weights", "save it again")
     return pairs, others
-
-
-def _canonical(model: Model, module: str) -> str:
-    name = family_of(model).canonical_name(f"{module}.weight")
-    return module if name is None else str(name).removesuffix(".weight")
 
 
 def _named_linears(model: Model) -> dict[str, tuple[nn.Linear, str, Tensor]]:

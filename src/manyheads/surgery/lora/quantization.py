@@ -160,7 +160,7 @@ class Quantized(nn.Linear):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         shape = (self.out_features, self.in_features)
-        written = cast(Tensor, _Product.apply(x, *self._tensors(), shape))  # type: ignore[no-untyped-call]
+        written = cast(Tensor, _Product.apply(x, shape, *self._tensors()))  # type: ignore[no-untyped-call]
         return written if self.bias is None else written + self.bias.to(written.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantized":
@@ -182,29 +182,19 @@ class _Product(torch.autograd.Function):
     """x W^T, which saves the codes and not the weight for the backward pass."""
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        codes: Tensor,
-        scales: Tensor,
-        spreads: Tensor,
-        mean: Tensor,
-        pairs: Tensor,
-        scale_levels: Tensor,
-        shape: tuple[int, int],
-    ) -> Tensor:
-        tensors = (codes, scales, spreads, mean, pairs, scale_levels)
+    def forward(x: Tensor, shape: tuple[int, int], *tensors: Tensor) -> Tensor:
         return F.linear(x, _unpacked(tensors, shape, x.dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs[1:7])
-        ctx.shape = inputs[7]
+        _, ctx.shape, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         weight = _unpacked(ctx.saved_tensors, ctx.shape, gradient.dtype)
-        return gradient @ weight, None, None, None, None, None, None, None
+        return gradient @ weight, None, *(None for _ in ctx.saved_tensors)
 
 
 @native_models_only
@@ -237,11 +227,6 @@ def dequantize(model: nn.Module) -> None:
             if isinstance(small, Quantized):
                 if hasattr(small, "adapters"):
                     raise ConfigError(f"{name} has adapters", "call surgery.delete_adapter first")
-                setattr(owner, name, _plain(small))
-
-
-def _plain(small: Quantized) -> nn.Linear:
-    linear = nn.Linear(small.in_features, small.out_features, bias=False, device="meta")
-    linear.weight = nn.Parameter(small.weight)
-    linear.bias = small.bias
-    return linear.train(small.training)
+                linear = nn.Linear(small.in_features, small.out_features, bias=False, device="meta")
+                linear.weight, linear.bias = nn.Parameter(small.weight), small.bias
+                setattr(owner, name, linear.train(small.training))

@@ -12,7 +12,6 @@ from torch import nn
 from manyheads.attention import Attention
 from manyheads.errors import ConfigError
 from manyheads.lens.results.addresses import Heads
-from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer
 from manyheads.models.stack import Stack
@@ -27,25 +26,39 @@ Spans = tuple[tuple[int, int], ...]
 HeadsByAttention = dict[tuple[str, int, Sublayer], frozenset[int]]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Projection:
-    """Some rows of a linear layer with a name of their own, which `address` ends with.
+    """A linear layer of the module at `path`, or a `part` of its rows with a name of its own.
 
-    `linear` is the path of the layer itself. `attention` is None in a feed-forward or a mixer.
-    `whole` means all rows of a layer whose parts have names.
+    `attention` is None in a feed-forward or a mixer. `whole` means all rows of a layer whose parts
+    have names.
     """
 
-    address: str
-    linear: str
+    path: str
+    layer_name: str
     layer: nn.Linear
-    rows: tuple[int, int]
     place: tuple[str, int, Sublayer]
-    attention: Attention | None
+    attention: Attention | None = None
+    part: str = ""
+    span: tuple[int, int] | None = None
     whole: bool = False
 
     @property
     def name(self) -> str:
-        return self.address.rpartition(".")[2]
+        return self.part or self.layer_name
+
+    @property
+    def address(self) -> str:
+        return f"{self.path}.{self.name}"
+
+    @property
+    def linear(self) -> str:
+        """The path of the layer itself."""
+        return f"{self.path}.{self.layer_name}"
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        return self.span or (0, self.layer.out_features)
 
     @property
     def index(self) -> int:
@@ -70,16 +83,16 @@ def projections_of(model: nn.Module) -> list[Projection]:
             if stack.config.owners[index] != index:
                 continue
             address = f"{path}.layers.{index}"
-            for sublayer, attention in (
-                (Sublayer.ATTENTION, layer.attention),
-                (Sublayer.CROSS, layer.cross),
-            ):
+            for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS):
+                attention: Attention | None = getattr(layer, sublayer.value)
                 if attention is not None:
                     place = (stack.name, index, sublayer)
                     projections += _of_attention(f"{address}.{sublayer.value}", attention, place)
-            if layer.mixer is not None:
-                place = (stack.name, index, Sublayer.ATTENTION)
-                projections += _of_mixer(f"{address}.mixer", layer.mixer, place)
+            place = (stack.name, index, Sublayer.ATTENTION)
+            # Linear layers as they are: what their rows mean differs from mixer to mixer.
+            for name, linear in () if layer.mixer is None else layer.mixer.named_children():
+                if isinstance(linear, nn.Linear):
+                    projections.append(Projection(f"{address}.mixer", name, linear, place))
             place = (stack.name, index, Sublayer.FEEDFORWARD)
             feedforward, prefix = layer.feedforward, f"{address}.feedforward"
             if isinstance(feedforward, MixtureOfExperts):
@@ -92,58 +105,25 @@ def projections_of(model: nn.Module) -> list[Projection]:
 def _of_attention(
     path: str, attention: Attention, place: tuple[str, int, Sublayer]
 ) -> Iterator[Projection]:
-    make = partial(_projection, path, place=place, attention=attention)
-    inputs = [("project", attention.project, attention.our_rows)]
-    if attention.project_memory is not None:
-        inputs.append(("project_memory", attention.project_memory, attention.memory_rows))
-    for name, linear, rows in inputs:
+    make = partial(Projection, path, place=place, attention=attention)
+    for name, linear, rows in attention.input_layers:
         start = 0
         for part, count in rows.items():
-            yield make(name, linear, part=part, rows=(start, start + count))
+            yield make(name, linear, part=part, span=(start, start + count))
             start += count
         yield make(name, linear, whole=True)
     yield make("output", attention.output)
 
 
-def _of_mixer(path: str, mixer: Mixer, place: tuple[str, int, Sublayer]) -> Iterator[Projection]:
-    """Its linear layers as they are: what their rows mean differs from mixer to mixer."""
-    for name, linear in mixer.named_children():
-        if isinstance(linear, nn.Linear):
-            yield _projection(path, name, linear, place=place)
-
-
 def _of_feedforward(
     path: str, feedforward: FeedForward, place: tuple[str, int, Sublayer]
 ) -> Iterator[Projection]:
-    make, hidden = partial(_projection, path, place=place), feedforward.config.hidden
+    make, hidden = partial(Projection, path, place=place), feedforward.config.hidden
     if feedforward.gated:
-        yield make("expand", feedforward.expand, part="gate", rows=(0, hidden))
-        yield make("expand", feedforward.expand, part="up", rows=(hidden, 2 * hidden))
+        yield make("expand", feedforward.expand, part="gate", span=(0, hidden))
+        yield make("expand", feedforward.expand, part="up", span=(hidden, 2 * hidden))
     yield make("expand", feedforward.expand, whole=feedforward.gated)
     yield make("contract", feedforward.contract)
-
-
-def _projection(
-    path: str,
-    name: str,
-    linear: nn.Linear,
-    *,
-    place: tuple[str, int, Sublayer],
-    attention: Attention | None = None,
-    part: str = "",
-    rows: tuple[int, int] | None = None,
-    whole: bool = False,
-) -> Projection:
-    """A linear layer, or a named part of its rows."""
-    return Projection(
-        address=f"{path}.{part or name}",
-        linear=f"{path}.{name}",
-        layer=linear,
-        rows=rows or (0, linear.out_features),
-        place=place,
-        attention=attention,
-        whole=whole,
-    )
 
 
 def find_projections(
@@ -176,21 +156,14 @@ def find_projections(
         projections |= {
             part.address: part for part in fitting if layers == "all" or part.index in layers
         }
-    return _without_overlap(list(projections.values()))
-
-
-def _without_overlap(parts: list[Projection]) -> list[Projection]:
-    for part in parts:
-        inside = [
-            sibling.name
-            for sibling in parts
-            if sibling.linear == part.linear and sibling is not part
-        ]
-        if part.whole and inside:
+    chosen = list(projections.values())
+    for part in chosen:
+        siblings = [other for other in chosen if other.linear == part.linear and other is not part]
+        if part.whole and siblings:
             raise ConfigError(
-                f"{part.name!r} and {inside[0]!r} are both rows of {part.linear}", "keep one"
+                f"{part.name!r} and {siblings[0].name!r} are both rows of {part.linear}", "keep one"
             )
-    return parts
+    return chosen
 
 
 def heads_by_attention(model: Model, heads: Heads) -> HeadsByAttention:
@@ -231,19 +204,16 @@ def _groups(part: Projection, heads: frozenset[int]) -> set[int]:
     """The key heads that only these query heads use."""
     assert part.attention is not None
     owners = part.attention.config.owners
-    sharing: dict[int, list[int]] = {}
-    for head, owner in enumerate(owners):
-        sharing.setdefault(owner, []).append(head)
     chosen = {owners[head] for head in heads}
     for group in sorted(chosen):
-        others = [head for head in sharing[group] if head not in heads]
+        sharing = [head for head, owner in enumerate(owners) if owner == group]
+        names = {head: str(Head(part.index, head)) for head in sharing}
+        others = [names[head] for head in sharing if head not in heads]
         if others:
-            layer = part.index
-            sharing_heads = ", ".join(str(Head(layer, head)) for head in sharing[group])
             raise ConfigError(
-                f"{part.name} of {Head(layer, min(heads & set(sharing[group])))} is shared with "
-                f"{', '.join(str(Head(layer, head)) for head in others)}",
-                f"choose all of {sharing_heads}, or leave {part.name} out",
+                f"{part.name} of {names[min(heads & set(sharing))]} is shared with "
+                f"{', '.join(others)}",
+                f"choose all of {', '.join(names.values())}, or leave {part.name} out",
             )
     return chosen
 

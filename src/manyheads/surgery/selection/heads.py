@@ -68,7 +68,7 @@ def select_heads(
     >>> len(selection.heads), len(selection.curve), selection.met
     (2, 2, True)
     """
-    orders.check_arguments("heads", by, fraction=fraction, budget=budget, iterative=iterative)
+    request = orders.Request("heads", by, fraction, budget, iterative)
     ablation = HeadAblation.of(
         model,
         texts,
@@ -82,16 +82,11 @@ def select_heads(
         batch_tokens=batch_tokens,
         progress=progress,
     )
+    evaluation = ablation.evaluation
     unit = HeadUnit(
-        evaluation=ablation.evaluation,
-        ablation=ablation,
-        replace_with=replace_with,
-        l0=l0,
-        seed=seed,
+        evaluation=evaluation, ablation=ablation, replace_with=replace_with, l0=l0, seed=seed
     )
-    return orders.select(
-        unit, HeadSelection, by, fraction=fraction, budget=budget, iterative=iterative
-    )
+    return orders.select(unit, HeadSelection, request)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -165,11 +160,9 @@ class HeadUnit(orders.Unit[Address]):
         worth = self.importance(removed)
         candidates: dict[Address, Candidate[Address]] = {}
         for pair in pairs:
-            if pair.one not in names or pair.other not in names:
-                # A head of a mixer, which cannot be cut out.
-                continue
-            heads = names[pair.one], names[pair.other]
-            if heads[0] in candidates or heads[1] in candidates:
+            # A head of a mixer has no name here, since it cannot be cut out.
+            heads = [names[head] for head in (pair.one, pair.other) if head in names]
+            if len(heads) < 2 or any(head in candidates for head in heads):
                 continue
             stays, goes = sorted(heads, key=lambda head: -worth[head])
             similarity = min(pair.patterns, pair.outputs)
@@ -179,14 +172,9 @@ class HeadUnit(orders.Unit[Address]):
 
     def gate_probability(self) -> dict[Address, float]:
         gates = self.train_gates()
-        return {
-            unit: float(
-                gates[Site(unit.head.layer, Tap.HEAD_OUTPUT, unit.sublayer, unit.stack)][
-                    unit.head.head
-                ]
-            )
-            for unit in self.units
-        }
+        sites = [Site(u.head.layer, Tap.HEAD_OUTPUT, u.sublayer, u.stack) for u in self.units]
+        pairs = zip(self.units, sites, strict=True)
+        return {unit: float(gates[site][unit.head.head]) for unit, site in pairs}
 
 
 def _heads(addresses: Sequence[Address]) -> tuple[Head, ...]:

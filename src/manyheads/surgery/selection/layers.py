@@ -74,15 +74,13 @@ def select_layers(
     >>> len(selection.layers), selection.met
     (1, True)
     """
-    orders.check_arguments("layers", by, fraction=fraction, budget=budget, iterative=iterative)
+    request = orders.Request("layers", by, fraction, budget, iterative)
     evaluation = Evaluation.of(
         model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
     )
     find_stack(model, stack)
     unit = LayerUnit(evaluation=evaluation, stack=stack, l0=l0, seed=seed)
-    return orders.select(
-        unit, LayerSelection, by, fraction=fraction, budget=budget, iterative=iterative
-    )
+    return orders.select(unit, LayerSelection, request)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -138,11 +136,9 @@ class LayerUnit(orders.Unit[int]):
         """The model without some layers, and the sites before and after each of the others."""
         model = self.without(removed).model if removed else self.evaluation.model
         stack: Stack = find_stack(model, self.stack)
-        ends = {}
-        for place, layer in enumerate(self.remaining(removed)):
-            sites = layer_ends(stack, place)
-            if sites is not None:
-                ends[layer] = sites
+        layers = enumerate(self.remaining(removed))
+        every = {layer: layer_ends(stack, place) for place, layer in layers}
+        ends = {layer: sites for layer, sites in every.items() if sites is not None}
         return replace(self.evaluation, model=model), ends
 
 

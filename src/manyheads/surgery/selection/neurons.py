@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -38,10 +39,7 @@ class NeuronSelection(Selection[Neuron]):
     @property
     def neurons(self) -> dict[int, list[int]]:
         """The selected neurons by layer, as `prune_neurons` takes them."""
-        result: dict[int, list[int]] = {}
-        for layer, neuron in self.order[: self.count]:
-            result.setdefault(layer, []).append(neuron)
-        return result
+        return _by_layer(self.order[: self.count])
 
     @property
     def removed(self) -> dict[str, list[int]]:
@@ -87,7 +85,7 @@ def select_neurons(
     >>> len(selection.neurons[0]), len(selection.curve)
     (32, 10)
     """
-    orders.check_arguments("neurons", by, fraction=fraction, budget=budget, iterative=iterative)
+    request = orders.Request("neurons", by, fraction, budget, iterative)
     if points < 1:
         raise InputError(f"points must be at least 1, got {points}", "use 1 or more")
     evaluation = Evaluation.of(
@@ -100,9 +98,7 @@ def select_neurons(
             "the model has no dense feed-forward, and neurons of experts cannot be removed",
             "prune heads or layers instead",
         )
-    return orders.select(
-        unit, NeuronSelection, by, fraction=fraction, budget=budget, iterative=iterative
-    )
+    return orders.select(unit, NeuronSelection, request)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -176,25 +172,26 @@ class NeuronUnit(orders.Unit[Neuron]):
         }
 
     def _ablated(self, removed: Sequence[Neuron]) -> dict[Site, EditFunction]:
-        by_layer: dict[int, list[int]] = {}
-        for layer, neuron in removed:
-            by_layer.setdefault(layer, []).append(neuron)
+        def zero(neurons: list[int], values: Tensor) -> Tensor:
+            values = values.clone()
+            values[:, neurons] = 0.0
+            return values
+
         return {
-            neuron_site(self.stack, layer): _zeroed(neurons) for layer, neurons in by_layer.items()
+            neuron_site(self.stack, layer): partial(zero, neurons)
+            for layer, neurons in _by_layer(removed).items()
         }
+
+
+def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
+    result: dict[int, list[int]] = {}
+    for layer, neuron in neurons:
+        result.setdefault(layer, []).append(neuron)
+    return result
 
 
 def _by_neuron(activations: ActivationEditor, site: Site, gradient: Tensor) -> Tensor:
     return activations[site].values * gradient
-
-
-def _zeroed(neurons: list[int]) -> EditFunction:
-    def change(values: Tensor) -> Tensor:
-        values = values.clone()
-        values[:, neurons] = 0.0
-        return values
-
-    return change
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,10 +209,7 @@ class NeuronSimilarity:
         """The cosine and the neurons of each pair with at least this cosine."""
         indices = (self.cosines.triu(1) >= above).nonzero()
         cosines = self.cosines[indices[:, 0], indices[:, 1]]
-        return [
-            (cosine, first, second)
-            for cosine, (first, second) in zip(cosines.tolist(), indices.tolist(), strict=True)
-        ]
+        return list(zip(cosines.tolist(), *indices.T.tolist(), strict=True))
 
 
 def neuron_similarity(
@@ -240,14 +234,11 @@ def neuron_similarity(
                 fired = activations[site].values.float()
                 sums[layer].addmm_(fired.T, fired)
         for layer in layers:
-            yield _similarity(layer, sums.pop(layer).cpu())
-
-
-def _similarity(layer: int, products: Float[Tensor, "f f"]) -> NeuronSimilarity:
-    norms = products.diagonal().clamp(min=0).sqrt()
-    silent = norms == 0
-    inverse = torch.where(silent, 0.0, 1 / norms)
-    return NeuronSimilarity(layer, products * inverse[:, None] * inverse, silent)
+            products = sums.pop(layer).cpu()
+            norms = products.diagonal().clamp(min=0).sqrt()
+            silent = norms == 0
+            inverse = torch.where(silent, 0.0, 1 / norms)
+            yield NeuronSimilarity(layer, products * inverse[:, None] * inverse, silent)
 
 
 def _fitting(widths: Mapping[int, int]) -> Iterator[Sequence[int]]:

@@ -153,36 +153,37 @@ SORT_KEY = attrgetter("sort_key")
 Ranking = tuple[list[Candidate[Each]], bool]
 
 
-def check_arguments(
-    unit: UnitName, by: str, *, fraction: float | None, budget: float | None, iterative: bool
-) -> None:
-    """Raise for invalid arguments before anything is measured."""
-    if by not in get_args(Order):
-        raise InputError(
-            f"by must be an order of {unit}, got {by!r}", f"use {', '.join(get_args(Order))}"
-        )
-    if fraction is not None and not 0 <= fraction <= 1:
-        raise InputError(f"fraction must be in [0, 1], got {fraction:g}", "use 0 to 1")
-    if budget is not None and budget != budget:
-        raise InputError(f"budget must be a number, got {budget}", "use 0 or more")
-    if iterative and by in ("l0", "random"):
-        raise InputError(f"iterative has no effect with by={by!r}", "leave iterative out")
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which units to select; checked before anything is measured."""
+
+    unit: UnitName
+    by: Order
+    fraction: float | None
+    budget: float | None
+    iterative: bool
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(Order):
+            raise InputError(
+                f"by must be an order of {self.unit}, got {self.by!r}",
+                f"use {', '.join(get_args(Order))}",
+            )
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise InputError(f"fraction must be in [0, 1], got {self.fraction:g}", "use 0 to 1")
+        if self.budget is not None and self.budget != self.budget:
+            raise InputError(f"budget must be a number, got {self.budget}", "use 0 or more")
+        if self.iterative and self.by in ("l0", "random"):
+            raise InputError(f"iterative has no effect with by={self.by!r}", "leave iterative out")
 
 
-def select(
-    unit: Unit[Each],
-    kind: type[AnySelection],
-    by: Order,
-    *,
-    fraction: float | None,
-    budget: float | None,
-    iterative: bool,
-) -> AnySelection:
+def select(unit: Unit[Each], kind: type[AnySelection], request: Request) -> AnySelection:
     """Order the units, measure the curve of their removal, and count how many can go."""
+    by, fraction, budget = request.by, request.fraction, request.budget
     total = len(unit.units)
     limit = total if fraction is None else round(fraction * total)
     reachable = min(limit, unit.max_removable)
-    if iterative:
+    if request.iterative:
         candidates, complete = _greedy(unit, by, unit.counts(reachable), budget)
     else:
         ranked, complete = ORDERS[by](unit, ())

@@ -4,7 +4,7 @@ Temperature scaling divides all logits by one number, fitted on texts that the m
 on (arXiv 1706.04599). It changes probabilities, and with one label per text no label.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,7 +83,9 @@ def calibrate(
     results = []
     for settings in (before, after):
         shares = settings.probabilities(torch.from_numpy(logits)).double().numpy()
-        results.append((calibration_error(shares, targets), _loss(shares, targets)))
+        chosen = np.where(right, shares, 1 - shares) if before.multi_label else shares[right]
+        loss = abs(float(np.log(np.clip(chosen, 1e-300, 1)).mean()))
+        results.append((calibration_error(shares, targets), loss))
     if thresholds:
         after = replace(after, thresholds=fit_thresholds(shares, right))
     set_classifier(model, after)
@@ -139,28 +141,18 @@ def fit_temperature(
     1.82
     """
     values, right = _arrays(logits, labels)
-    slope = _slope(values, right)
+    expected = right if right.ndim == 2 else np.eye(values.shape[1])[right]
     low, high = 1 / HIGHEST, 1 / LOWEST
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+        if right.ndim == 2:
+            shares = 1 / (1 + np.exp(-np.clip(middle * values, -700, 700)))
+        else:
+            scaled = np.exp(middle * (values - values.max(1, keepdims=True)))
+            shares = scaled / scaled.sum(1, keepdims=True)
+        slope = ((shares - expected) * values).sum()
+        low, high = (middle, high) if slope < 0 else (low, middle)
     return 2 / (low + high)
-
-
-def _slope(values: NDArray[np.float64], right: NDArray[np.int64]) -> Callable[[float], float]:
-    """The derivative of the cross-entropy by the inverse of the temperature."""
-    if right.ndim == 2:
-        return lambda inverse: float(
-            ((1 / (1 + np.exp(-np.clip(values * inverse, -700, 700))) - right) * values).mean()
-        )
-    chosen = values[np.arange(len(values)), right]
-
-    def slope(inverse: float) -> float:
-        scaled = np.exp(inverse * (values - values.max(1, keepdims=True)))
-        shares = scaled / scaled.sum(1, keepdims=True)
-        return float(((shares * values).sum(1) - chosen).mean())
-
-    return slope
 
 
 @checked
@@ -189,14 +181,6 @@ def fit_thresholds(
         best = cuts[f1 == f1.max()]
         thresholds.append(float(best[np.abs(best - 0.5).argmin()]) if own.any() else 0.5)
     return tuple(thresholds)
-
-
-def _loss(shares: NDArray[np.float64], right: NDArray[Any]) -> float:
-    if right.ndim == 2:
-        shares = np.where(right.astype(bool), shares, 1 - shares)
-    else:
-        shares = shares[np.arange(len(shares)), right]
-    return abs(float(np.log(np.clip(shares, 1e-300, 1)).mean()))
 
 
 def _arrays(values: Any, labels: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

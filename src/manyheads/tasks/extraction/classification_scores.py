@@ -12,7 +12,7 @@ from manyheads.encoding.classify import Classification
 from manyheads.errors import InputError
 from manyheads.tasks.extraction.calibration import calibration_error
 from manyheads.tasks.extraction.labels import is_set, label_matrix, label_names
-from manyheads.tasks.extraction.span_scores import SCORES
+from manyheads.tasks.extraction.span_scores import SCORES, score_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,24 +94,15 @@ class ClassificationScores:
         return {
             "classes": {name: score.as_dict() for name, score in self.by_class.items()},
             "micro": self.micro.as_dict(),
-            "macro": {
-                "precision": self.macro_precision,
-                "recall": self.macro_recall,
-                "f1": self.macro_f1,
-            },
+            "macro": {name: getattr(self, f"macro_{name}") for name in SCORES[:3]},
             "accuracy": self.accuracy,
             "calibration_error": self.calibration_error,
             "confusion": None if self.confusion is None else self.confusion.tolist(),
         }
 
     def __str__(self) -> str:
-        width = max(len(name) for name in (*self.names, "micro"))
-        lines = [f"{'':{width}}  precision  recall      F1  expected  predicted"]
-        lines += [
-            f"{name:{width}}  {score.precision:9.4f}  {score.recall:6.4f}  {score.f1:6.4f}  "
-            f"{score.expected:8,}  {score.predicted:9,}"
-            for name, score in (*self.by_class.items(), ("micro", self.micro))
-        ]
+        width = max(map(len, (*self.names, "micro")))
+        lines = score_lines({**self.by_class, "micro": self.micro})
         lines.append(
             f"{'macro':{width}}  {self.macro_precision:9.4f}  {self.macro_recall:6.4f}  "
             f"{self.macro_f1:6.4f}"
@@ -124,10 +115,7 @@ class ClassificationScores:
 
 @checked
 def score_classes(
-    expected: Sequence[Any],
-    predicted: Sequence[Any] | Classification,
-    *,
-    names: Sequence[str] = (),
+    expected: Sequence[Any], predicted: Sequence[Any] | Classification, *, names: Sequence[str] = ()
 ) -> ClassificationScores:
     """Compare expected labels with predicted ones, or with what `classify` returned.
 

@@ -80,7 +80,17 @@ def entities(
     """
     if not 0 <= min_score <= 1:
         raise InputError(f"min_score must be in [0, 1], got {min_score}")
-    spanned = read_texts(texts)
+    text_reader.check_texts(texts)
+    spanned = []
+    for index, text in enumerate([texts] if isinstance(texts, str) else texts):
+        if isinstance(text, str):
+            spanned.append(word_reader.SpannedText(text, split_words(text)))
+        elif isinstance(text, list | tuple) and all(isinstance(word, str) for word in text):
+            spanned.append(word_reader.SpannedText(*join_words(text)))
+        else:
+            raise InputError(
+                f"text {index} is a {type(text).__name__}", "give a string, or a list of words"
+            )
     options = word_reader.WordOptions(
         batch_tokens=batch_tokens,
         max_length=max_length,
@@ -98,27 +108,6 @@ def entities(
         listed = [_entity(text, span, rows, names) for span in spans]
         results.append([entity for entity in listed if entity.score >= min_score])
     return results
-
-
-def read_texts(texts: str | Sequence[Any]) -> list[word_reader.SpannedText]:
-    """Texts with the spans of their words."""
-    text_reader.check_texts(texts)
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    spanned = []
-    for index, text in enumerate(listed):
-        words = text if isinstance(text, list | tuple) else ()
-        if not isinstance(text, str) and (
-            not isinstance(text, list | tuple) or not all(isinstance(word, str) for word in words)
-        ):
-            raise InputError(
-                f"text {index} is a {type(text).__name__}", "give a string, or a list of words"
-            )
-        spanned.append(
-            word_reader.SpannedText(text, split_words(text))
-            if isinstance(text, str)
-            else word_reader.SpannedText(*join_words(words))
-        )
-    return spanned
 
 
 def split_words(text: str) -> list[Span]:

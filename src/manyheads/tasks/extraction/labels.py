@@ -15,18 +15,14 @@ def label_matrix(labels: Sequence[Any], names: Sequence[str]) -> NDArray[np.bool
     matrix = np.zeros((len(labels), len(names)), dtype=bool)
     for row, value in enumerate(labels):
         for label in value if is_set(value) else (value,):
-            index = index_of.get(str(label)) if not _is_number(label) else _number(label, index_of)
-            if index is None or not 0 <= index < len(names):
+            # A number is the name of a class, or else its place.
+            index = index_of.get(str(label), int(label) if _is_number(label) else -1)
+            if not 0 <= index < len(names):
                 raise InputError(
                     f"text {row}: the label {label!r} is unknown", f"use one of: {', '.join(names)}"
                 )
             matrix[row, index] = True
     return matrix
-
-
-def _number(label: Any, index_of: dict[str, int]) -> int:
-    """The class of a number: its name, or else its place."""
-    return index_of.get(str(int(label)), int(label))
 
 
 def label_names(expected: Sequence[Any], predicted: Sequence[Any]) -> tuple[str, ...]:

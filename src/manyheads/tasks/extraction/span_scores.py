@@ -4,7 +4,7 @@ The four modes of SemEval 2013 (task 9.1): "strict" needs the same span and type
 span, "partial" counts an overlap as half, "type" needs an overlap and the same type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -93,17 +93,20 @@ class EntityScores:
         }
 
     def __str__(self) -> str:
-        rows = [(name, scores["strict"]) for name, scores in sorted(self.by_type.items())]
-        rows.append(("all", self.overall["strict"]))
-        width = max(len(name) for name, _ in rows)
-        lines = [f"{'':{width}}  precision  recall     F1  expected  predicted"]
-        lines += [
-            f"{name:{width}}  {score.precision:9.4f}  {score.recall:6.4f} {score.f1:6.4f}  "
-            f"{score.expected:8,}  {score.predicted:9,}"
-            for name, score in rows
-        ]
+        strict = {name: scores["strict"] for name, scores in sorted(self.by_type.items())}
         others = ", ".join(f"{mode} {self.overall[mode].f1:.4f}" for mode in MODES[1:])
+        lines = score_lines({**strict, "all": self.overall["strict"]})
         return "\n".join([*lines, f"F1 of all by other rules: {others}"])
+
+
+def score_lines(scores: Mapping[str, Any]) -> list[str]:
+    """A table of scores by name, with a line above it that names the columns."""
+    width = max(map(len, scores))
+    return [f"{'':{width}}  precision  recall      F1  expected  predicted"] + [
+        f"{name:{width}}  {score.precision:9.4f}  {score.recall:6.4f}  {score.f1:6.4f}  "
+        f"{score.expected:8,}  {score.predicted:9,}"
+        for name, score in scores.items()
+    ]
 
 
 class _Span(NamedTuple):
@@ -161,11 +164,7 @@ def _spans(entities: Sequence[Any], index: int) -> list[_Span]:
 
 
 def _total(pairs: Sequence[Any], mode: Mode) -> SpanScore:
-    total = SpanScore()
-    for expected, predicted in pairs:
-        if expected or predicted:
-            total += _matched(expected, predicted, mode)
-    return total
+    return sum((_matched(*both, mode) for both in pairs if any(both)), SpanScore())
 
 
 def _matched(expected: list[_Span], predicted: list[_Span], mode: Mode) -> SpanScore:
@@ -173,8 +172,13 @@ def _matched(expected: list[_Span], predicted: list[_Span], mode: Mode) -> SpanS
     unmatched = dict(enumerate(expected))
     correct = near = 0
     for span in predicted:
-        right = [number for number in unmatched if _is_right(span, unmatched[number], mode)]
         overlapping = [number for number in unmatched if _overlaps(span, unmatched[number])]
+        right = [
+            number
+            for number in overlapping
+            if (mode == "type" or span[1:] == unmatched[number][1:])
+            and (mode in ("exact", "partial") or span.type == unmatched[number].type)
+        ]
         if right:
             correct += 1
             # Of several only "type" allows more than one: the one with the nearest ends.
@@ -185,17 +189,6 @@ def _matched(expected: list[_Span], predicted: list[_Span], mode: Mode) -> SpanS
     counts = {"partial" if mode == "partial" else "incorrect": near}
     spurious = len(predicted) - correct - near
     return SpanScore(correct=correct, missed=len(unmatched), spurious=spurious, **counts)
-
-
-def _is_right(predicted: _Span, expected: _Span, mode: Mode) -> bool:
-    same_span = (predicted.start, predicted.end) == (expected.start, expected.end)
-    match mode:
-        case "strict":
-            return same_span and predicted.type == expected.type
-        case "type":
-            return predicted.type == expected.type and _overlaps(predicted, expected)
-        case _:
-            return same_span
 
 
 def _overlaps(predicted: _Span, expected: _Span) -> bool:

@@ -4,19 +4,11 @@ import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyheads.data.sources.files import (
-    COMPRESSED,
-    Paths,
-    find_files,
-    fingerprint,
-    open_file,
-    open_zstandard,
-    suffix_of,
-)
-from manyheads.data.sources.rows import json_row, numbered_lines, open_parquet
+from manyheads.data.sources import files, rows
 from manyheads.errors import ArgumentError, InputError
 
 ROWS, PLAIN, PARQUET = (".jsonl", ".ndjson"), (".txt", ".text", ".md"), (".parquet",)
@@ -94,14 +86,13 @@ def _value(row: Any, path: str) -> Any:
     return row
 
 
-def plan(paths: Paths) -> list[FileGroup]:
+def plan(paths: files.Paths) -> list[FileGroup]:
     """The files of a corpus in order, small ones of one format together."""
-    files = find_files(paths, (*ROWS, *PARQUET, *PLAIN))
     groups: list[FileGroup] = []
-    for file in files:
+    for file in files.find_files(paths, (*ROWS, *PARQUET, *PLAIN)):
         if file.suffix.lower() == ".zst":
             # Names a missing package before the first document is read.
-            open_zstandard(file).close()
+            files.open_zstandard(file).close()
         size, last = file.stat().st_size, groups[-1] if groups else None
         if last and last.bytes + size <= GROUP_BYTES and _format(last.files[0]) == _format(file):
             groups[-1] = FileGroup((*last.files, str(file)), last.bytes + size)
@@ -110,13 +101,8 @@ def plan(paths: Paths) -> list[FileGroup]:
     return groups
 
 
-def fingerprints(groups: Sequence[FileGroup]) -> list[list[str]]:
-    """The path of every file, with its size and a checksum."""
-    return [[file, fingerprint(Path(file))] for group in groups for file in group.files]
-
-
 def _format(file: Path | str) -> str:
-    suffix = suffix_of(Path(file))
+    suffix = files.suffix_of(Path(file))
     return "rows" if suffix in ROWS else "parquet" if suffix in PARQUET else "plain"
 
 
@@ -127,8 +113,23 @@ def read_blocks(group: FileGroup, layout: Layout, skip: int = 0) -> Iterator[Cor
     """
     if _format(group.files[0]) == "parquet":
         yield from _tables(group, layout, skip)
-    else:
-        yield from _blocks_of_rows(group, layout, skip)
+        return
+    reader = _RowReader(group, layout, skip)
+    block, characters = CorpusBlock([]), 0
+    for row in chain(reader, [None]):
+        if isinstance(row, Problem):
+            block.problems.append(row)
+        elif row is not None:
+            text = row[layout.text_column]
+            block.rows.append(row)
+            block.texts.append(text)
+            characters += len(text or "")
+        size = len(block.texts) + len(block.problems)
+        full = size >= layout.block_rows or characters >= BLOCK_CHARACTERS
+        if full or (size and row is None):
+            block.consumed, block.fraction = reader.index, reader.bytes / max(1, group.bytes)
+            yield block
+            block, characters = CorpusBlock([]), 0
 
 
 class _RowReader:
@@ -155,31 +156,28 @@ class _RowReader:
         return self.index > self.skip
 
     def _lines(self, file: Path) -> Iterator[Mapping[str, Any] | Problem]:
-        plain = file.suffix.lower() not in COMPRESSED
-        for number, line in numbered_lines(file):
+        plain = file.suffix.lower() not in files.COMPRESSED
+        for number, line in rows.numbered_lines(file):
             self.bytes += len(line) if plain else 0
-            if self._counts():
-                try:
-                    yield self._fields(line, file, number)
-                except InputError as error:
-                    yield Problem(str(error).removesuffix("."))
-
-    def _fields(self, line: bytes, file: Path, number: int) -> Mapping[str, Any]:
-        row = json_row(line, file, number)
-        if row.get(self.layout.text_column) is not None:
-            row.text(self.layout.text_column)
-        if b"\\u" in line:
-            # An escape may be half of a character.
+            if not self._counts():
+                continue
             try:
-                json.dumps(row.fields, ensure_ascii=False).encode()
+                row = rows.json_row(line, file, number)
+                if row.get(self.layout.text_column) is not None:
+                    row.text(self.layout.text_column)
+                if b"\\u" in line:
+                    # An escape may be half of a character.
+                    json.dumps(row.fields, ensure_ascii=False).encode()
+                yield row.fields
             except UnicodeEncodeError:
-                raise InputError(f"{row.location} has a lone surrogate") from None
-        return row.fields
+                yield Problem(f"{file}, line {number} has a lone surrogate")
+            except InputError as error:
+                yield Problem(str(error).removesuffix("."))
 
     def _documents(self, file: Path) -> Iterator[Mapping[str, Any] | Problem]:
         """The documents of a plain text: all of it, or the parts between separators."""
         separator = (self.layout.separator or "").encode()
-        with open_file(file) as opened:
+        with files.open_file(file) as opened:
             waiting = b""
             while read := opened.read(READ_BYTES):
                 waiting += read
@@ -198,30 +196,6 @@ class _RowReader:
             yield Problem(f"{file}, document {self.index} is not UTF-8 ({error.reason})")
         else:
             yield {self.layout.text_column: text, "source": str(file)}
-
-
-def _blocks_of_rows(group: FileGroup, layout: Layout, skip: int) -> Iterator[CorpusBlock]:
-    reader = _RowReader(group, layout, skip)
-    block, characters = CorpusBlock([]), 0
-
-    def finished() -> CorpusBlock:
-        block.consumed, block.fraction = reader.index, reader.bytes / max(1, group.bytes)
-        return block
-
-    for row in reader:
-        if isinstance(row, Problem):
-            block.problems.append(row)
-        else:
-            text = row[layout.text_column]
-            block.rows.append(row)
-            block.texts.append(text)
-            characters += len(text or "")
-        full = len(block.texts) + len(block.problems) >= layout.block_rows
-        if full or characters >= BLOCK_CHARACTERS:
-            yield finished()
-            block, characters = CorpusBlock([]), 0
-    if block.texts or block.problems:
-        yield finished()
 
 
 def _tables(group: FileGroup, layout: Layout, skip: int) -> Iterator[CorpusBlock]:
@@ -243,7 +217,7 @@ def _tables_of(file: Path, layout: Layout) -> Iterator[CorpusBlock]:
 
     rows_before = 0
     try:
-        with open_parquet(file) as opened:
+        with rows.open_parquet(file) as opened:
             _check_text_column(file, opened.schema_arrow, layout.text_column)
             for batch in opened.iter_batches(batch_size=layout.block_rows):
                 table = Table.from_batches([batch])
@@ -313,5 +287,5 @@ def _readable(
         for index in range(start, stop)
         if texts[index] is False
     ]
-    rows = table.take(good) if problems else table.slice(start, stop - start)
-    return CorpusBlock(rows, [texts[index] for index in good], problems)
+    part = table.take(good) if problems else table.slice(start, stop - start)
+    return CorpusBlock(part, [texts[index] for index in good], problems)

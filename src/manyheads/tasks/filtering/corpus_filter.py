@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from manyheads.argument_checks import checked
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
-from manyheads.data.sources.files import Paths
+from manyheads.data.sources.files import Paths, fingerprint
 from manyheads.encoding import encode, filter_rule, text_reader, text_scores
 from manyheads.errors import InputError, check_int, check_number
 from manyheads.formatting import percent, pluralise
@@ -20,8 +20,8 @@ from manyheads.models.build import Model
 from manyheads.progress import Progress, duration
 from manyheads.renamed_keys import with_new_keys
 from manyheads.tasks.filtering import block_scoring
-from manyheads.tasks.filtering.corpus import FileGroup, Layout, fingerprints, plan, read_blocks
-from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_table
+from manyheads.tasks.filtering.corpus import FileGroup, Layout, plan, read_blocks
+from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_shard
 from manyheads.tasks.fingerprints import filter_fingerprint, older_fingerprint
 
 Engine = Literal["plain", "ray"]
@@ -152,7 +152,14 @@ def filter_corpus(
     max_length = text_reader.resolve_max_length(text_reader.require_text_model(model), max_length)
     folder = Path(out)
     groups = plan(paths)
-    _check_folder(folder, paths)
+    if folder.is_file():
+        raise InputError(f"out={str(folder)!r} is a file", "name a folder")
+    for path in (paths,) if isinstance(paths, str | Path) else paths:
+        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
+            raise InputError(
+                f"out={str(folder)!r} is inside the corpus {path}", "use a folder outside of it"
+            )
+    check_writable(folder)
     run = block_scoring.RunPlan(
         groups,
         Layout(text_column, separator, block_rows),
@@ -168,7 +175,7 @@ def filter_corpus(
         "max_length": max_length,
         "block_rows": block_rows,
         "shard_rows": shard_rows,
-        "files": fingerprints(groups),
+        "files": [[file, fingerprint(Path(file))] for group in groups for file in group.files],
     }
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder / LOCK_FILE, lambda: _refuse_second(folder)):
@@ -243,11 +250,14 @@ class _Writer:
         state = self.state
         if block.table is not None:
             name = f"{state.next_part:08}.parquet"
-            write_table(block.table, self.parts / name)
+            write_shard([block.table], block.table.schema, self.parts / name)
             state.parts.append(name)
             state.part_rows += len(block.table)
             state.next_part += 1
-        self._count(block)
+        state.counts = asdict(block_scoring.FilterCounts(**state.counts) + block.counts)
+        for problem in block.problems:
+            (state.broken_files if problem.ends_file else state.problems).append(problem.reason)
+        del state.problems[block_scoring.SHOWN_PROBLEMS :]
         state.group, state.consumed = group, block.consumed
         merged = list(state.parts) if state.part_rows >= self.shard_rows else []
         if merged:
@@ -294,13 +304,6 @@ class _Writer:
         state.shards += 1
         state.parts, state.part_rows = [], 0
 
-    def _count(self, block: block_scoring.Scored) -> None:
-        state = self.state
-        state.counts = asdict(block_scoring.FilterCounts(**state.counts) + block.counts)
-        for problem in block.problems:
-            (state.broken_files if problem.ends_file else state.problems).append(problem.reason)
-        del state.problems[block_scoring.SHOWN_PROBLEMS :]
-
     def _save(self) -> None:
         now = time.perf_counter()
         self.state.seconds += now - self._since
@@ -329,36 +332,23 @@ def _stored_state(folder: Path, settings: dict[str, Any], model: Model) -> Filte
         before["model"] = settings["model"]
     # A list of lists comes back from JSON as it was; a tuple would not.
     for name, value in settings.items():
-        if before.get(name) != value:
-            raise InputError(_difference(folder, name, before.get(name), value), REMEDY)
+        earlier = before.get(name)
+        if earlier == value:
+            continue
+        difference = f"with {name}={earlier!r}, and this one has {name}={value!r}"
+        if name == "files":
+            old, new = dict(earlier or ()), dict(value)
+            changed = [str(file) for file in {**old, **new} if old.get(file) != new.get(file)]
+            difference = f"over other files: {', '.join(changed[:3])} differ"
+        raise InputError(
+            f"{folder} holds a run {difference}",
+            "repeat the command of that run to continue it, or use another folder",
+        )
     return state
-
-
-REMEDY = "repeat the command of that run to continue it, or use another folder"
-
-
-def _difference(folder: Path, name: str, before: Any, now: Any) -> str:
-    if name == "files":
-        old, new = dict(before or ()), dict(now)
-        changed = [file for file in {**old, **new} if old.get(file) != new.get(file)]
-        return f"{folder} holds a run over other files: {', '.join(map(str, changed[:3]))} differ"
-    return f"{folder} holds a run with {name}={before!r}, and this one has {name}={now!r}"
 
 
 def _refuse_second(folder: Path) -> None:
     raise InputError(f"another process is filtering to {folder}", "wait for it, or stop it")
-
-
-def _check_folder(folder: Path, paths: Paths) -> None:
-    if folder.is_file():
-        raise InputError(f"out={str(folder)!r} is a file", "name a folder")
-    for path in (paths,) if isinstance(paths, str | Path) else paths:
-        corpus = Path(path)
-        if corpus.is_dir() and folder.resolve().is_relative_to(corpus.resolve()):
-            raise InputError(
-                f"out={str(folder)!r} is inside the corpus {path}", "use a folder outside of it"
-            )
-    check_writable(folder)
 
 
 def _check_first_block(run: block_scoring.RunPlan, model: Model) -> None:

@@ -19,14 +19,7 @@ from manyheads.encoding.encode import Encoded, Options, encode_with_counts
 from manyheads.errors import InputError, ManyheadsError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.progress import Progress
-from manyheads.tasks.filtering.block_scoring import (
-    RunPlan,
-    Scored,
-    ScoringConfig,
-    prepare_block,
-    score_block,
-)
-from manyheads.tasks.filtering.corpus import FileGroup, Layout, read_blocks
+from manyheads.tasks.filtering import block_scoring, corpus
 
 # Texts that a worker receives at a time.
 TEXTS_PER_TASK = 1024
@@ -210,32 +203,29 @@ def _device(ray: Any, device: str) -> tuple[int, str]:
 
 
 def score_with_ray(
-    run: RunPlan, model: Model, first: int, skip: int, workers: int | None, device: str
-) -> Iterator[tuple[int, Scored]]:
+    run: block_scoring.RunPlan,
+    model: Model,
+    first: int,
+    skip: int,
+    workers: int | None,
+    device: str,
+) -> Iterator[tuple[int, block_scoring.Scored]]:
     """The blocks of a corpus from a position on, scored by the workers, in order."""
+    _, layout, config = run
+
+    def expand(source: tuple[int, corpus.FileGroup, int]) -> Iterator[tuple[int, Any]]:
+        index, group, skipped = source
+        return ((index, block) for block in corpus.read_blocks(group, layout, skipped))
+
+    def score(model: Model, item: tuple[int, Any]) -> tuple[int, block_scoring.Scored]:
+        prepared = block_scoring.prepare_block(model, item[1], config)
+        return item[0], block_scoring.score_block(model, prepared, config)
+
     sources = [
         (index, run.groups[index], skip if index == first else 0)
         for index in range(first, len(run.groups))
     ]
-    yield from ray_map(
-        model,
-        sources,
-        partial(_score_item, config=run.scoring),
-        expand=partial(_expand_group, layout=run.layout),
-        workers=workers,
-        device=device,
-    )
-
-
-def _expand_group(source: tuple[int, FileGroup, int], layout: Layout) -> Iterator[tuple[int, Any]]:
-    index, group, skip = source
-    for block in read_blocks(group, layout, skip):
-        yield index, block
-
-
-def _score_item(model: Model, item: tuple[int, Any], config: ScoringConfig) -> tuple[int, Scored]:
-    index, block = item
-    return index, score_block(model, prepare_block(model, block, config), config)
+    return ray_map(model, sources, score, expand=expand, workers=workers, device=device)
 
 
 @checked
@@ -265,19 +255,12 @@ def classify_with_ray(
     device: str = "auto",
 ) -> tuple[Classification, Encoded]:
     """`classify` on the workers of Ray, with counts: the same classes in the same order."""
-    results = list(_over_texts(model, texts, _classify_to_cpu, options, workers, device))
+    results = list(_over_texts(model, texts, classify_counted, options, workers, device))
     if not results:
         return classify_counted(model, texts, options)
     classes = results[0][0]
     encoded = _joined([replace(part, vectors=kind.probabilities) for kind, part in results])
     return replace(classes, probabilities=encoded.vectors), encoded
-
-
-def _classify_to_cpu(
-    model: Model, texts: list[Any], options: Options
-) -> tuple[Classification, Encoded]:
-    classes, encoded = classify_counted(model, texts, options)
-    return replace(classes, probabilities=classes.probabilities.cpu()), encoded
 
 
 def _joined(parts: Sequence[Encoded]) -> Encoded:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,10 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
 def _array(values: list[Any]) -> tuple[Any, bool]:
     """The values with the type they have in common, or as JSON."""
     pa = arrow()
-    try:
+    with suppress(pa.ArrowException, OverflowError, ValueError, TypeError):
         array = pa.array(values)
         if not _has_empty_struct(array.type):
             return array, False
-    except (pa.ArrowException, OverflowError, ValueError, TypeError):
-        pass
     return pa.array([_as_json(value) for value in values], pa.string()), True
 
 
@@ -63,25 +63,20 @@ def _has_empty_struct(kind: Any) -> bool:
 
 def common_schema(schemas: Iterable[Any]) -> Any:
     """The schema that holds the rows of all, with the columns in the order they appear."""
+    pa = arrow()
     columns: dict[str, list[Any]] = {}
     for schema in schemas:
         for field in schema:
             columns.setdefault(field.name, []).append(field)
-    return arrow().schema([_common_field(fields) for fields in columns.values()])
-
-
-def _common_field(fields: Sequence[Any]) -> Any:
-    pa = arrow()
-    name = fields[0].name
-    marks = {_is_json(field) for field in fields if not pa.types.is_null(field.type)}
-    if len(marks) < 2:
-        single = [pa.schema([pa.field(name, field.type)]) for field in fields]
-        try:
-            unified = pa.unify_schemas(single, promote_options="permissive").field(0)
-            return unified.with_metadata(JSON_MARK if True in marks else None)
-        except pa.ArrowException:
-            pass
-    return pa.field(name, pa.string(), metadata=JSON_MARK)
+    common = {name: pa.field(name, pa.string(), metadata=JSON_MARK) for name in columns}
+    for name, fields in columns.items():
+        marks = {_is_json(field) for field in fields if not pa.types.is_null(field.type)}
+        if len(marks) < 2:
+            single = [pa.schema([pa.field(name, field.type)]) for field in fields]
+            with suppress(pa.ArrowException):
+                unified = pa.unify_schemas(single, promote_options="permissive").field(0)
+                common[name] = unified.with_metadata(JSON_MARK if True in marks else None)
+    return pa.schema(list(common.values()))
 
 
 def _is_json(field: Any) -> bool:
@@ -99,45 +94,32 @@ def cast_table(table: Any, schema: Any) -> Any:
     return pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
 
 
-def write_table(table: Any, file: Path) -> None:
-    """One small Parquet file, atomically."""
-    write_shard([table], table.schema, file)
-
-
-def write_shard(tables: Iterable[Any], schema: Any, file: Path) -> int:
-    """The tables as one Parquet file, with large row groups; returns the number of rows."""
+def write_shard(tables: Iterable[Any], schema: Any, file: Path) -> None:
+    """The tables as one Parquet file, atomically and with large row groups."""
     pa = arrow()
     import pyarrow.parquet as pq
 
-    rows = 0
+    group: list[Any] = []
     with (
         atomic_write(file) as temporary,
         pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
     ):
-        for group in _row_groups(tables, schema):
-            writer.write_table(pa.concat_tables(group).combine_chunks())
-            rows += sum(map(len, group))
-    return rows
+        for table in chain(tables, [None]):
+            if table is not None:
+                group.append(cast_table(table, schema))
+            rows, size = sum(map(len, group)), sum(part.nbytes for part in group)
+            full = rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES
+            if full or (group and table is None):
+                writer.write_table(pa.concat_tables(group).combine_chunks())
+                group = []
 
 
-def _row_groups(tables: Iterable[Any], schema: Any) -> Iterator[list[Any]]:
-    group: list[Any] = []
-    for table in tables:
-        group.append(cast_table(table, schema))
-        rows, size = sum(map(len, group)), sum(table.nbytes for table in group)
-        if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
-def merge_files(parts: Sequence[Path], file: Path) -> int:
+def merge_files(parts: Sequence[Path], file: Path) -> None:
     """Several Parquet files as one, which has all their columns."""
     import pyarrow.parquet as pq
 
     schema = common_schema(pq.read_schema(part) for part in parts)
-    return write_shard(_tables(parts), schema, file)
+    write_shard(_tables(parts), schema, file)
 
 
 def unify_files(files: Sequence[Path]) -> None:

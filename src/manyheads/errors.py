@@ -1,7 +1,9 @@
 """Every error a user can meet: the value, the reason and the remedy."""
 
 from collections.abc import Callable
+from importlib import import_module
 from numbers import Integral, Real
+from typing import Any
 
 
 class ManyheadsError(Exception):
@@ -54,6 +56,14 @@ class MissingPackageError(ManyheadsError, ImportError):
             f"{feature} needs the {noun} {' and '.join(packages)}",
             f"run pip install {' '.join(packages)}",
         )
+
+
+def import_package(module: str, feature: str, *packages: str) -> Any:
+    """A module of an optional package, which a feature needs."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingPackageError(feature, *packages) from None
 
 
 class NativeModelError(ManyheadsError, AttributeError):

@@ -1,6 +1,7 @@
 """One micro-batch of training data, and batches prepared ahead in a thread."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 from threading import Event, Thread
@@ -118,7 +119,9 @@ def _prefetch(items: Iterator[Item], ahead: int, pinning: bool) -> Iterator[Item
             yield item
     finally:
         stopped.set()
-        _drain(ready)
+        with suppress(Empty):
+            while True:
+                ready.get_nowait()
         reader.join()
 
 
@@ -135,17 +138,7 @@ def _read(items: Iterator[Item], ready: Queue[Any], stopped: Event, pinning: boo
 def _put(what: Any, ready: Queue[Any], stopped: Event) -> bool:
     """Whether the item was taken before the consumer stopped."""
     while not stopped.is_set():
-        try:
+        with suppress(Full):
             ready.put(what, timeout=POLL)
             return True
-        except Full:
-            continue
     return False
-
-
-def _drain(ready: Queue[Any]) -> None:
-    try:
-        while True:
-            ready.get_nowait()
-    except Empty:
-        return

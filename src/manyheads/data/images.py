@@ -203,11 +203,8 @@ def read_idx(path: str | Path) -> NDArray[Any]:
                 f"{path} starts with {magic.hex(' ') or 'nothing'} and is not an idx file",
                 "use one such as train-images-idx3-ubyte, which starts with 00 00 08 03",
             )
-        return _idx_array(path, file.read(), np.dtype(IDX_TYPES[magic[2]]), magic[3])
-
-
-def _idx_array(path: Path, rest: bytes, dtype: np.dtype[Any], axes: int) -> NDArray[Any]:
-    header, data = rest[: 4 * axes], rest[4 * axes :]
+        dtype, axes = np.dtype(IDX_TYPES[magic[2]]), magic[3]
+        header, data = file.read(4 * axes), file.read()
     if len(header) < 4 * axes:
         raise InputError(f"{path} ends within its header", "download it again")
     shape = tuple(np.frombuffer(header, dtype=">u4").tolist())
@@ -265,14 +262,12 @@ def image_normalization(model: Vision, channels: int) -> tuple[Tensor, Tensor]:
 
 def image_mean_std(model: Vision) -> tuple[PerChannel, PerChannel]:
     """The same as numbers: one number if all channels are equal."""
-    mean, deviation = map(_numbers, image_normalization(model, model.config.patches.channels))
-    return mean, deviation
-
-
-def _numbers(by_channel: Tensor) -> PerChannel:
-    """Rounded to six digits, the precision of float32."""
-    numbers = tuple(round(number, 6) for number in by_channel.flatten().tolist())
-    return numbers[0] if len(set(numbers)) == 1 else numbers
+    both: list[PerChannel] = []
+    for by_channel in image_normalization(model, model.config.patches.channels):
+        # Six digits are the precision of float32.
+        numbers = tuple(round(number, 6) for number in by_channel.flatten().tolist())
+        both.append(numbers[0] if len(set(numbers)) == 1 else numbers)
+    return both[0], both[1]
 
 
 def image_size(model: Vision) -> int:
@@ -300,28 +295,23 @@ def record_image_preprocessing(
         "image_processor_type": "ViTImageProcessor",
         "do_convert_rgb": True if patches.channels == 3 else None,
         "do_resize": True,
-        "size": _square(patches.image),
+        "size": {"height": patches.image, "width": patches.image},
         "resample": BICUBIC,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
     }
     settings = json.loads(model.side_files.get(FILE, b"{}"))
-    now: dict[str, Any] = {"image_mean": _listed(mean, model), "image_std": _listed(std, model)}
+    now: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else [value] * patches.channels
+        for name, value in (("image_mean", mean), ("image_std", std))
+    }
     if size is not None:
-        now["size"] = _square(size)
+        now["size"] = {"height": size, "width": size}
         if settings.get("do_center_crop"):
             now["do_center_crop"] = False
     text = json.dumps({**usual, **settings, **now}, indent=2).encode()
     model.side_files = {**model.side_files, FILE: text}
-
-
-def _square(side: int) -> dict[str, int]:
-    return {"height": side, "width": side}
-
-
-def _listed(value: PerChannel, model: Vision) -> list[float]:
-    return list(value) if isinstance(value, tuple) else [value] * model.config.patches.channels
 
 
 def find_images(path: Path) -> list[Path]:

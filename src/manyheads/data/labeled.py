@@ -63,12 +63,10 @@ class LabeledTexts:
     def __iter__(self) -> Iterator[LabeledText]:
         for row in self.rows:
             value = row.get(self.label)
-            label: Label | tuple[Label, ...]
-            if isinstance(value, list):
-                label = tuple(_label(item, row, self.label) for item in value)
-            else:
-                label = _label(value, row, self.label)
-            yield LabeledText(row.text(self.text), label, row.location)
+            several = isinstance(value, list)
+            items = value if several else [value]
+            labels = tuple(_label(item, row, self.label) for item in items)
+            yield LabeledText(row.text(self.text), labels if several else labels[0], row.location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +115,14 @@ class TaggedTexts:
                     f"{row.location}: {self.words} are no words", "give a list of texts"
                 )
             labels = tuple(_label(tag, row, self.tags) for tag in tags)
-            yield TaggedText(tuple(words), self._converted(labels, row), row.location)
-
-    def _converted(self, labels: tuple[Label, ...], row: Row) -> tuple[Label, ...]:
-        if self.scheme == "as written":
-            return labels
-        if not all(isinstance(label, str) for label in labels):
-            raise InputError(
-                f"{row.location}: {self.tags} are numbers, which have no scheme",
-                "use tags such as B-person, or leave scheme out",
-            )
-        return tuple(tag_schemes.convert_tags([str(label) for label in labels], self.scheme))
+            if self.scheme != "as written":
+                if not all(isinstance(label, str) for label in labels):
+                    raise InputError(
+                        f"{row.location}: {self.tags} are numbers, which have no scheme",
+                        "use tags such as B-person, or leave scheme out",
+                    )
+                labels = tuple(tag_schemes.convert_tags(tags, self.scheme))
+            yield TaggedText(tuple(words), labels, row.location)
 
 
 def _texts(row: Row, field: str) -> list[str]:
@@ -185,7 +180,7 @@ class _Sequences:
     offsets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]]) -> "_Sequences":
+    def of(cls, sequences: Iterable[Sequence[int] | NDArray[np.int32]]) -> "_Sequences":
         arrays = [np.array(sequence, dtype=np.int32) for sequence in sequences]
         offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         return cls(np.concatenate([np.zeros(0, np.int32), *arrays]), offsets)
@@ -200,9 +195,7 @@ class _Sequences:
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *chosen]).astype(np.int64))
 
     def rows(self, numbers: Sequence[int]) -> "_Sequences":
-        return _Sequences.of(
-            self.values[self.offsets[i] : self.offsets[i + 1]].tolist() for i in numbers
-        )
+        return _Sequences.of(self.values[self.offsets[i] : self.offsets[i + 1]] for i in numbers)
 
     def ragged(self, numbers: Sequence[int]) -> Ragged:
         sizes = [int(self.offsets[i + 1] - self.offsets[i]) for i in numbers]
@@ -288,14 +281,9 @@ class Examples:
         return self._rows(sorted(drawn[held:])), self._rows(sorted(drawn[:held]))
 
     def _rows(self, numbers: list[int]) -> "Examples":
-        return Examples(
-            texts=self.texts.rows(numbers),
-            others=None if self.others is None else self.others.rows(numbers),
-            negatives=None if self.negatives is None else self.negatives.rows(numbers),
-            labels=None if self.labels is None else self.labels[numbers],
-            tags=None if self.tags is None else self.tags.rows(numbers),
-            names=self.names,
-        )
+        parts = {name: getattr(self, name) for name in ("texts", "others", "negatives", "tags")}
+        chosen = {name: part.rows(numbers) for name, part in parts.items() if part is not None}
+        return replace(self, **chosen, labels=None if self.labels is None else self.labels[numbers])
 
     @property
     def checksum(self) -> int:
@@ -343,14 +331,10 @@ def labeled_examples(
     """
     rows = _non_empty(source)
     labels, class_names = label_array(rows, names)
-    ids = _encoded(
-        [row.text for row in rows], [row.location for row in rows], tokenizer, max_length
-    )
-    return Examples(
-        texts=_Sequences.of(encoding.ids for encoding in ids),
-        labels=labels,
-        names=class_names,
-    )
+    locations = [row.location for row in rows]
+    encoded = _encoded([row.text for row in rows], locations, tokenizer, max_length)
+    texts = _Sequences.of(encoding.ids for encoding in encoded)
+    return Examples(texts=texts, labels=labels, names=class_names)
 
 
 def label_array(
@@ -428,28 +412,15 @@ def tagged_examples(
     locations = [row.location for row in rows for _ in row.tags]
     tags_of_all = [tag for row in rows for tag in row.tags]
     tag_numbers, class_names = label_ids(tags_of_all, locations, names or tag_names(tags_of_all))
-    joined = [join_words(row.words) for row in rows]
-    encoded = _encoded(
-        [text for text, _ in joined],
-        [row.location for row in rows],
-        tokenizer,
-        max_length,
-        offsets=True,
-    )
-    numbers = iter(tag_numbers)
-    tags = [
-        _spread(
-            first_tokens(encoding.offsets, spans),
-            list(islice(numbers, len(row.tags))),
-            len(encoding),
-        )
-        for encoding, row, (_, spans) in zip(encoded, rows, joined, strict=True)
-    ]
-    return Examples(
-        texts=_Sequences.of(encoding.ids for encoding in encoded),
-        tags=_Sequences.of(tags),
-        names=class_names,
-    )
+    texts, spans = zip(*(join_words(row.words) for row in rows), strict=True)
+    locations = [row.location for row in rows]
+    encoded = _encoded(texts, locations, tokenizer, max_length, offsets=True)
+    numbers, tags = iter(tag_numbers), []
+    for encoding, row, words in zip(encoded, rows, spans, strict=True):
+        own = list(islice(numbers, len(row.tags)))
+        tags.append(_spread(first_tokens(encoding.offsets, words), own, len(encoding)))
+    ids = _Sequences.of(encoding.ids for encoding in encoded)
+    return Examples(texts=ids, tags=_Sequences.of(tags), names=class_names)
 
 
 def tag_names(tags: Iterable[Label]) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Masking of tokens for masked language modeling."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -92,7 +91,12 @@ def mask_tokens(
     words = vocabulary.ordinary.nonzero().squeeze(1)
     others = words[torch.randint(len(words), ids.shape, generator=generator)]
     if masking.whole_words:
-        chance = chance[_first_of_word(ids, texts.lengths.positions.cpu(), vocabulary)]
+        if vocabulary.continues_word is None or vocabulary.is_continued is None:
+            raise ConfigError("whole_words needs a tokenizer", "give the model its tokenizer")
+        joined = vocabulary.continues_word[ids] & (texts.lengths.positions.cpu() > 0)
+        joined[1:] &= vocabulary.is_continued[ids[:-1]]
+        # All tokens of a word have the chance of its first.
+        chance = chance[torch.where(joined, 0, torch.arange(ids.shape[0])).cummax(0).values]
     chosen = (chance < masking.mask_fraction) & vocabulary.ordinary[ids]
     mask = masking.mask_token_fraction
     values = torch.where(chosen & (fate < mask), vocabulary.mask, ids)
@@ -105,18 +109,8 @@ def mask_tokens(
     )
 
 
-def _first_of_word(
-    ids: Int[Tensor, " n"], positions: Int[Tensor, " n"], vocabulary: MaskingVocabulary
-) -> Int[Tensor, " n"]:
-    """For each token, where its word begins."""
-    if vocabulary.continues_word is None or vocabulary.is_continued is None:
-        raise ConfigError("whole_words needs a tokenizer", "give the model its tokenizer")
-    joined = vocabulary.continues_word[ids] & (positions > 0)
-    joined[1:] &= vocabulary.is_continued[ids[:-1]]
-    positions = torch.arange(ids.shape[0])
-    return torch.where(joined, 0, positions).cummax(0).values if ids.numel() else positions
-
-
+# Reading tens of thousands of words takes longer than masking a batch.
+@lru_cache(maxsize=8)
 def masking_vocabulary(
     tokenizer: Any,
     size: int,
@@ -131,54 +125,34 @@ def masking_vocabulary(
             f"{missing} comes from the tokenizer, and the model has none",
             f"set {missing}, or model.tokenizer",
         )
-    return _vocabulary_of(tokenizer, size, mask, specials)
-
-
-# Reading tens of thousands of words takes longer than masking a batch.
-@lru_cache(maxsize=8)
-def _vocabulary_of(
-    tokenizer: Any,
-    size: int,
-    mask: int | Literal["tokenizer"],
-    specials: tuple[int, ...] | Literal["tokenizer"],
-) -> MaskingVocabulary:
     names: dict[int, str] = {}
     if tokenizer is not None:
         names = {number: name for name, number in tokenizer.get_vocab().items() if number < size}
     if specials == "tokenizer":
         added = tokenizer.get_added_tokens_decoder()
         specials = tuple(number for number, token in added.items() if token.special)
-    chosen = _mask_id(names) if mask == "tokenizer" else mask
-    _check_ids((chosen, *specials), size)
+    if mask == "tokenizer":
+        ids = [number for number, name in names.items() if name in MASK_NAMES]
+        if len(ids) != 1:
+            raise ConfigError(
+                f"the tokenizer has {len(ids)} tokens named {', '.join(MASK_NAMES)}",
+                "set mask to a token id, or train the tokenizer with [MASK] as a special token",
+            )
+        mask = ids[0]
+    for number in (mask, *specials):
+        if not 0 <= number < size:
+            problem = f"special token {number} is outside the vocabulary of {size}"
+            raise ConfigError(problem, f"use 0 to {size - 1}")
     # A vocabulary is often padded, and ids without a token must not be used.
     ordinary = torch.zeros(size, dtype=torch.bool)
     ordinary[list(names) if names else slice(None)] = True
-    ordinary[[chosen, *specials]] = False
+    ordinary[[mask, *specials]] = False
     if not ordinary.any():
         raise ConfigError(f"all {size} tokens are special", "use fewer specials")
     if not names:
-        return MaskingVocabulary(chosen, ordinary)
+        return MaskingVocabulary(mask, ordinary)
     continues_word, is_continued = _word_joints(tokenizer, names, size)
-    return MaskingVocabulary(chosen, ordinary, continues_word & ordinary, is_continued & ordinary)
-
-
-def _mask_id(names: dict[int, str]) -> int:
-    ids = [number for number, name in names.items() if name in MASK_NAMES]
-    if len(ids) != 1:
-        raise ConfigError(
-            f"the tokenizer has {len(ids)} tokens named {', '.join(MASK_NAMES)}",
-            "set mask to a token id, or train the tokenizer with [MASK] as a special token",
-        )
-    return ids[0]
-
-
-def _check_ids(ids: Sequence[int], size: int) -> None:
-    for number in ids:
-        if not 0 <= number < size:
-            raise ConfigError(
-                f"special token {number} is outside the vocabulary of {size}",
-                f"use 0 to {size - 1}",
-            )
+    return MaskingVocabulary(mask, ordinary, continues_word & ordinary, is_continued & ordinary)
 
 
 def _word_joints(

@@ -1,6 +1,6 @@
 """Greedy best-fit packing: chunks in order, and the best fit for the last gap of a batch."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
 # Chunks considered at once: more give a better fit, fewer stay closer to the shuffled order.
@@ -24,7 +24,8 @@ def pack(
         # The last two are chosen by size, to close the gap.
         while len(buffer) and buffer.oldest <= space and (not numbers or buffer.mean * 2.5 < space):
             space -= buffer.oldest
-            numbers.append(buffer.take_oldest())
+            # The oldest of all is the oldest of its size.
+            numbers.append(buffer.take(buffer.oldest))
         while sizes := buffer.closest(space):
             for size in sizes:
                 numbers.append(buffer.take(size))
@@ -38,7 +39,7 @@ class _Buffer:
     def __init__(self, source: Iterator[tuple[int, int]], lookahead: int) -> None:
         self._source = source
         self._by_age: deque[tuple[int, int]] = deque()
-        self._by_size: dict[int, deque[int]] = {}
+        self._by_size: defaultdict[int, deque[int]] = defaultdict(deque)
         self._gone: set[int] = set()
         # Bit s is set if a chunk of size s waits: the best fit is then the highest bit.
         self._sizes = 0
@@ -55,10 +56,7 @@ class _Buffer:
             return
         number, size = chunk
         self._by_age.append(chunk)
-        of_size = self._by_size.get(size)
-        if of_size is None:
-            of_size = self._by_size[size] = deque()
-        of_size.append(number)
+        self._by_size[size].append(number)
         self._sizes |= 1 << size
         self._total += size
 
@@ -72,10 +70,6 @@ class _Buffer:
     @property
     def mean(self) -> float:
         return self._total / len(self)
-
-    def take_oldest(self) -> int:
-        # The oldest of all is the oldest of its size.
-        return self.take(self.oldest)
 
     def take(self, size: int) -> int:
         """The chunk of this size that has waited longest."""

@@ -237,9 +237,11 @@ class TokenStore:
             kept = len(bounds) - 1 - max(1, round(fraction * (len(bounds) - 1)))
             position = int(bounds[max(kept, 0)])
         else:
-            position = self._near(
-                self.stop - fraction * self.size, fraction * self.size / 10, bounds
-            )
+            target = self.stop - fraction * self.size
+            position = int(bounds[np.argmin(np.abs(bounds - target))])
+            if abs(position - target) > fraction * self.size / 10:
+                ends = self.passages[:, 0]
+                position = int(ends[np.argmin(np.abs(ends - target))])
         if not self.start < position < self.stop:
             raise InputError(
                 f"cannot split off the last {fraction:.3g} of {len(bounds) - 1} documents and "
@@ -248,19 +250,11 @@ class TokenStore:
             )
         return replace(self, stop=position), replace(self, start=position)
 
-    def _near(self, target: float, tolerance: float, bounds: NDArray[np.int64]) -> int:
-        nearest = int(bounds[np.argmin(np.abs(bounds - target))])
-        if abs(nearest - target) <= tolerance:
-            return nearest
-        ends = self.passages[:, 0]
-        return int(ends[np.argmin(np.abs(ends - target))])
-
     @property
     def checksum(self) -> int:
         """Of all tokens, and of where this view begins and ends."""
-        return array_checksum(
-            np.array((self.start, self.stop)), array_checksum(self.blocks.checksums)
-        )
+        tokens = array_checksum(self.blocks.checksums)
+        return array_checksum(np.array((self.start, self.stop)), tokens)
 
     def verify(self) -> None:
         """Read all tokens and compare them with their checksums."""
@@ -296,18 +290,15 @@ def open_store(folder: str | Path, tokenizer: Any = None) -> TokenStore:
         stop=index.tokens,
         blocks=TokenBlocks.of(index),
     )
-    for column, table in enumerate((store.documents, store.passages)):
-        _verify_table(folder / list(TABLES)[column], table, index, column)
+    for column, (name, counted) in enumerate(TABLES.items()):
+        table, row = getattr(store, counted), 0
+        for part in index.parts:
+            end = row + getattr(part, counted)
+            if array_checksum(table[row:end]) != part.tables[column]:
+                damaged = f"{folder / name} is damaged in rows {row:,} to {end - 1:,}"
+                raise InputError(damaged, AGAIN)
+            row = end
     return store
-
-
-def _verify_table(file: Path, table: NDArray[np.int64], index: StoreIndex, column: int) -> None:
-    row = 0
-    for part in index.parts:
-        rows = (part.documents, part.passages)[column]
-        if array_checksum(table[row : row + rows]) != part.tables[column]:
-            raise InputError(f"{file} is damaged in rows {row:,} to {row + rows - 1:,}", AGAIN)
-        row += rows
 
 
 def tokenizer_checksum(tokenizer: Any) -> str:

@@ -70,9 +70,16 @@ def permute(
     first = mix_seed(mix_seed(seed) + epoch)
     keys = [np.uint64(mix_seed(first + turn)) for turn in range(ROUNDS)]
     values = indices.astype(np.uint64)
+    low = (np.uint64(1) << bits) - np.uint64(1)
     outside = np.arange(len(values))
     while len(outside):
-        values[outside] = _feistel(values[outside], bits, keys)
+        left, right = values[outside] >> bits, values[outside] & low
+        for key in keys:
+            mixed = right ^ key
+            mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ (mixed ^ mixed >> np.uint64(31)) & low
+        values[outside] = left << bits | right
         outside = outside[values[outside] >= np.uint64(count)]
     return values.astype(np.int64)
 
@@ -83,22 +90,6 @@ def mix_seed(number: int) -> int:
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % WORD
     number = (number ^ number >> 27) * 0x94D049BB133111EB % WORD
     return number ^ number >> 31
-
-
-def _feistel(
-    numbers: NDArray[np.uint64], bits: np.uint64, keys: list[np.uint64]
-) -> NDArray[np.uint64]:
-    low = (np.uint64(1) << bits) - np.uint64(1)
-    left, right = numbers >> bits, numbers & low
-    for key in keys:
-        left, right = right, left ^ _mix_each(right ^ key) & low
-    return left << bits | right
-
-
-def _mix_each(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ numbers >> np.uint64(31)
 
 
 # Entries of the permutation computed at a time.
@@ -218,32 +209,29 @@ class Stream:
 
     def _plan(self, epoch: int, batch: int) -> Iterator[_Planned]:
         """Batches from number `batch` of an epoch on, through all epochs that follow."""
-        if isinstance(self.chunks.sizes, int):
-            yield from self._plan_of_one_size(epoch, batch)
+        if not isinstance(self.chunks.sizes, int):
+            for later in count(epoch):
+                skipped = batch if later == epoch else 0
+                for number, numbers in enumerate(islice(self.epoch(later), skipped, None), skipped):
+                    yield _Planned(numbers, later, number + 1)
             return
-        for later in count(epoch):
-            skipped = batch if later == epoch else 0
-            for number, numbers in enumerate(islice(self.epoch(later), skipped, None), skipped):
-                yield _Planned(numbers, later, number + 1)
-
-    def _plan_of_one_size(self, epoch: int, batch: int) -> Iterator[_Planned]:
-        """Any batch is found by arithmetic: chunks are counted through all epochs."""
+        # With chunks of one size, counted through all epochs, a batch is found by arithmetic.
         assert isinstance(self.chunks.sizes, int)
         per_batch, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
-        for number in count(_rounded_up(epoch * total, per_batch) + batch):
-            numbers: list[int] = []
-            while len(numbers) < per_batch:
-                inside, start = divmod(number * per_batch + len(numbers), total)
-                stop = min(start + per_batch - len(numbers), total)
-                numbers += self._order(inside, start, stop).tolist()
-            yield _Planned(numbers, *self._after(number + 1))
+        for number in count(-(-epoch * total // per_batch) + batch):
+            chosen: list[int] = []
+            while len(chosen) < per_batch:
+                inside, start = divmod(number * per_batch + len(chosen), total)
+                stop = min(start + per_batch - len(chosen), total)
+                chosen += self._order(inside, start, stop).tolist()
+            yield _Planned(chosen, *self._after(number + 1))
 
     def _after(self, batches: int) -> tuple[int, int]:
         """The epoch and the number in it of what comes after so many batches of one size."""
         assert isinstance(self.chunks.sizes, int)
         per_batch, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
         epoch = batches * per_batch // total
-        return epoch, batches - _rounded_up(epoch * total, per_batch)
+        return epoch, batches - -(-epoch * total // per_batch)
 
     def _order(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         indices = np.arange(start, stop)
@@ -275,7 +263,3 @@ def _check_rank(rank: int, world_size: int) -> None:
         raise ConfigError(
             f"rank={rank} is out of range for world_size={world_size}", f"use 0 to {world_size - 1}"
         )
-
-
-def _rounded_up(number: int, divisor: int) -> int:
-    return -(-number // divisor)

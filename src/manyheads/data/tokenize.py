@@ -17,26 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.atomic_write import exclusive_lock
+from manyheads.data import store
 from manyheads.data.sources.texts import Passage, TextSource
-from manyheads.data.store import (
-    AGAIN,
-    BLOCK,
-    FORMAT,
-    INDEX,
-    StoreIndex,
-    StorePart,
-    TokenStore,
-    array_checksum,
-    open_store,
-    tokenizer_checksum,
-)
 from manyheads.data.tokenizer_training import EOS
 from manyheads.errors import InputError
 from manyheads.progress import Progress
 from manyheads.tokenizers import plain_copy
 
 LOCK = "lock"
-UNMOVED = f"{INDEX}.new"
+UNMOVED = f"{store.INDEX}.new"
 # Characters per part, and per call of the tokenizer.
 PART = 2**25
 AT_A_TIME = 2**21
@@ -51,7 +40,7 @@ def write_store(
     end: str | None = EOS,
     part_size: int = PART,
     progress: bool = True,
-) -> TokenStore:
+) -> store.TokenStore:
     """Tokenize texts into a folder, or resume it, or open it if it is complete.
 
     `end` is the token appended to every document; None appends none, as for models whose chunks
@@ -64,8 +53,11 @@ def write_store(
     with exclusive_lock(folder / LOCK, lambda: _report_waiting(folder)):
         index = _read_or_create_index(folder, expected)
         if not index.finished:
-            _write(source, _plain(tokenizer), folder, index, part_size, progress)
-    return open_store(folder, tokenizer)
+            plain = plain_copy(tokenizer)
+            # Special tokens in texts are treated as plain text.
+            plain.encode_special_tokens = True
+            _write(source, plain, folder, index, part_size, progress)
+    return store.open_store(folder, tokenizer)
 
 
 def store_mismatch(
@@ -73,12 +65,12 @@ def store_mismatch(
 ) -> str:
     """How a store differs from the requested one; empty if it does not."""
     folder = Path(folder)
-    if not (folder / INDEX).is_file():
+    if not (folder / store.INDEX).is_file():
         return ""
-    return _mismatch(StoreIndex.read(folder), _expected_index(source, tokenizer, end))
+    return _mismatch(store.StoreIndex.read(folder), _expected_index(source, tokenizer, end))
 
 
-def _expected_index(source: TextSource, tokenizer: Any, end: str | None) -> StoreIndex:
+def _expected_index(source: TextSource, tokenizer: Any, end: str | None) -> store.StoreIndex:
     """The index of an empty store."""
     number = None if end is None else tokenizer.token_to_id(end)
     if end is not None and number is None:
@@ -87,36 +79,36 @@ def _expected_index(source: TextSource, tokenizer: Any, end: str | None) -> Stor
             "set end to its end-of-sequence token, or to None",
         )
     vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    return StoreIndex(
-        format=FORMAT,
+    return store.StoreIndex(
+        format=store.FORMAT,
         finished=False,
         dtype="<u2" if vocabulary <= 2**16 else "<u4",
         vocabulary=vocabulary,
         end=number,
-        tokenizer=tokenizer_checksum(tokenizer),
+        tokenizer=store.tokenizer_checksum(tokenizer),
         source=source.identity(),
         parts=(),
     )
 
 
-def _read_or_create_index(folder: Path, expected: StoreIndex) -> StoreIndex:
+def _read_or_create_index(folder: Path, expected: store.StoreIndex) -> store.StoreIndex:
     """The index of the folder; an error if it was made from other texts or settings."""
     others = [file.name for file in folder.iterdir() if file.name not in (LOCK, UNMOVED)]
-    if not (folder / INDEX).is_file():
+    if not (folder / store.INDEX).is_file():
         if others:
             raise InputError(
-                f"{folder} has {sorted(others)[0]} and no {INDEX}", "use an empty folder"
+                f"{folder} has {sorted(others)[0]} and no {store.INDEX}", "use an empty folder"
             )
         _write_index(folder, expected)
         return expected
-    stored = StoreIndex.read(folder)
+    stored = store.StoreIndex.read(folder)
     mismatch = _mismatch(stored, expected)
     if mismatch:
         raise InputError(f"{folder} was made {mismatch}", "remove it, or use another folder")
     return stored
 
 
-def _mismatch(stored: StoreIndex, expected: StoreIndex) -> str:
+def _mismatch(stored: store.StoreIndex, expected: store.StoreIndex) -> str:
     for what, which in (("tokenizer", "another tokenizer"), ("end", "another end token")):
         if getattr(stored, what) != getattr(expected, what):
             return f"with {which}"
@@ -136,13 +128,6 @@ def _difference(stored: dict[str, Any], expected: dict[str, Any]) -> str:
         if then != now:
             return f"{key} was {then!r} and is {now!r}"
     return "other settings"
-
-
-def _plain(tokenizer: Any) -> Any:
-    """A copy without padding and truncation, which treats special tokens in texts as plain text."""
-    copy = plain_copy(tokenizer)
-    copy.encode_special_tokens = True
-    return copy
 
 
 @dataclass(slots=True)
@@ -173,7 +158,7 @@ def _write(
     source: TextSource,
     tokenizer: Any,
     folder: Path,
-    index: StoreIndex,
+    index: store.StoreIndex,
     part_size: int,
     progress: bool,
 ) -> None:
@@ -190,7 +175,13 @@ def _write(
             read = buffer.bytes - before[1]
             if first and left is not None and read:
                 needed = (buffer.tokens - before[0]) * np.dtype(index.dtype).itemsize / read * left
-                _check_disk_space(folder, needed)
+                free = shutil.disk_usage(folder).free
+                if needed > free:
+                    raise InputError(
+                        f"{folder} will need about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB "
+                        "are free",
+                        "free some space, or use a folder on another disk",
+                    )
             first = False
             # A store that was killed just before its end must not get an empty part.
             if chunk[-1] is None and buffer.passages:
@@ -218,7 +209,7 @@ def _chunks(passages: Iterator[Passage], part_size: int) -> Iterator[list[Passag
 
 
 def _tokenize(
-    tokenizer: Any, chunk: list[Passage | None], buffer: _PartBuffer, index: StoreIndex
+    tokenizer: Any, chunk: list[Passage | None], buffer: _PartBuffer, index: store.StoreIndex
 ) -> None:
     passages = [passage for passage in chunk if passage is not None]
     texts = [passage.text for passage in passages]
@@ -230,7 +221,7 @@ def _tokenize(
         buffer.add(passage, np.array(ids, dtype=index.dtype))
 
 
-def _write_part(folder: Path, index: StoreIndex, buffer: _PartBuffer) -> StoreIndex:
+def _write_part(folder: Path, index: store.StoreIndex, buffer: _PartBuffer) -> store.StoreIndex:
     """Append the part to the files, and then enter it in the index."""
     tables = [np.array(rows, dtype="<i8") for rows in (buffer.documents, buffer.passages)]
     ids = np.concatenate([*buffer.ids, np.zeros(0, dtype=index.dtype)])
@@ -239,12 +230,14 @@ def _write_part(folder: Path, index: StoreIndex, buffer: _PartBuffer) -> StoreIn
             file.write(array.tobytes())
             file.flush()
             os.fsync(file.fileno())
-    part = StorePart(
+    starts = range(0, len(ids), store.BLOCK)
+    blocks = (store.array_checksum(ids[start : start + store.BLOCK]) for start in starts)
+    part = store.StorePart(
         tokens=len(ids),
         documents=len(buffer.documents),
         passages=len(buffer.passages),
-        blocks=tuple(array_checksum(ids[i : i + BLOCK]) for i in range(0, len(ids), BLOCK)),
-        tables=(array_checksum(tables[0]), array_checksum(tables[1])),
+        blocks=tuple(blocks),
+        tables=(store.array_checksum(tables[0]), store.array_checksum(tables[1])),
         next_file=buffer.next_file,
         next_passage=buffer.next_passage,
     )
@@ -253,24 +246,23 @@ def _write_part(folder: Path, index: StoreIndex, buffer: _PartBuffer) -> StoreIn
     return index
 
 
-def _write_index(folder: Path, index: StoreIndex) -> None:
+def _write_index(folder: Path, index: store.StoreIndex) -> None:
     beside = folder / UNMOVED
     with beside.open("w", encoding="utf-8") as file:
         file.write(index.to_json())
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(folder / INDEX)
+    beside.replace(folder / store.INDEX)
 
 
-def _resumed(folder: Path, index: StoreIndex) -> _PartBuffer:
+def _resumed(folder: Path, index: store.StoreIndex) -> _PartBuffer:
     """Cut off what was written after the last part, and continue after it."""
     for name, size in index.sizes.items():
         with (folder / name).open("ab") as file:
             actual = file.tell()
             if actual < size:
-                raise InputError(
-                    f"{folder / name} has {actual} bytes, and {INDEX} says {size}", AGAIN
-                )
+                problem = f"{folder / name} has {actual} bytes, and {store.INDEX} says {size}"
+                raise InputError(problem, store.AGAIN)
             file.truncate(size)
     if not index.parts:
         return _PartBuffer(tokens=0, bytes=0)
@@ -281,15 +273,6 @@ def _resumed(folder: Path, index: StoreIndex) -> _PartBuffer:
         next_file=index.parts[-1].next_file,
         next_passage=index.parts[-1].next_passage,
     )
-
-
-def _check_disk_space(folder: Path, needed: float) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise InputError(
-            f"{folder} will need about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free",
-            "free some space, or use a folder on another disk",
-        )
 
 
 def _report_waiting(folder: Path) -> None:

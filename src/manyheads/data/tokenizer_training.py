@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from manyheads.data.sources.texts import TextSource
-from manyheads.errors import ConfigError, InputError, MissingPackageError
+from manyheads.errors import ConfigError, InputError, import_package
 from manyheads.progress import Progress
 from manyheads.tokenizers import plain_copy
 
@@ -74,16 +74,37 @@ def train_tokenizer(
     ties at random; "bytes" is deterministic. `specials` are further special tokens, such as [MASK]
     for "bytes". A pair must occur `least` times to become an entry.
     """
-    _check_specials(kind, specials)
-    _check_size(size, kind, len(specials))
-    try:
-        import tokenizers  # noqa: F401
-    except ImportError:
-        raise MissingPackageError("training a tokenizer", "tokenizers") from None
+    own = (EOS,) if kind == "bytes" else BERT
+    for place, name in enumerate(specials):
+        if not name.strip():
+            raise ConfigError(f"special token {place} is {name!r}", "use a name such as [MASK]")
+        if name in own or name in specials[:place]:
+            raise ConfigError(f"the special token {name!r} occurs twice", "remove one")
+    smallest = len(specials) + (BYTES + 1 if kind == "bytes" else len(BERT) + 1)
+    if size < smallest:
+        bert = f"{len(BERT) + len(specials)} special tokens"
+        what = f"{BYTES} bytes and {EOS}" if kind == "bytes" else bert
+        raise ConfigError(f"size={size} is too small for {what}", f"use {smallest} or more")
+    library = import_package("tokenizers", "training a tokenizer", "tokenizers")
+    trained: dict[str, Any] = {
+        "vocab_size": size,
+        "min_frequency": least,
+        "special_tokens": [*own, *specials],
+        "show_progress": False,
+    }
     if kind == "bytes":
-        tokenizer, trainer = _bytes(size, least, specials)
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        tokenizer.post_processor = library.processors.ByteLevel(trim_offsets=False)
+        alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+        trainer = library.trainers.BpeTrainer(initial_alphabet=alphabet, **trained)
     else:
-        tokenizer, trainer = _wordpiece(size, least, lowercase, specials)
+        tokenizer = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
+        tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = library.decoders.WordPiece()
+        trainer = library.trainers.WordPieceTrainer(**trained)
     read = _Read(source, progress)
     tokenizer.train_from_iterator(read, trainer=trainer)
     if read.error is not None:
@@ -91,28 +112,13 @@ def train_tokenizer(
     if not read.passages:
         raise InputError("there is no text to train on", "use a source that has text")
     if kind == "wordpiece":
-        _frame(tokenizer)
-    return tokenizer
-
-
-def _check_specials(kind: TokenizerKind, specials: Sequence[str]) -> None:
-    own = (EOS,) if kind == "bytes" else BERT
-    for place, name in enumerate(specials):
-        if not name.strip():
-            raise ConfigError(f"special token {place} is {name!r}", "use a name such as [MASK]")
-        if name in own or name in specials[:place]:
-            raise ConfigError(f"the special token {name!r} occurs twice", "remove one")
-
-
-def _check_size(size: int, kind: TokenizerKind, specials: int) -> None:
-    least = specials + (BYTES + 1 if kind == "bytes" else len(BERT) + 1)
-    if size < least:
-        what = (
-            f"{BYTES} bytes and {EOS}"
-            if kind == "bytes"
-            else f"{len(BERT) + specials} special tokens"
+        # [CLS] and [SEP] around a text, and [SEP] after the second text of a pair.
+        tokenizer.post_processor = library.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
         )
-        raise ConfigError(f"size={size} is too small for {what}", f"use {least} or more")
+    return tokenizer
 
 
 class _Read:
@@ -134,47 +140,3 @@ class _Read:
                     bar.advance(len(passage.text.encode()) / MEGABYTE)
             except Exception as error:
                 self.error = error
-
-
-def _bytes(size: int, least: int, specials: Sequence[str]) -> tuple[Any, Any]:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        min_frequency=least,
-        special_tokens=[EOS, *specials],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    return tokenizer, trainer
-
-
-def _wordpiece(size: int, least: int, lowercase: bool, specials: Sequence[str]) -> tuple[Any, Any]:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=least,
-        special_tokens=[*BERT, *specials],
-        show_progress=False,
-    )
-    return tokenizer, trainer
-
-
-def _frame(tokenizer: Any) -> None:
-    """Add [CLS] and [SEP] around a text, and [SEP] after the second text of a pair."""
-    from tokenizers import processors
-
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
-    )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from manyheads.data.sources import files, rows
@@ -14,21 +15,16 @@ DOCUMENT_START = "-DOCSTART-"
 
 
 @dataclass(frozen=True, slots=True)
-class ConllRows:
+class ConllRows(rows.FileRows):
     """The sentences of CoNLL files as rows of `tokens` and `tags`, compressed or not.
 
     Columns are separated by tabs, or else by spaces: the word first, its tag last, others between
     are not read.
     """
 
-    paths: files.Paths
-
     def __iter__(self) -> Iterator[rows.Row]:
         for file in self._files():
             yield from _sentences(file)
-
-    def check(self) -> None:
-        self._files()
 
     def _files(self) -> list[Path]:
         return files.find_files(self.paths, CONLL_SUFFIXES)
@@ -51,7 +47,7 @@ def _sentences(file: Path) -> Iterator[rows.Row]:
     tags: list[str] = []
     first = columns = 0
     with files.open_file(file) as opened:
-        for number, raw in enumerate(opened, 1):
+        for number, raw in enumerate(chain(opened, [b"\n"]), 1):
             line = _decoded(raw, file, number)
             # Some files write a tab where the line should be blank.
             if not line.strip():
@@ -60,7 +56,9 @@ def _sentences(file: Path) -> Iterator[rows.Row]:
                 words, tags = [], []
                 continue
             parts = line.split("\t") if "\t" in line else line.split()
-            if parts[0] == DOCUMENT_START or _is_comment(line, len(parts), columns):
+            # A line that starts with "# " may be a word "#" with its columns.
+            comment = line.startswith("# ") and (len(parts) != columns or COMMENT.match(line))
+            if parts[0] == DOCUMENT_START or comment:
                 continue
             if len(parts) < 2 or not parts[0].strip() or not parts[-1].strip():
                 raise InputError(
@@ -71,13 +69,6 @@ def _sentences(file: Path) -> Iterator[rows.Row]:
             first = first if words else number
             words.append(parts[0].strip())
             tags.append(parts[-1].strip())
-    if words:
-        yield rows.Row({"tokens": words, "tags": tags}, str(file), first)
-
-
-def _is_comment(line: str, columns: int, usual: int) -> bool:
-    """Whether a line that starts with "# " is no word "#" with its columns."""
-    return line.startswith("# ") and (columns != usual or COMMENT.match(line) is not None)
 
 
 def _decoded(raw: bytes, file: Path, number: int) -> str:

@@ -8,10 +8,11 @@ import lzma
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.errors import InputError, import_package
 
 # A fingerprint reads this many bytes at this many positions of a file.
 SAMPLE_BYTES, SAMPLES = 2**12, 16
@@ -25,13 +26,11 @@ def find_files(paths: Paths, suffixes: Collection[str], *, any_suffix: bool = Fa
 
     Of a folder only files with a known suffix are read, and no hidden ones.
     """
-    files: dict[Path, None] = {}
-    for path in (paths,) if isinstance(paths, str | Path) else paths:
-        for file in _expand(str(path), suffixes, any_suffix):
-            files[file] = None
+    listed_paths = (paths,) if isinstance(paths, str | Path) else paths
+    files = [file for path in listed_paths for file in _expand(str(path), suffixes, any_suffix)]
     if not files:
         raise InputError("there is no file to read", "give a file, a folder or a glob")
-    return list(files)
+    return list(dict.fromkeys(files))
 
 
 def _expand(path: str, suffixes: Collection[str], any_suffix: bool) -> list[Path]:
@@ -105,24 +104,17 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed if its suffix is that of a compression."""
     suffix = path.suffix.lower()
     try:
-        with COMPRESSED.get(suffix, _plain)(path) as file:
+        with COMPRESSED.get(suffix, partial(Path.open, mode="rb"))(path) as file:
             yield file
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
-        raise InputError(
-            f"{path} is not a complete {suffix} file ({error})", "download it again"
-        ) from None
     except Exception as error:
-        # bz2 raises an OSError without errno.
+        # bz2 and gzip raise an OSError without errno.
         broken = isinstance(error, OSError) and error.errno is None
+        broken = broken or isinstance(error, lzma.LZMAError | EOFError)
         if not broken and type(error).__name__ != "ZstdError":
             raise
         raise InputError(
             f"{path} is not a complete {suffix} file ({error})", "download it again"
         ) from None
-
-
-def _plain(path: Path) -> IO[bytes]:
-    return path.open("rb")
 
 
 # Compressed bytes read at a time: decompressed they may be many thousand times as many.
@@ -131,10 +123,7 @@ READ = 2**12
 
 def open_zstandard(path: Path) -> io.BufferedReader:
     """A reader with lines, which unlike the package's own detects truncated files."""
-    try:
-        import zstandard
-    except ImportError:
-        raise MissingPackageError(str(path), "zstandard") from None
+    zstandard = import_package("zstandard", str(path), "zstandard")
     return io.BufferedReader(_ZstandardReader(path, zstandard.ZstdDecompressor()))
 
 
@@ -156,20 +145,16 @@ class _ZstandardReader(io.RawIOBase):
                 if self._frame is not None:
                     raise EOFError("the file ends within a frame")
                 return 0
-            self._decompress()
+            # A frame may end in what was read, and the next begin.
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._waiting = memoryview(self._frame.decompress(self._compressed))
+            self._compressed = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
         block = self._waiting[: len(buffer)]
         buffer[: len(block)] = block
         self._waiting = self._waiting[len(block) :]
         return len(block)
-
-    def _decompress(self) -> None:
-        """Decompress what was read, in which a frame may end and the next begin."""
-        if self._frame is None:
-            self._frame = self._decompressor.decompressobj()
-        self._waiting = memoryview(self._frame.decompress(self._compressed))
-        self._compressed = self._frame.unused_data if self._frame.eof else b""
-        if self._frame.eof:
-            self._frame = None
 
     def close(self) -> None:
         self._file.close()

@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import parse_qsl
 
 from manyheads.data.sources.files import Paths, find_files, open_file, suffix_of
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.errors import InputError, import_package
 
 HUB = "hub:"
 FORM = f"write {HUB}org/name, or {HUB}org/name?subset=en&split=train&revision=main"
@@ -93,21 +95,13 @@ class HubRows:
         self._package()
 
     def _package(self) -> Any:
-        try:
-            import datasets
-        except ImportError:
-            raise MissingPackageError(f"the dataset {self.name}", "datasets") from None
-        return datasets
+        return import_package("datasets", f"the dataset {self.name}", "datasets")
 
     def __iter__(self) -> Iterator[Row]:
         datasets = self._package()
         try:
             rows = datasets.load_dataset(
-                self.name,
-                self.subset,
-                split=self.split,
-                revision=self.revision,
-                streaming=True,
+                self.name, self.subset, split=self.split, revision=self.revision, streaming=True
             )
             for number, fields in enumerate(rows, 1):
                 yield Row(fields, self.name, number, "row")
@@ -173,27 +167,21 @@ def _json_rows(path: Path) -> Iterator[Row]:
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
     """A `ParquetFile` that is not held in memory, and errors that name the file."""
+    arrow = import_package("pyarrow", str(path), "pyarrow")
     try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise MissingPackageError(str(path), "pyarrow") from None
-    try:
-        with ParquetFile(path, pre_buffer=False) as file:
+        with import_module("pyarrow.parquet").ParquetFile(path, pre_buffer=False) as file:
             yield file
-    except (ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError) as error:
         raise InputError(
             f"{path} cannot be read as Parquet ({str(error)[:100]})", "download it again"
         ) from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    number = 0
     with open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
-            for fields in batch.to_pylist():
-                number += 1
-                yield Row(fields, str(path), number, "row")
+        batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME))
+        for number, fields in enumerate(chain.from_iterable(batches), 1):
+            yield Row(fields, str(path), number, "row")
 
 
 ROW_FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {

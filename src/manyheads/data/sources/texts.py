@@ -12,14 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from manyheads.data.sources.files import (
-    COMPRESSED,
-    Paths,
-    find_files,
-    fingerprint,
-    open_file,
-    suffix_of,
-)
+from manyheads.data.sources import files as sources
 from manyheads.data.sources.rows import ROW_FORMATS, FileRows, HubRows, Row, hub_rows
 from manyheads.errors import InputError
 
@@ -77,7 +70,7 @@ class TextFiles:
     plain file, such as a blank line; `errors="replace"` replaces invalid UTF-8 by question marks.
     """
 
-    paths: Paths
+    paths: sources.Paths
     text_column: str = "text"
     separator: str | None = None
     format: Format = "as named"
@@ -99,7 +92,7 @@ class TextFiles:
         self.files()
 
     def files(self) -> list[Path]:
-        return find_files(self.paths, KNOWN, any_suffix=self.format != "as named")
+        return sources.find_files(self.paths, KNOWN, any_suffix=self.format != "as named")
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -109,17 +102,17 @@ class TextFiles:
             "format": self.format,
             "errors": self.errors,
             "passage": PASSAGE,
-            "files": [[str(file), fingerprint(file)] for file in self.files()],
+            "files": [[str(file), sources.fingerprint(file)] for file in self.files()],
         }
 
     def expected_bytes(self) -> int | None:
         files = self.files()
-        if any(file.suffix.lower() in {*COMPRESSED, ".parquet"} for file in files):
+        if any(file.suffix.lower() in {*sources.COMPRESSED, ".parquet"} for file in files):
             return None
         return sum(file.stat().st_size for file in files)
 
     def _texts(self, file: Path) -> Iterator[tuple[str, bool]]:
-        suffix = suffix_of(file) if self.format == "as named" else f".{self.format}"
+        suffix = sources.suffix_of(file) if self.format == "as named" else f".{self.format}"
         if suffix in ROW_FORMATS:
             return _of_rows(ROW_FORMATS[suffix](file), self.text_column)
         return _cut(_decoded(file, self.errors), self.separator)
@@ -187,7 +180,7 @@ def _of_rows(rows: Iterable[Row], text_column: str) -> Iterator[tuple[str, bool]
 def _decoded(path: Path, errors: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     before = 0
-    with open_file(path) as file:
+    with sources.open_file(path) as file:
         while True:
             read = file.read(READ)
             # Bytes of a character whose first bytes were in the previous block.

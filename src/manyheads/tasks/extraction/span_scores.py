@@ -164,7 +164,8 @@ def _spans(entities: Sequence[Any], index: int) -> list[_Span]:
 
 
 def _total(pairs: Sequence[Any], mode: Mode) -> SpanScore:
-    return sum((_matched(*both, mode) for both in pairs if any(both)), SpanScore())
+    matched = (_matched(right, actual, mode) for right, actual in pairs if right or actual)
+    return sum(matched, SpanScore())
 
 
 def _matched(expected: list[_Span], predicted: list[_Span], mode: Mode) -> SpanScore:

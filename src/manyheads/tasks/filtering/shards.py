@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.atomic_write import atomic_write
-from manyheads.errors import MissingPackageError
+from manyheads.errors import import_package
 
 # A column whose values have no common type is stored as JSON, and its field says so.
 JSON_MARK = {b"manyheads": b"json"}
@@ -18,11 +18,7 @@ ROW_GROUP_ROWS, ROW_GROUP_BYTES = 2**13, 2**26
 
 def arrow() -> Any:
     """The package pyarrow."""
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingPackageError("writing Parquet", "pyarrow") from None
-    return pyarrow
+    return import_package("pyarrow", "writing Parquet", "pyarrow")
 
 
 def table_of_rows(rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -208,27 +208,26 @@ def tag(
     `max_length` tokens or without any token.
     """
     options = WordOptions(batch_tokens=batch_tokens, max_length=max_length, progress=progress)
-    spanned = [_spanned(text) for text in texts]
+    spanned = [
+        SpannedText(text, [match.span() for match in WORD.finditer(text)])
+        if isinstance(text, str)
+        else SpannedText(*join_words(text))
+        for text in texts
+    ]
     shares = read_words(model, spanned, options)
     names = class_names_of(model, cast(TokenHead, model.config.readout))
-    tags = [_tags(text, rows, names) for text, rows in zip(spanned, shares, strict=True)]
+    tags = []
+    for (text, spans), rows in zip(spanned, shares, strict=True):
+        best, classes = rows.nan_to_num(-1.0).max(1)
+        read = zip(spans, classes.tolist(), best.tolist(), strict=True)
+        tags.append(
+            [
+                Tag(text[start:end], names[index], share) if share >= 0 else Tag(text[start:end])
+                for (start, end), index, share in read
+            ]
+        )
     incomplete = sum(any(not word.label for word in row) for row in tags)
     if incomplete:
         message = f"{incomplete:,} of {len(tags):,} texts were read only in part"
         warnings.warn(message, TruncationWarning, stacklevel=2)
     return tags
-
-
-def _tags(text: SpannedText, shares: Float[Tensor, "w c"], names: tuple[str, ...]) -> list[Tag]:
-    words = [text.text[start:end] for start, end in text.spans]
-    best, classes = shares.nan_to_num(-1.0).max(1)
-    rows = zip(words, classes.tolist(), best.tolist(), strict=True)
-    return [
-        Tag(word, names[index], share) if share >= 0 else Tag(word) for word, index, share in rows
-    ]
-
-
-def _spanned(text: str | Sequence[str]) -> SpannedText:
-    if isinstance(text, str):
-        return SpannedText(text, [match.span() for match in WORD.finditer(text)])
-    return SpannedText(*join_words(text))

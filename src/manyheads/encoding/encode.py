@@ -29,7 +29,9 @@ from manyheads.taps import Watcher
 
 # Texts that are sorted by length and encoded together, while the next ones are tokenized.
 TEXTS_AT_ONCE = {"cpu": 16384, "cuda": 2048}
-
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
+# Files that vectors are saved to.
+SUFFIXES = (".npy", ".safetensors", ".jsonl")
 
 Device = torch.device | str
 # From the hidden states of a batch to one vector per text.
@@ -124,55 +126,38 @@ def read_pooled(
 ) -> Encoded:
     """A vector of `width` numbers per text, which `pooled` computes; zeros without tokens."""
     model = text_reader.require_text_model(model)
-    home = model.table.device
-    kind = "cpu" if home.type == "cpu" else "cuda"
+    stack, home, dtype = text_stack(model), model.table.device, vector_dtype(model)
     max_length = text_reader.resolve_max_length(model, options.max_length)
     reader = text_reader.open_reader(model, texts, max_length)
     batch_tokens = options.tokens_per_batch(home)
-    work = partial(_encode_ids, model, batch_tokens=batch_tokens, pooled=pooled, width=width)
-    vectors = [torch.zeros(0, width, dtype=vector_dtype(model), device=options.device)]
+    vectors = [torch.zeros(0, width, dtype=dtype, device=options.device)]
     tokens = truncated = texts_read = 0
     with Progress(options.doing, unit="tokens", enabled=options.progress) as bar, eval_mode(model):
-        for ids, truncated_now in read_ahead(reader, TEXTS_AT_ONCE[kind]):
-            tokens += sum(map(len, ids))
+        for ids, truncated_now in read_ahead(reader):
+            lengths = [len(text) for text in ids]
+            tokens += sum(lengths)
             truncated += truncated_now
             texts_read += len(ids)
             bar.expect(tokens * len(reader) / texts_read)
-            vectors.append(work(ids, bar=bar).to(options.device, non_blocking=True))
+            # Texts of all lengths are encoded on the model's device, without waiting for it.
+            with column_major_weights(stack, sum(lengths)), torch.inference_mode():
+                order = [index for index, length in enumerate(lengths) if not length]
+                parts = [torch.zeros(len(order), width, dtype=dtype, device=home)]
+                for indices in text_reader.batch_by_length(lengths, batch_tokens):
+                    batch = text_reader.to_device_batch([ids[index] for index in indices], home)
+                    parts.append(pooled(last_states(model, stack, batch)))
+                    order += indices
+                    bar.advance(batch.values.shape[0])
+                restored = text_reader.to_device(torch.tensor(order).argsort(), home)
+                vectors.append(torch.cat(parts)[restored].to(options.device, non_blocking=True))
     if home.type == "cuda":
         torch.cuda.synchronize(home)
     return Encoded(torch.cat(vectors), tokens, truncated, max_length)
 
 
-def _encode_ids(
-    model: text_reader.TextReader,
-    ids: list[text_reader.Ids],
-    *,
-    batch_tokens: int,
-    pooled: Pooled,
-    width: int,
-    bar: Progress,
-) -> Float[Tensor, "b c"]:
-    """Encode texts of all lengths on the model's device, without waiting for it."""
-    stack, home = text_stack(model), model.table.device
-    lengths = [len(text) for text in ids]
-    with column_major_weights(stack, sum(lengths)), torch.inference_mode():
-        empty = [index for index, length in enumerate(lengths) if not length]
-        vectors = [torch.zeros(len(empty), width, dtype=vector_dtype(model), device=home)]
-        order = empty
-        for indices in text_reader.batch_by_length(lengths, batch_tokens):
-            batch = text_reader.to_device_batch([ids[index] for index in indices], home)
-            vectors.append(pooled(last_states(model, stack, batch)))
-            order = order + indices
-            bar.advance(batch.values.shape[0])
-        restore = torch.tensor(order).argsort()
-        return torch.cat(vectors)[text_reader.to_device(restore, home)]
-
-
-def read_ahead(
-    reader: text_reader.Reader, step: int
-) -> Iterator[tuple[list[text_reader.Ids], int]]:
+def read_ahead(reader: text_reader.Reader) -> Iterator[tuple[list[text_reader.Ids], int]]:
     """Texts as ids, some at a time; the next are tokenized while the caller uses these."""
+    step = TEXTS_AT_ONCE["cpu" if reader.model.table.device.type == "cpu" else "cuda"]
     starts = range(0, len(reader), step)
     parts = [range(start, min(start + step, len(reader))) for start in starts]
     if len(parts) < 2:
@@ -219,15 +204,24 @@ def vector_dtype(model: text_reader.TextReader) -> torch.dtype:
 def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> None:
     """Save vectors: rows of .npy, the tensor "vectors" of .safetensors, or lines of .jsonl."""
     check_target(target)
-    write = partial(WRITERS[target.suffix], vectors.detach().cpu(), texts)
+    vectors = vectors.detach().cpu()
     with atomic_write(target) as temporary:
-        write(temporary)
+        if target.suffix == ".safetensors":
+            write_tensors({"vectors": vectors.contiguous()}, temporary)
+        elif target.suffix == ".npy":
+            with temporary.open("wb") as file:
+                np.save(file, vectors.numpy())
+        else:
+            with temporary.open("w", encoding="utf-8") as lines:
+                for text, vector in zip(texts, vectors, strict=True):
+                    row = {"text": text, "vector": vector.tolist()}
+                    lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def check_target(target: Path) -> None:
     """Refuse, before any work, a file that could not be written."""
-    if target.suffix not in WRITERS:
-        raise InputError(f"{target} has no known suffix", f"use {', '.join(WRITERS)}")
+    if target.suffix not in SUFFIXES:
+        raise InputError(f"{target} has no known suffix", f"use {', '.join(SUFFIXES)}")
     check_file(target)
 
 
@@ -237,32 +231,6 @@ def check_file(target: Path) -> None:
         raise InputError(f"{target} is a folder", "name a file in it")
     if not target.absolute().parent.is_dir():
         raise InputError(f"there is no folder {target.parent}", "create it, or name another")
-
-
-def _write_npy(vectors: Tensor, texts: Sequence[str], file: Path) -> None:  # noqa: ARG001
-    with file.open("wb") as opened:
-        np.save(opened, vectors.numpy())
-
-
-def _write_safetensors(vectors: Tensor, texts: Sequence[str], file: Path) -> None:  # noqa: ARG001
-    write_tensors({"vectors": vectors.contiguous()}, file)
-
-
-def _write_jsonl(vectors: Tensor, texts: Sequence[str], file: Path) -> None:
-    with file.open("w", encoding="utf-8") as opened:
-        for text, vector in zip(texts, vectors, strict=True):
-            row = {"text": text, "vector": vector.tolist()}
-            opened.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-WRITERS: dict[str, Callable[[Tensor, Sequence[str], Path], None]] = {
-    ".npy": _write_npy,
-    ".safetensors": _write_safetensors,
-    ".jsonl": _write_jsonl,
-}
-
-
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 
 
 def pool(

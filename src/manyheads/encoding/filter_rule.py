@@ -111,11 +111,8 @@ class RuleTypeError(ValueError):
     """Values of one text that cannot be compared."""
 
 
-class _Unknown:
-    """A value that is not known yet."""
-
-
-UNKNOWN = _Unknown()
+# A value that is not known yet.
+UNKNOWN = object()
 # The value of a name, or UNKNOWN.
 Lookup = Callable[[RuleName], Any]
 

@@ -18,8 +18,8 @@ BLOCK_PRODUCTS = 2**22
 # Products of tokens that training forms at a time.
 TRAINING_PRODUCTS = 2**26
 
-# The vectors of documents in rows start to stop, in the dtype of the product.
-Rows = Callable[[int, int], Tensor]
+# The vectors of documents in some rows.
+Rows = Callable[[slice], Tensor]
 
 
 @checked
@@ -35,24 +35,19 @@ def maxsim(query: Float[Tensor, "q c"], documents: Ragged) -> Float[Tensor, " d"
     tensor([2.0000, 1.4000])
     """
     _check(query, documents.values)
-    with torch.no_grad():
-        queries = Ragged(query, Lengths.of([query.shape[0]], query.device))
-        return _scores(queries, documents.lengths, _rows_of(documents))[0]
+    return score_rows(query, documents.lengths, documents.values.__getitem__)
 
 
 @checked
 def maxsim_matrix(queries: Ragged, documents: Ragged) -> Float[Tensor, "b d"]:
     """The score of every query with every document, as `maxsim` gives it, without gradients."""
     _check(queries.values, documents.values)
-    with torch.no_grad():
-        return _scores(queries, documents.lengths, _rows_of(documents))
+    return _scores(queries, documents.lengths, documents.values.__getitem__)
 
 
 def score_rows(query: Float[Tensor, "q c"], lengths: Lengths, rows: Rows) -> Float[Tensor, " d"]:
     """`maxsim` of documents whose vectors are made block by block, as from codes."""
-    with torch.no_grad():
-        queries = Ragged(query, Lengths.of([query.shape[0]], query.device))
-        return _scores(queries, lengths, rows)[0]
+    return _scores(Ragged(query, Lengths.of([query.shape[0]], query.device)), lengths, rows)[0]
 
 
 def maxsim_with_gradients(
@@ -104,17 +99,14 @@ def _check(queries: Tensor, documents: Tensor) -> None:
         )
 
 
-def _rows_of(documents: Ragged) -> Rows:
-    return lambda start, stop: documents.values[start:stop]
-
-
+@torch.no_grad()
 def _scores(queries: Ragged, lengths: Lengths, rows: Rows) -> Float[Tensor, "b d"]:
     values = queries.values.to(torch.promote_types(queries.values.dtype, torch.float32))
     scores = values.new_zeros(len(lengths), len(queries))
     with torch.autocast(values.device.type, enabled=False):
         for block, start, stop in _blocks(lengths, values.shape[0]):
             owner = (lengths.sequence_of_token[start:stop] - block.start).unsqueeze(1)
-            products = rows(start, stop).to(values) @ values.T
+            products = rows(slice(start, stop)).to(values) @ values.T
             maxima = values.new_full((len(block), values.shape[0]), -torch.inf)
             maxima.scatter_reduce_(0, owner.expand_as(products), products, "amax")
             scores[block.start : block.stop] = _sum_by_query(maxima, queries.lengths)

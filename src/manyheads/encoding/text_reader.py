@@ -121,29 +121,21 @@ def check_texts(texts: object) -> None:
 
 def open_reader(model: TextReader, texts: Texts, max_length: int | None) -> Reader:
     """A reader of strings, or of token ids."""
-    vocabulary = model.config.embedding.vocabulary
     if isinstance(texts, Ragged):
         if texts.values.is_floating_point() or texts.values.dim() != 1:
             raise InputError("the Ragged holds no token ids", "give one integer per token")
-        return Reader(texts.to("cpu").to_list(), None, vocabulary, max_length, model)
+        texts = texts.to("cpu").to_list()
     check_texts(texts)
     listed = [texts] if isinstance(texts, str) else list(texts)
     strings = [isinstance(text, str) for text in listed]
-    if not any(strings) and listed:
-        return Reader(listed, None, vocabulary, max_length, model)
-    if not all(strings):
+    if any(strings) and not all(strings):
         index = strings.index(False)
         raise InputError(
             f"text {index} is a {type(listed[index]).__name__}, and others are strings",
             "give only strings, or only token ids",
         )
-    return Reader(
-        listed,
-        truncating_tokenizer(model, max_length) if listed else None,
-        vocabulary,
-        max_length,
-        model,
-    )
+    tokenizer = truncating_tokenizer(model, max_length) if any(strings) else None
+    return Reader(listed, tokenizer, model.config.embedding.vocabulary, max_length, model)
 
 
 def resolve_max_length(model: TextReader, max_length: int | None) -> int | None:

@@ -81,9 +81,8 @@ def tokenize_texts(
 ) -> TokenizedTexts:
     """The ids of texts, truncated to `max_length` tokens or to what the model reads."""
     reader = text_reader.require_text_model(model)
-    tokenizer = text_reader.truncating_tokenizer(
-        reader, text_reader.resolve_max_length(reader, max_length)
-    )
+    max_length = text_reader.resolve_max_length(reader, max_length)
+    tokenizer = text_reader.truncating_tokenizer(reader, max_length)
     with surrogates_refused(texts):
         encoded = tokenizer.encode_batch_fast(list(texts))
     ids = [np.array(encoding.ids, dtype=np.int64) for encoding in encoded]

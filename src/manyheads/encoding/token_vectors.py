@@ -65,20 +65,28 @@ def encode_tokens(
     """
     options = text_reader.ReadOptions(batch_tokens=batch_tokens)
     reader, late = open_role_reader(model, texts, role, max_length), late_of(model)
-    source = reader.model
-    home, width = source.table.device, late.width(encode.text_stack(source).config.width)
-    kind = "cpu" if home.type == "cpu" else "cuda"
-    batch_tokens = options.tokens_per_batch(home)
-    values = [torch.zeros(0, width, dtype=encode.vector_dtype(source), device=device)]
+    source, stack = reader.model, encode.text_stack(reader.model)
+    home, dtype = source.table.device, encode.vector_dtype(source)
+    width, batch_tokens = late.width(stack.config.width), options.tokens_per_batch(home)
+    values = [torch.zeros(0, width, dtype=dtype, device=device)]
     vectors_per_text: list[int] = []
     tokens = truncated = 0
     with Progress("encoding", unit="tokens", enabled=progress) as bar, eval_mode(source):
-        for ids, truncated_now in encode.read_ahead(reader, encode.TEXTS_AT_ONCE[kind]):
+        for ids, truncated_now in encode.read_ahead(reader):
             expanded = [late_ids(late, text, role) for text in ids]
-            tokens, truncated = tokens + sum(map(len, expanded)), truncated + truncated_now
+            lengths = [len(text) for text in expanded]
+            tokens, truncated = tokens + sum(lengths), truncated + truncated_now
             counts = [int(kept_tokens(late, text, role).sum()) for text in expanded]
             bar.expect(tokens * len(reader) / (len(vectors_per_text) + len(ids)))
-            vectors = _encode_ids(source, ids, role, counts, batch_tokens, bar)
+            starts = np.cumsum([0, *counts])
+            vectors = torch.zeros(int(starts[-1]), width, dtype=dtype, device=home)
+            with column_major_weights(stack, sum(lengths)), torch.inference_mode():
+                for indices in text_reader.batch_by_length(lengths, batch_tokens):
+                    batch = role_batch(source, [ids[index] for index in indices], role, home)
+                    rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in indices])
+                    places = text_reader.to_device(torch.from_numpy(rows), home)
+                    vectors[places] = _kept_vectors(source, batch)
+                    bar.advance(batch.ids.values.shape[0])
             values.append(vectors.to(device, non_blocking=True))
             vectors_per_text += counts
     if home.type == "cuda":
@@ -157,22 +165,16 @@ def token_vectors(model: Model, batch: RoleBatch) -> Ragged:
 def _kept_vectors(model: text_reader.TextReader, batch: RoleBatch) -> Float[Tensor, "k c"]:
     watch = None
     if batch.attended != batch.ids.lengths.each:
-        _check_can_hide(model)
+        mixes = any(layer.mixer is not None for layer in encode.text_stack(model).config.layers)
+        if mixes or isinstance(model, WrappedModel):
+            what = "a model with mixers" if mixes else "a wrapped model"
+            raise InputError(
+                f"the tokens that expand a query cannot be hidden from the others in {what}",
+                "use an expansion with attend=True, or none",
+            )
         watch = HiddenKeys(batch.attended)
-    states = encode.last_states(model, encode.text_stack(model), batch.ids, watch).values[
-        batch.kept
-    ]
-    return late_of(model).project(states.to(encode.vector_dtype(model)))
-
-
-def _check_can_hide(model: text_reader.TextReader) -> None:
-    mixes = any(layer.mixer is not None for layer in encode.text_stack(model).config.layers)
-    if mixes or isinstance(model, WrappedModel):
-        what = "a model with mixers" if mixes else "a wrapped model"
-        raise InputError(
-            f"the tokens that expand a query cannot be hidden from the others in {what}",
-            "use an expansion with attend=True, or none",
-        )
+    states = encode.last_states(model, encode.text_stack(model), batch.ids, watch)
+    return late_of(model).project(states.values[batch.kept].to(encode.vector_dtype(model)))
 
 
 class HiddenKeys:
@@ -191,28 +193,3 @@ class HiddenKeys:
             keys = torch.arange(scores.shape[-1], device=scores.device)
             masked.append(scores.masked_fill(keys >= count, -torch.inf))
         return Patterns(tuple(masked))
-
-
-def _encode_ids(
-    model: text_reader.TextReader,
-    ids: list[text_reader.Ids],
-    role: Role,
-    counts: list[int],
-    batch_tokens: int,
-    bar: Progress,
-) -> Float[Tensor, "k c"]:
-    """The vectors of texts of all lengths, in their order, on the model's device."""
-    stack, home, late = encode.text_stack(model), model.table.device, late_of(model)
-    lengths = [len(late_ids(late, text, role)) for text in ids]
-    width = late.width(stack.config.width)
-    starts = np.cumsum([0, *counts])
-    vectors = torch.zeros(int(starts[-1]), width, dtype=encode.vector_dtype(model), device=home)
-    with column_major_weights(stack, sum(lengths)), torch.inference_mode():
-        for indices in text_reader.batch_by_length(lengths, batch_tokens):
-            batch = role_batch(model, [ids[index] for index in indices], role, home)
-            rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in indices])
-            vectors[text_reader.to_device(torch.from_numpy(rows), home)] = _kept_vectors(
-                model, batch
-            )
-            bar.advance(batch.ids.values.shape[0])
-    return vectors

@@ -4,12 +4,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.encoding import text_reader
@@ -45,14 +45,13 @@ class WordOptions(text_reader.ReadOptions):
 class _Window(NamedTuple):
     """A part of a text that the model reads at once, and its tokens for words.
 
-    `words` are pairs of a word and its first token; `margins` say for each how many tokens of the
-    text are to the nearest end of the window, without limit where the text ends there too.
+    `words` have for each word its first token, and how many tokens of the text are to the nearest
+    end of the window, without limit where the text ends there too.
     """
 
     text: int
     ids: Sequence[int]
-    words: list[tuple[int, int]]
-    margins: list[float]
+    words: list[tuple[int, int, float]]
 
 
 def read_words(
@@ -94,21 +93,14 @@ def read_words(
                 assert isinstance(logits, Ragged)
                 shares = classifier.probabilities(logits.values).cpu()
                 for window, rows in zip(chosen, batch.lengths.slices(), strict=True):
-                    _keep(window, shares[rows], results[window.text], best[window.text - start])
+                    # Words are kept that have more text around them here than in windows before.
+                    own, result = shares[rows], results[window.text]
+                    margins = best[window.text - start]
+                    for word, token, margin in window.words:
+                        if margin > margins[word]:
+                            margins[word], result[word] = margin, own[token]
                 bar.advance(batch.values.shape[0])
     return results
-
-
-def _keep(
-    window: _Window,
-    shares: Float[Tensor, "t c"],
-    result: Float[Tensor, "w c"],
-    best: NDArray[np.float64],
-) -> None:
-    """Keep the words that have more text around them in this window than in those before."""
-    for (word, token), margin in zip(window.words, window.margins, strict=True):
-        if margin > best[word]:
-            best[word], result[word] = margin, shares[token]
 
 
 def _tokenizer(model: text_reader.TextReader, options: WordOptions) -> Any:
@@ -135,34 +127,25 @@ def _windows(tokenizer: Any, texts: Sequence[SpannedText], first: int) -> Iterat
     for number, (encoding, text) in enumerate(zip(encoded, texts, strict=True), first):
         parts = [encoding, *encoding.overflowing] if windowed else [encoding]
         last = len(parts) - 1
-        words = _Words([start for start, _ in text.spans], [end for _, end in text.spans])
         for index, part in enumerate(parts):
-            yield _window(number, part, words, starts=index == 0, ends=index == last)
+            words = _first_tokens(part.offsets, text.spans, starts=index == 0, ends=index == last)
+            yield _Window(number, part.ids, list(words))
 
 
-class _Words(NamedTuple):
-    """Where the words of a text start and end."""
-
-    starts: list[int]
-    ends: list[int]
-
-
-def _window(number: int, encoding: Any, spans: _Words, *, starts: bool, ends: bool) -> _Window:
-    offsets = encoding.offsets
+def _first_tokens(
+    offsets: Sequence[Span], spans: Sequence[Span], *, starts: bool, ends: bool
+) -> Iterator[tuple[int, int, float]]:
+    """The words of a window, which may start or end the text, with their tokens and margins."""
     real = [index for index, (begin, end) in enumerate(offsets) if begin < end]
     if not real:
-        return _Window(number, encoding.ids, [], [])
+        return
     opening, closing = real[0], real[-1]
-    low = bisect_right(spans.ends, offsets[opening][0])
-    high = bisect_left(spans.starts, offsets[closing][1])
-    inside = list(zip(spans.starts[low:high], spans.ends[low:high], strict=True))
-    words, margins = [], []
-    for word, token in enumerate(first_tokens(offsets, inside), low):
-        if token is None:
-            continue
+    low = bisect_right(spans, offsets[opening][0], key=itemgetter(1))
+    high = bisect_left(spans, offsets[closing][1], key=itemgetter(0))
+    for word, token in enumerate(first_tokens(offsets, spans[low:high]), low):
         # The window may begin within a word, whose first token is in the window before.
-        if not starts and token == opening and offsets[token][0] > spans.starts[word]:
+        if token is None or (
+            not starts and token == opening and offsets[token][0] > spans[word][0]
+        ):
             continue
-        words.append((word, token))
-        margins.append(min(inf if starts else token - opening, inf if ends else closing - token))
-    return _Window(number, encoding.ids, words, margins)
+        yield word, token, min(inf if starts else token - opening, inf if ends else closing - token)

@@ -122,7 +122,7 @@ def test_bm25_needs_no_model_and_hybrid_fuses_both_rankings(tmp_path: Path, dens
     query = "number 7 river"
     # Chunks by words differ from those by tokens, so keywords are ranked by the same index.
     state = both._state
-    ranked = state.by_keywords(query, _SearchScope(None, None, 100))
+    ranked = state.by_keywords(query, _SearchScope(state.allowed(None), None, 100))
     names = [state.names.documents[each.key] for each in ranked]
     expected = fuse_rankings([[hit.id for hit in dense.search(query, top_k=20)], names])
     assert [(hit.id, hit.score) for hit in both.search(query, top_k=4)] == expected[:4]

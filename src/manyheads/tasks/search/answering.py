@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from manyheads.argument_checks import checked
 from manyheads.decoding import chat, generation_config, request
 from manyheads.decoding.generation import generate
-from manyheads.encoding.text_reader import TextReader, resolve_max_length
+from manyheads.encoding.text_reader import resolve_max_length
 from manyheads.errors import InputError, check_int
 from manyheads.formatting import pluralise
 from manyheads.tokenizers import surrogates_refused
@@ -20,8 +20,6 @@ INSTRUCTIONS = (
     "Answer the question from the numbered passages below. Name the passages that you use by "
     "their numbers, as in [1]. If the passages do not answer the question, say so."
 )
-# A model that only continues text would go on with questions of its own.
-NEXT_QUESTION = "\nQuestion:"
 # Of a passage that does not fit, fewer tokens than these are left out altogether.
 SHORTEST_PASSAGE = 16
 
@@ -92,10 +90,8 @@ class Answer:
         }
 
     def __str__(self) -> str:
-        lines = [self.text, ""]
-        for source in self.sources:
-            lines.append(f"[{source.number}] {source.hit.title or source.hit.id}")
-        return "\n".join(lines)
+        rows = [f"[{source.number}] {source.hit.title or source.hit.id}" for source in self.sources]
+        return "\n".join([self.text, "", *rows])
 
 
 @checked
@@ -118,7 +114,11 @@ def answer(
     the new tokens are cut, the worst first. `config` and the options are those of `generate`.
     """
     check_int("top_k", top_k, minimum=1)
-    config = reader_config(generation_config.with_options(config, options), reader)
+    config = generation_config.with_options(config, options)
+    has_template = _has_template(request.check_generates(reader))
+    if not config.stop_strings and not config.uses_beams and not has_template:
+        # A model that only continues text would go on with questions of its own.
+        config = replace(config, stop_strings=("\nQuestion:",))
     hits = index.search(question, top_k=top_k, where=where)
     prompt = reader_prompt(
         reader, question, hits, instructions=instructions, max_new_tokens=config.max_new_tokens
@@ -142,15 +142,6 @@ def finish_answer(
     )
 
 
-def reader_config(
-    config: generation_config.GenerationConfig, reader: Any
-) -> generation_config.GenerationConfig:
-    """The options, with an end for models that continue text: before a question of their own."""
-    if config.stop_strings or config.uses_beams or _has_template(request.check_generates(reader)):
-        return config
-    return replace(config, stop_strings=(NEXT_QUESTION,))
-
-
 def reader_prompt(
     reader: Any,
     question: str,
@@ -169,13 +160,22 @@ def reader_prompt(
             "the index has no passage for this question", "loosen where, or add documents"
         )
     is_chat = _has_template(model)
-    context = _context(model)
-    room = _room(model, context, max_new_tokens)
-    clean = _without_special_tokens(tokenizer)
+    # How many tokens the reader was made for, or trained on.
+    bounds = (resolve_max_length(model, None), model.trained_length)
+    context = min((bound for bound in bounds if bound is not None), default=None)
+    # An encoder-decoder writes beside the prompt, not after it.
+    room = context if context is None or model.reads_pairs else context - max_new_tokens
+    # By its special tokens a passage could pass for another speaker.
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = [re.escape(token.content) for token in added if token.special and token.content]
+    blanked = re.compile("|".join(sorted(special, key=len, reverse=True)) or "(?!)")
 
     def encode(sources: Sequence[Source]) -> list[int]:
-        passages = "\n\n".join(_passage(source, clean) for source in sources)
-        text = f"{instructions}\n\n{passages}\n\nQuestion: {question.strip()}"
+        passages = []
+        for source in sources:
+            title = f"{source.hit.title}\n" if source.hit.title else ""
+            passages.append(f"[{source.number}] {blanked.sub(' ', title + source.text)}")
+        text = "\n\n".join([instructions, *passages, f"Question: {question.strip()}"])
         if is_chat:
             return chat.chat_prompt(model, [{"role": "user", "content": text}])
         with surrogates_refused([text]):
@@ -210,11 +210,6 @@ def reader_prompt(
     )
 
 
-def _passage(source: Source, clean: Callable[[str], str]) -> str:
-    title = f"{clean(source.hit.title)}\n" if source.hit.title else ""
-    return f"[{source.number}] {title}{clean(source.text)}"
-
-
 def _cut(
     tokenizer: Any,
     source: Source,
@@ -237,28 +232,5 @@ def _cut(
         count -= excess
 
 
-def _context(model: TextReader) -> int | None:
-    """How many tokens the reader was made for, or trained on."""
-    bounds = (resolve_max_length(model, None), model.trained_length)
-    return min((bound for bound in bounds if bound is not None), default=None)
-
-
-def _room(model: TextReader, context: int | None, max_new_tokens: int) -> int | None:
-    """The tokens that a prompt may have; an encoder-decoder writes beside it, not after it."""
-    if context is None or model.reads_pairs:
-        return context
-    return context - max_new_tokens
-
-
 def _has_template(model: Any) -> bool:
     return bool(chat.tokenizer_config_of(model).get("chat_template"))
-
-
-def _without_special_tokens(tokenizer: Any) -> Callable[[str], str]:
-    """Blank out the special tokens of a passage, by which it could pass for another speaker."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    special = [re.escape(token.content) for token in added if token.special and token.content]
-    if not special:
-        return lambda text: text
-    pattern = re.compile("|".join(sorted(special, key=len, reverse=True)))
-    return lambda text: pattern.sub(" ", text)

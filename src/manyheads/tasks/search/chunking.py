@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,8 +60,6 @@ class ChunkSettings:
             )
 
 
-# The character offsets of each token of each text.
-Offsets = Callable[[Sequence[str]], list[Sequence[tuple[int, int]]]]
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -77,7 +75,7 @@ class Chunker:
         self.settings = settings
         self.limit = settings.chunk_tokens
         self.special = 0
-        self._offsets: Offsets = _word_offsets
+        self._tokenizer: Any = None
         if model is not None:
             reader = require_text_model(model)
             if reader.tokenizer is None:
@@ -85,8 +83,7 @@ class Chunker:
                     "this model has no tokenizer",
                     "load it from a folder with tokenizer.json, or set model.tokenizer",
                 )
-            tokenizer = plain_copy(reader.tokenizer)
-            self._offsets = _token_offsets(tokenizer)
+            self._tokenizer = tokenizer = plain_copy(reader.tokenizer)
             self.special = tokenizer.num_special_tokens_to_add(False)
             max_length = resolve_max_length(reader, None)
             if late and model.late is not None:
@@ -98,13 +95,24 @@ class Chunker:
     def split(self, documents: Sequence[Document]) -> list[list[Chunk]]:
         """The chunks of each document."""
         if self.settings.whole:
-            return [[_whole(document)] for document in documents]
+            return [
+                [Chunk(0, document.title, document.text, 0, len(document.text))]
+                for document in documents
+            ]
         offsets = self._offsets([document.text for document in documents])
         titles = self._offsets([document.title for document in documents])
         return [
             self._split(document, tokens, title)
             for document, tokens, title in zip(documents, offsets, titles, strict=True)
         ]
+
+    def _offsets(self, texts: Sequence[str]) -> list[Sequence[tuple[int, int]]]:
+        """The character offsets of each token of each text, or of each word without a model."""
+        if self._tokenizer is None:
+            return [[match.span() for match in WORD.finditer(text)] for text in texts]
+        with surrogates_refused(texts):
+            encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.offsets for encoding in encoded]
 
     def _split(
         self,
@@ -148,10 +156,6 @@ class Chunker:
         return min(self.settings.overlap, room // 2)
 
 
-def _whole(document: Document) -> Chunk:
-    return Chunk(0, document.title, document.text, 0, len(document.text))
-
-
 def _spans(
     text: str, tokens: Sequence[tuple[int, int]], room: int, overlap: int, lines: bool
 ) -> list[tuple[int, int]]:
@@ -169,28 +173,21 @@ def _spans(
     while True:
         stop = min(first + room, len(tokens))
         if stop < len(tokens):
-            stop = _border(
-                text, tokens, stop, max(first + 1, stop - int(room * SEARCH_BACK)), lines
-            )
-        spans.append(_stripped(text, tokens, first, stop, lines))
+            earliest = max(first + 1, stop - int(room * SEARCH_BACK))
+            stop = _border(text, tokens, stop, earliest, lines)
+        # White space at both ends is left out, and lines stay indented.
+        start, end = tokens[first][0], tokens[stop - 1][1]
+        if lines and first and _begins_line(text, tokens, first):
+            start = tokens[first - 1][1]
+        part = text[start:end]
+        blank = part[: len(part) - len(part.lstrip())]
+        front = blank.rfind("\n") + 1 if lines else len(blank)
+        spans.append((start + front, start + max(front, len(part.rstrip()))))
         if stop == len(tokens):
             break
         following = max(first + 1, stop - overlap)
         first = _border(text, tokens, following, max(first + 1, following - overlap), lines)
     return spans
-
-
-def _stripped(
-    text: str, tokens: Sequence[tuple[int, int]], first: int, stop: int, lines: bool
-) -> tuple[int, int]:
-    """The characters of some tokens without white space at both ends; lines stay indented."""
-    start, end = tokens[first][0], tokens[stop - 1][1]
-    if lines and first and _begins_line(text, tokens, first):
-        start = tokens[first - 1][1]
-    part = text[start:end]
-    blank = part[: len(part) - len(part.lstrip())]
-    front = blank.rfind("\n") + 1 if lines else len(blank)
-    return start + front, start + max(front, len(part.rstrip()))
 
 
 def _border(
@@ -215,16 +212,3 @@ def _begins_line(text: str, tokens: Sequence[tuple[int, int]], index: int) -> bo
     token = text[start:end]
     blank = token[: len(token) - len(token.lstrip())]
     return "\n" in blank or "\n" in text[tokens[index - 1][1] : start]
-
-
-def _word_offsets(texts: Sequence[str]) -> list[Sequence[tuple[int, int]]]:
-    return [[match.span() for match in WORD.finditer(text)] for text in texts]
-
-
-def _token_offsets(tokenizer: Any) -> Offsets:
-    def offsets(texts: Sequence[str]) -> list[Sequence[tuple[int, int]]]:
-        with surrogates_refused(texts):
-            encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [encoding.offsets for encoding in encoded]
-
-    return offsets

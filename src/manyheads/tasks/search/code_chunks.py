@@ -9,7 +9,6 @@ from manyheads.tasks.search.documents import Document
 # A class of at most this many lines is one part; a larger one is split into its methods.
 CLASS_LINES = 40
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 LINE_END = re.compile(r"\r\n|\r|\n")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -42,7 +41,9 @@ def python_spans(document: Document) -> list[CodeSpan]:
     # Null bytes are a ValueError; deep nesting overflows the parser.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [CodeSpan("", 0, len(text))]
-    lines = _line_starts(text)
+    # Where each line begins, and the end of the text; lines as Python's parser counts them.
+    starts = [0, *(match.end() for match in LINE_END.finditer(text))]
+    lines = starts if starts[-1] == len(text) else [*starts, len(text)]
     parts: list[tuple[str, int, int]] = []
     _collect(tree.body, "", parts)
     spans: list[CodeSpan] = []
@@ -83,9 +84,3 @@ def _between(text: str, start: int, end: int) -> list[CodeSpan]:
     if not part.strip():
         return []
     return [CodeSpan("", start + len(part) - len(part.lstrip("\r\n")), start + len(part.rstrip()))]
-
-
-def _line_starts(text: str) -> list[int]:
-    """Where each line begins, and the end of the text; lines as Python's parser counts them."""
-    starts = [0, *(match.end() for match in LINE_END.finditer(text))]
-    return starts if starts[-1] == len(text) else [*starts, len(text)]

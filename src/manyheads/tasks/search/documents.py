@@ -100,7 +100,7 @@ def read_documents(
     >>> [document.text for document in read_documents(["one", {"id": "2", "text": "two"}])]
     ['one', 'two']
     """
-    skip = on_skip or _ignore
+    skip = on_skip or (lambda name, reason: None)  # noqa: ARG005
     if isinstance(where, str | Path):
         where = [Path(where)]
     if isinstance(where, Document | Mapping):
@@ -130,10 +130,6 @@ def read_documents(
                     f"document {number} is {short_repr(item)}",
                     "give a Document, a string, a mapping or a path",
                 )
-
-
-def _ignore(name: str, reason: str) -> None:
-    """Nobody wants to know."""
 
 
 def _unless_empty(document: Document, skip: OnSkip) -> Iterator[Document]:

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
 
 from manyheads.argument_checks import checked
 from manyheads.atomic_write import atomic_write
@@ -19,6 +18,7 @@ from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import ConfigError, InputError, check_int, short_repr
 from manyheads.models.build import Model
+from manyheads.models.provenance import Role
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.tasks.search.index import Index
@@ -110,9 +110,7 @@ def mine_negatives(
         candidates_of_queries = _from_model(source, queries, texts, answers, rule.depth, progress)
     mined = []
     for row, candidates in zip(rows, candidates_of_queries, strict=True):
-        own = [
-            candidate.score for candidate in candidates if _is_answer(candidate.text, [row[second]])
-        ]
+        own = [score for text, score in candidates if _is_answer(text, [row[second]])]
         negatives = rule.negatives(candidates, answers[row[first]], max(own, default=None))
         mined.append({**row, "negatives": [negative.text for negative in negatives]})
     if not any(row["negatives"] for row in mined):
@@ -146,8 +144,10 @@ def score_candidates(
         raise InputError(f"no row has {negatives}", "mine them with mine_negatives")
     queries = [row[first] for row in rows for _ in range(len(row[negatives]) + 1)]
     texts = [text for row in rows for text in (row[second], *row[negatives])]
-    score = _model_scorer(teacher, progress) if isinstance(teacher, Model) else teacher
-    values = [float(value) for value in score(queries, texts)]
+    if isinstance(teacher, Model):
+        values = _model_scores(teacher, queries, texts, progress)
+    else:
+        values = [float(value) for value in teacher(queries, texts)]
     if len(values) != len(texts) or not torch.tensor(values).isfinite().all():
         raise InputError(
             f"the teacher gave {len(values)} scores for {len(texts)} texts, "
@@ -155,9 +155,7 @@ def score_candidates(
             "return one finite number per text",
         )
     left = iter(values)
-    scored = [
-        {**row, "scores": [next(left) for _ in range(len(row[negatives]) + 1)]} for row in rows
-    ]
+    scored = [{**row, "scores": list(islice(left, len(row[negatives]) + 1))} for row in rows]
     return _written(scored, target)
 
 
@@ -177,16 +175,13 @@ def _read(pairs: PairRows, *names: str) -> list[dict[str, Any]]:
             if not row.text(name).strip():
                 raise InputError(f"{row.location}: field {name!r} is empty", "leave the row out")
         for name in names[2:]:
-            if not _are_texts(row.get(name)):
+            value = row.get(name)
+            if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
                 raise InputError(f"{row.location}: field {name!r} is no list of texts", "give one")
         read.append(dict(row.fields))
     if not read:
         raise InputError("there are no pairs", "give at least one")
     return read
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _is_answer(text: str, answers: Sequence[str]) -> bool:
@@ -218,12 +213,15 @@ def _from_model(
         raise InputError("there are no documents", "give at least one")
     unique = list(dict.fromkeys(queries))
     query_vectors = _vectors(model, unique, "query", progress)
-    text_vectors = _vectors(model, texts, "", progress)
+    text_vectors = _vectors(model, texts, "document", progress)
     place = {text: index for index, text in enumerate(texts)}
     candidates: dict[str, list[MinedText]] = {}
     with Progress("mining", total=len(unique), unit="queries", enabled=progress) as bar:
         for number, query in enumerate(unique):
-            scores = _compare(query_vectors, number, text_vectors)
+            if isinstance(query_vectors, Ragged):
+                scores = maxsim(query_vectors.of(number), text_vectors)
+            else:
+                scores = text_vectors @ query_vectors[number]
             best = scores.topk(min(depth, len(texts))).indices.tolist()
             right = [place[text] for text in answers[query] if text in place]
             chosen = list(dict.fromkeys([*best, *right]))
@@ -232,41 +230,29 @@ def _from_model(
     yield from (candidates[query] for query in queries)
 
 
-def _vectors(model: Model, texts: Sequence[str], role: str, progress: bool) -> Tensor | Ragged:
+def _vectors(model: Model, texts: Sequence[str], role: Role, progress: bool) -> Any:
+    """The vectors of texts as rows, or in a Ragged those of the tokens of each."""
     if model.late is not None:
-        kind: Any = role or "document"
-        return encode_tokens(model, list(texts), role=kind, progress=progress)
+        return encode_tokens(model, list(texts), role=role, progress=progress)
     return F.normalize(encode(model, list(texts), progress=progress), dim=-1)
 
 
-def _compare(
-    queries: Tensor | Ragged, number: int, documents: Tensor | Ragged
-) -> Float[Tensor, " d"]:
-    if isinstance(queries, Ragged):
-        assert isinstance(documents, Ragged)
-        return maxsim(queries.of(number), documents)
-    assert isinstance(documents, Tensor)
-    return documents @ queries[number]
-
-
-def _model_scorer(model: Model, progress: bool) -> PairScorer:
-    def score(queries: Sequence[str], texts: Sequence[str]) -> list[float]:
-        first = {text: number for number, text in enumerate(dict.fromkeys(queries))}
-        second = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-        query_vectors = _vectors(model, list(first), "query", progress)
-        text_vectors = _vectors(model, list(second), "", progress)
-        numbers = [(first[q], second[t]) for q, t in zip(queries, texts, strict=True)]
-        if isinstance(query_vectors, Ragged):
-            assert isinstance(text_vectors, Ragged)
-            return [
-                float(maxsim(query_vectors.of(q), text_vectors.select([t]))) for q, t in numbers
-            ]
-        assert isinstance(text_vectors, Tensor)
-        rows, columns = (list(side) for side in zip(*numbers, strict=True))
-        products: list[float] = (query_vectors[rows] * text_vectors[columns]).sum(1).tolist()
-        return products
-
-    return score
+def _model_scores(
+    model: Model, queries: Sequence[str], texts: Sequence[str], progress: bool
+) -> list[float]:
+    """The score of each query with its text; each distinct one is encoded once."""
+    first = {text: number for number, text in enumerate(dict.fromkeys(queries))}
+    second = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    query_vectors = _vectors(model, list(first), "query", progress)
+    text_vectors = _vectors(model, list(second), "document", progress)
+    rows, columns = [first[query] for query in queries], [second[text] for text in texts]
+    if isinstance(query_vectors, Ragged):
+        return [
+            float(maxsim(query_vectors.of(row), text_vectors.select([column])))
+            for row, column in zip(rows, columns, strict=True)
+        ]
+    products: list[float] = (query_vectors[rows] * text_vectors[columns]).sum(1).tolist()
+    return products
 
 
 def _target(output: str | Path | None) -> Path | None:

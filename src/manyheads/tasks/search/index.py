@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -17,6 +18,7 @@ from manyheads.checkpoints.folder import load
 from manyheads.encoding.encode import Options, encode_with_counts
 from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.text_reader import require_text_model
+from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError, ManyheadsError, TruncationWarning, check_int, short_repr
 from manyheads.formatting import alternatives
 from manyheads.models.build import Model
@@ -26,24 +28,14 @@ from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, Chunker, Chun
 from manyheads.tasks.search.documents import Document, Documents, Scalar
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.residual_codes import ResidualCodec, ResidualCodes
-from manyheads.tasks.search.storage.index_manifest import (
-    IndexKind,
-    IndexLocation,
-    IndexManifest,
-    RowVectors,
-    VectorFormat,
-)
-from manyheads.tasks.search.storage.index_writer import (
-    IndexingReport,
-    IndexWriter,
-    encode_late,
-    read_codec,
-)
+from manyheads.tasks.search.storage import index_manifest
+from manyheads.tasks.search.storage.index_manifest import IndexKind, IndexLocation, IndexManifest
+from manyheads.tasks.search.storage.index_writer import IndexingReport, IndexWriter, read_codec
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
 from manyheads.tasks.search.storage.vector_store import ChunkTable
 
 KINDS: tuple[IndexKind, ...] = ("dense", "late", "bm25", "hybrid")
-FORMATS: tuple[VectorFormat, ...] = ("float32", "float16", "2bit")
+FORMATS: tuple[index_manifest.VectorFormat, ...] = ("float32", "float16", "2bit")
 # How many documents of each ranking a hybrid search fuses, at least.
 FUSED = 100
 # How often a reader tries again if a writer replaces the files that it opens.
@@ -76,7 +68,7 @@ class Hit:
 class _SearchScope(NamedTuple):
     """Which rows may be found, by which condition, how many, and whether one per document."""
 
-    allowed: Bool[np.ndarray, " n"] | None
+    allowed: Bool[np.ndarray, " n"]
     where: Where | None
     depth: int
     every_chunk: bool = False
@@ -97,11 +89,13 @@ class Index:
     """
 
     def __init__(
-        self, location: IndexLocation, manifest: IndexManifest, model: Model | None
+        self,
+        location: IndexLocation,
+        manifest: IndexManifest,
+        model: Model | None,
+        report: IndexingReport | None = None,
     ) -> None:
-        self.model = model
-        self.report: IndexingReport | None = None
-        self._location = location
+        self.model, self.report, self._location = model, report, location
         self._state = _Snapshot(location, manifest)
 
     @classmethod
@@ -116,7 +110,7 @@ class Index:
         overlap: int = OVERLAP,
         whole: bool = False,
         code: bool = False,
-        vectors: VectorFormat = "float32",
+        vectors: index_manifest.VectorFormat = "float32",
         progress: bool = True,
     ) -> "Index":
         """Index documents, or bring the index at `path` up to date with them.
@@ -143,9 +137,7 @@ class Index:
             writer = IndexWriter(location, plan, opened)
             manifest = writer.write(documents, keep_others=False, progress=progress)
         _warn_if_truncated(writer.report)
-        index = cls(location, manifest, opened)
-        index.report = writer.report
-        return index
+        return cls(location, manifest, opened, writer.report)
 
     @classmethod
     def open(cls, path: str | Path, model: Model | str | Path | None = None) -> "Index":
@@ -157,7 +149,7 @@ class Index:
         manifest = location.require_manifest()
         opened = load(model) if isinstance(model, str | Path) else model
         if manifest.row_vectors != "none":
-            opened = _check_model(location, manifest, opened or _load_model(location, manifest))
+            opened = _check_model(location, manifest, opened)
         for attempt in range(RETRIES):
             try:
                 index = cls(location, manifest, opened)
@@ -205,12 +197,7 @@ class Index:
         return self._state.manifest.documents
 
     def search(
-        self,
-        query: str,
-        *,
-        top_k: int = 10,
-        where: Where | None = None,
-        every_chunk: bool = False,
+        self, query: str, *, top_k: int = 10, where: Where | None = None, every_chunk: bool = False
     ) -> list[Hit]:
         """The best documents for a query, each with its best chunk, or the best chunks.
 
@@ -259,11 +246,8 @@ class Index:
         check_int("top_k", top_k, minimum=1)
         state = self._state
         allowed = state.allowed(where)
-        own = np.zeros(0, dtype=np.int64)
-        if isinstance(document, str):
-            own = state.rows_of(document)
-            others = ~np.isin(np.arange(len(state.names)), own)
-            allowed = others if allowed is None else others & allowed
+        own = state.rows_of(document) if isinstance(document, str) else np.zeros(0, dtype=np.int64)
+        allowed[own] = False
         scope = _SearchScope(allowed, where, self._depth(top_k))
         rankings = []
         if state.manifest.row_vectors != "none":
@@ -274,7 +258,8 @@ class Index:
             )
             rankings.append(state.by_vectors(query, scope))
         if state.keywords is not None:
-            text = document.text if isinstance(document, Document) else state.text_of(own)
+            texts = (row["text"] for row in state.table.take(state.names.rows[own]))
+            text = document.text if isinstance(document, Document) else "\n".join(texts)
             rankings.append(state.by_keywords(text, scope))
         return state.hits(_fused(rankings, top_k))
 
@@ -287,11 +272,9 @@ class Index:
         [chunks] = Chunker(self.settings, self.model, late=late).split([document])
         texts = [chunk.encoded for chunk in chunks]
         if late:
-            return encode_late(self.model, texts, "document").values.cpu()
-        vectors = encode_with_counts(
-            self.model, texts, Options(normalize=True, progress=False)
-        ).vectors
-        return F.normalize(vectors.mean(0), dim=0)
+            return encode_tokens(self.model, texts, progress=False).values
+        vectors = _encode_queries(self.model, texts, "dense")
+        return F.normalize(torch.stack(vectors).mean(0), dim=0)
 
     def add(self, documents: Documents, *, progress: bool = True) -> IndexingReport:
         """Add documents; one whose id is already there replaces it. Returns what was done."""
@@ -300,12 +283,7 @@ class Index:
     def delete(self, ids: str | Iterable[str]) -> IndexingReport:
         """Remove documents by their ids."""
         listed = [ids] if isinstance(ids, str) else list(ids)
-        documents = set(self._state.names.documents)
-        for name in listed:
-            if name not in documents:
-                raise InputError(
-                    f"the index has no document {name!r}", "use ids that a search returns"
-                )
+        self._state.require(listed)
         return self._change([], remove=dict.fromkeys(listed), progress=False)
 
     def _change(
@@ -355,30 +333,31 @@ class _Snapshot:
             return stored.float()
         return stored if self.codec is None else ResidualCodes(self.codec, stored)
 
+    def require(self, ids: Sequence[str]) -> None:
+        """Refuse ids that no document has."""
+        documents = set(self.names.documents)
+        for name in ids:
+            if name not in documents:
+                problem = f"the index has no document {name!r}"
+                raise InputError(problem, "use ids that a search returns")
+
     def rows_of(self, document: str) -> Int[np.ndarray, " m"]:
         """The rows of a document."""
-        if document not in self.names.documents:
-            raise InputError(
-                f"the index has no document {document!r}", "use ids that a search returns"
-            )
+        self.require([document])
         return np.flatnonzero(self.names.document == self.names.documents.index(document))
 
     def query_of(self, rows: Int[np.ndarray, " m"]) -> Tensor:
         """The vectors of some rows as those of a query."""
         vectors = self.table.vectors_of(self.names.rows[rows])
         if isinstance(vectors, Ragged):
-            return (
-                vectors.values.float() if self.codec is None else self.codec.decode(vectors.values)
-            )
+            codes = vectors.values
+            return codes.float() if self.codec is None else self.codec.decode(codes)
         return F.normalize(vectors.float().mean(0), dim=0)
 
-    def text_of(self, rows: Int[np.ndarray, " m"]) -> str:
-        return "\n".join(row["text"] for row in self.table.take(self.names.rows[rows]))
-
-    def allowed(self, where: Where | None) -> Bool[np.ndarray, " n"] | None:
-        """Which rows a condition holds for; None for all."""
+    def allowed(self, where: Where | None) -> Bool[np.ndarray, " n"]:
+        """Which rows a condition holds for."""
         if where is None:
-            return None
+            return np.ones(len(self.names), dtype=bool)
         return np.isin(self.names.rows, self.table.matching(self.table.condition(where)))
 
     def by_vectors(self, query: Tensor, scope: _SearchScope) -> list[_Ranked]:
@@ -391,27 +370,18 @@ class _Snapshot:
         numbers = np.searchsorted(self.names.rows, proposed)
         scores = np.full(len(self.names), -np.inf, dtype=np.float32)
         scores[numbers] = _similarities(query, self.table.vectors_of(proposed))
-        matches = scores > -np.inf
-        return self._best(
-            scores, matches if scope.allowed is None else matches & scope.allowed, scope
-        )
+        return self._best(scores, (scores > -np.inf) & scope.allowed, scope)
 
     def by_keywords(self, query: str, scope: _SearchScope) -> list[_Ranked]:
         assert self.keywords is not None
         scores = self.keywords.scores(query)
-        matches = scores > 0
-        return self._best(
-            scores, matches if scope.allowed is None else matches & scope.allowed, scope
-        )
+        return self._best(scores, (scores > 0) & scope.allowed, scope)
 
     def _best(
-        self,
-        scores: Float[np.ndarray, " n"],
-        allowed: Bool[np.ndarray, " n"] | None,
-        scope: _SearchScope,
+        self, scores: Float[np.ndarray, " n"], allowed: Bool[np.ndarray, " n"], scope: _SearchScope
     ) -> list[_Ranked]:
         """The best row of each of the best documents, or the best rows."""
-        rows = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
+        rows = np.flatnonzero(allowed)
         fetched = 4 * scope.depth
         while True:
             candidates = rows
@@ -429,7 +399,13 @@ class _Snapshot:
             fetched *= 4
 
     def hits(self, ranked: Sequence[_Ranked]) -> list[Hit]:
-        names, rows = self.names, np.array([hit.row for hit in ranked], dtype=np.int64)
+        names, numbers = self.names, np.array([hit.row for hit in ranked], dtype=np.int64)
+        # A process that searches once reads only the rows that it shows.
+        if self._searched and self._held is not None:
+            rows = self._held.take(numbers).to_pylist()
+        else:
+            rows = self.table.take(names.rows[numbers])
+        self._searched = True
         return [
             Hit(
                 id=names.documents[names.document[hit.row]],
@@ -442,17 +418,8 @@ class _Snapshot:
                 source=row["source"],
                 metadata=json.loads(row["metadata"]),
             )
-            for hit, row in zip(ranked, self._hit_rows(rows), strict=True)
+            for hit, row in zip(ranked, rows, strict=True)
         ]
-
-    def _hit_rows(self, numbers: Int[np.ndarray, " m"]) -> list[dict[str, Any]]:
-        """What hits show of some rows."""
-        # A process that searches once reads only the rows that it shows.
-        if self._searched and self._held is not None:
-            rows: list[dict[str, Any]] = self._held.take(numbers).to_pylist()
-            return rows
-        self._searched = True
-        return self.table.take(self.names.rows[numbers])
 
     @cached_property
     def _held(self) -> Any:
@@ -460,9 +427,12 @@ class _Snapshot:
 
 
 def _plan(
-    kind: IndexKind, vectors: VectorFormat, settings: ChunkSettings, model: Model | None
+    kind: IndexKind,
+    vectors: index_manifest.VectorFormat,
+    settings: ChunkSettings,
+    model: Model | None,
 ) -> IndexManifest:
-    row_vectors: RowVectors = "none"
+    row_vectors: index_manifest.RowVectors = "none"
     if kind == "hybrid":
         row_vectors = "late" if getattr(model, "late", None) is not None else "dense"
     elif kind != "bm25":
@@ -476,18 +446,17 @@ def _plan(
     if model is None:
         return plan
     require_text_model(model)
-    source = str(Path(model.source).resolve()) if Path(model.source).is_dir() else model.source
-    plan = replace(plan, model=source if model.source else "")
-    plan = replace(plan, model_fingerprint=model_fingerprint(model))
-    if row_vectors == "none":
-        return plan
+    folder = bool(model.source) and Path(model.source).is_dir()
+    source = str(Path(model.source).resolve()) if folder else model.source
     [probe] = _encode_queries(model, ["width"], row_vectors)
-    return replace(plan, width=probe.shape[-1])
+    return replace(
+        plan, model=source, model_fingerprint=model_fingerprint(model), width=probe.shape[-1]
+    )
 
 
-def _encode_queries(model: Model, queries: Sequence[str], row_vectors: RowVectors) -> list[Tensor]:
+def _encode_queries(model: Model, queries: Sequence[str], row_vectors: str) -> list[Tensor]:
     if row_vectors == "late":
-        return [vectors.cpu() for vectors in encode_late(model, queries, "query").to_list()]
+        return encode_tokens(model, queries, role="query", progress=False).to_list()
     return list(encode_with_counts(model, queries, Options(normalize=True, progress=False)).vectors)
 
 
@@ -515,22 +484,20 @@ def _fused(rankings: Sequence[list[_Ranked]], top_k: int) -> list[_Ranked]:
     return [_Ranked(rows[key], key, score) for key, score in fused[:top_k]]
 
 
-def _load_model(location: IndexLocation, manifest: IndexManifest) -> Model:
-    if not manifest.model:
+def _check_model(location: IndexLocation, manifest: IndexManifest, model: Model | None) -> Model:
+    """The model that an index was made with, loaded unless it is given."""
+    if model is None and not manifest.model:
         raise InputError(
             f"the index {location} was made with a model in memory", "give it as model"
         )
     try:
-        return load(manifest.model)
+        model = model or load(manifest.model)
     except (ManyheadsError, OSError) as error:
         raise InputError(
             f"the model of the index {location}, {manifest.model}, cannot be loaded "
             f"({str(error).rstrip('.')})",
             "put it back, or give its new place as model",
         ) from None
-
-
-def _check_model(location: IndexLocation, manifest: IndexManifest, model: Model) -> Model:
     if model_fingerprint(model) != manifest.model_fingerprint:
         raise InputError(
             f"the model is not the one that the index {location} was made with, "

@@ -1,8 +1,7 @@
 """Explain a match: how the words of two texts and the heads of the model make up their score."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +15,8 @@ from manyheads.lens.attribution.gradients import integrate_inputs
 from manyheads.lens.causal import ablation, evaluate, gradient_importance
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.results.tables import ByHead
-from manyheads.models import build, model_interface, provenance
+from manyheads.models import build, provenance, seq2seq
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Record, Site, Tap
 from manyheads.tasks.search import match_result
 from manyheads.tasks.search.index import Hit, Index
 from manyheads.tokenizers import surrogates_refused, token_text
@@ -66,7 +64,13 @@ def explain_match(
     >>> bool(abs(found.document.contributions.sum() - found.score) < 1e-6)
     True
     """
-    scorer = _scorer(model, kind)
+    reader = text_reader.require_text_model(model)
+    if reader.reads_pairs:
+        raise InputError(
+            "the heads of an encoder-decoder are not explained", "use an encoder or a decoder"
+        )
+    late = reader.late is not None if kind is None else kind == "late"
+    scorer = _LateScorer(reader) if late else _DenseScorer(reader)
     method = _token_method(scorer, tokens_by, by)
     with build.eval_mode(model), torch.no_grad():
         query_side, text_side = scorer.read(query, "query"), scorer.read(text, "document")
@@ -139,8 +143,8 @@ class _ReadText:
 
     role: match_result.SideName
     text: str
+    tokenizer: Any
     ids: tuple[int, ...]
-    names: tuple[str, ...]
     spans: tuple[tuple[int, int], ...]
     words: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -148,47 +152,25 @@ class _ReadText:
     # Whether some of its tokens are hidden from the others.
     hides: bool = False
 
-    @property
-    def removable(self) -> list[list[int]]:
-        """The positions of each word."""
-        by_word: dict[int, list[int]] = {}
-        for position, word in enumerate(self.words):
-            if word >= 0:
-                by_word.setdefault(word, []).append(position)
-        return list(by_word.values())
-
     def explained(self, contributions: Float[np.ndarray, " t"]) -> match_result.MatchSide:
+        spans = [self.spans[token] for token in self.tokens]
+        words = tuple(self.words[token] for token in self.tokens)
+        # The characters of each token in the text, or its name where it stands for none.
+        names = (
+            self.text[start:end] if word >= 0 else token_text(self.tokenizer, self.ids[token])
+            for token, (start, end), word in zip(self.tokens, spans, words, strict=True)
+        )
         return match_result.MatchSide(
             text=self.text,
-            tokens=tuple(self.names[token] for token in self.tokens),
-            starts=tuple(self.spans[token][0] for token in self.tokens),
-            ends=tuple(self.spans[token][1] for token in self.tokens),
-            word_of_token=tuple(self.words[token] for token in self.tokens),
+            tokens=tuple(names),
+            starts=tuple(start for start, _ in spans),
+            ends=tuple(end for _, end in spans),
+            word_of_token=words,
             contributions=contributions,
         )
 
 
 Shares = tuple[Float[np.ndarray, " q"], Float[np.ndarray, " d"]]
-
-
-@runtime_checkable
-class _MatchScorer(Protocol):
-    """How the score of two texts comes from their last hidden states."""
-
-    model: text_reader.TextReader
-    kind: match_result.MatchKind
-    # Whether every token has an exact share of the score.
-    exact: bool
-
-    def read(self, text: str, role: match_result.SideName) -> _ReadText: ...
-
-    def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:
-        """The scores of texts like `side`, with these states, against the other text."""
-        ...
-
-    def matrix(self, query: _ReadText, document: _ReadText) -> Float[Tensor, "q d"] | None: ...
-
-    def shares(self, query: _ReadText, document: _ReadText) -> Shares: ...
 
 
 class _LateScorer:
@@ -201,40 +183,8 @@ class _LateScorer:
         self.model, self.late = model, token_vectors.late_of(model)
 
     def read(self, text: str, role: match_result.SideName) -> _ReadText:
-        """The text behind the prompt of its role; a query with the tokens that expand it."""
         tokenizer = token_vectors.open_role_reader(self.model, [text], role).tokenizer
-        prompt = self.late.prompt(role)
-        with surrogates_refused([text]):
-            encoding = tokenizer.encode(prompt + text)
-        read = np.array(encoding.ids, dtype=np.int64)
-        ids = token_vectors.late_ids(self.late, read, role)
-        added = len(ids) - len(read)
-        pairs = zip(_words(encoding), encoding.offsets, strict=True)
-        words = [-1 if end <= len(prompt) else word for word, (_, end) in pairs] + [-1] * added
-        spans = [
-            (max(0, start - len(prompt)), max(0, end - len(prompt)))
-            for start, end in encoding.offsets
-        ] + [(0, 0)] * added
-        kept = np.flatnonzero(token_vectors.kept_tokens(self.late, ids, role))
-        if not len(kept):
-            raise InputError(
-                f"no token of the {role} gets a vector", "give a text with at least one word"
-            )
-        hides = added > 0 and self.late.expansion is not None and not self.late.expansion.attend
-        states = _states(
-            self.model, ids.tolist(), token_vectors.HiddenKeys([len(read)]) if hides else None
-        )
-        return _ReadText(
-            role=role,
-            text=text,
-            ids=tuple(ids.tolist()),
-            names=_token_names(tokenizer, text, ids.tolist(), spans, words),
-            spans=tuple(spans),
-            words=tuple(words),
-            tokens=tuple(kept.tolist()),
-            states=states,
-            hides=hides,
-        )
+        return _read(self.model, tokenizer, self.late, text, role)
 
     def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:
         against_vectors = self._vectors(against.states.values, against)
@@ -271,7 +221,9 @@ class _DenseScorer:
         self.exact = linear and self.sentence.pooling == "mean"
 
     def read(self, text: str, role: match_result.SideName) -> _ReadText:
-        return _read(self.model, text, role)
+        max_length = text_reader.resolve_max_length(self.model, None)
+        tokenizer = text_reader.truncating_tokenizer(self.model, max_length)
+        return _read(self.model, tokenizer, provenance.LateInteractionConfig(), text, role)
 
     def score(self, states: Ragged, side: _ReadText, against: _ReadText) -> Float[Tensor, " b"]:  # noqa: ARG002
         return self._vector(states) @ self._vector(against.states)[0]
@@ -294,67 +246,64 @@ class _DenseScorer:
         return values / values.sum(0).norm().clamp(min=1e-12)
 
 
-def _scorer(model: build.Model, kind: match_result.MatchKind | None) -> _MatchScorer:
-    reader = text_reader.require_text_model(model)
-    if reader.reads_pairs:
-        raise InputError(
-            "the heads of an encoder-decoder are not explained", "use an encoder or a decoder"
-        )
-    late = reader.late is not None if kind is None else kind == "late"
-    return _LateScorer(reader) if late else _DenseScorer(reader)
+_MatchScorer = _LateScorer | _DenseScorer
 
 
 def _token_method(
     scorer: _MatchScorer, wished: match_result.TokenMethod | None, by: match_result.HeadMethod
 ) -> match_result.TokenMethod:
+    if wished is None:
+        return "decomposition" if scorer.exact else "removal" if by == "ablation" else "gradient"
     if wished == "decomposition" and not scorer.exact:
         raise InputError(
             "tokens_by='decomposition' needs a score that is a sum over tokens, and this model "
             "does not take the mean of its tokens",
             "use 'removal' or 'gradient'",
         )
-    if wished is not None and wished != "decomposition" and scorer.kind == "late":
+    if wished != "decomposition" and scorer.kind == "late":
         raise InputError(
             f"tokens_by={wished!r} is for dense models",
             "leave it out, as a late score is a sum over tokens",
         )
-    if wished is not None:
-        return wished
-    if scorer.exact:
-        return "decomposition"
-    return "removal" if by == "ablation" else "gradient"
+    return wished
 
 
-def _read(model: text_reader.TextReader, text: str, role: match_result.SideName) -> _ReadText:
-    tokenizer = text_reader.truncating_tokenizer(model, text_reader.resolve_max_length(model, None))
+def _read(
+    model: text_reader.TextReader,
+    tokenizer: Any,
+    late: provenance.LateInteractionConfig,
+    text: str,
+    role: match_result.SideName,
+) -> _ReadText:
+    """The text behind the prompt of its role; a query with the tokens that expand it."""
+    prompt = late.prompt(role)
     with surrogates_refused([text]):
-        encoding = tokenizer.encode(text)
-    ids, spans, words = list(encoding.ids), list(encoding.offsets), _words(encoding)
-    if not ids:
-        raise InputError(f"the {role} has no tokens", "give at least one word")
+        encoding = tokenizer.encode(prompt + text)
+    read = np.array(encoding.ids, dtype=np.int64)
+    ids = token_vectors.late_ids(late, read, role)
+    added = len(ids) - len(read)
+    pairs = zip(_words(encoding), encoding.offsets, strict=True)
+    words = [-1 if end <= len(prompt) else word for word, (_, end) in pairs] + [-1] * added
+    spans = [
+        (max(0, start - len(prompt)), max(0, end - len(prompt))) for start, end in encoding.offsets
+    ] + [(0, 0)] * added
+    kept = np.flatnonzero(token_vectors.kept_tokens(late, ids, role))
+    if not len(kept):
+        raise InputError(f"the {role} has no tokens with a vector", "give at least one word")
+    hides = added > 0 and late.expansion is not None and not late.expansion.attend
+    assert not isinstance(model, seq2seq.Seq2Seq), "refused before"
+    batch = Ragged.from_list([torch.from_numpy(ids)]).to(next(model.parameters()).device)
+    watch = token_vectors.HiddenKeys([len(read)]) if hides else None
     return _ReadText(
         role=role,
         text=text,
-        ids=tuple(ids),
-        names=_token_names(tokenizer, text, ids, spans, words),
+        tokenizer=tokenizer,
+        ids=tuple(ids.tolist()),
         spans=tuple(spans),
         words=tuple(words),
-        tokens=tuple(range(len(ids))),
-        states=_states(model, ids),
-    )
-
-
-def _token_names(
-    tokenizer: Any,
-    text: str,
-    ids: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    words: Sequence[int],
-) -> tuple[str, ...]:
-    """The characters of each token in the text, or its name where it stands for none."""
-    return tuple(
-        text[start:end] if word >= 0 else token_text(tokenizer, token)
-        for token, (start, end), word in zip(ids, spans, words, strict=True)
+        tokens=tuple(kept.tolist()),
+        states=model.hidden(batch, watch=watch)[0],
+        hides=hides,
     )
 
 
@@ -373,43 +322,8 @@ def _words(encoding: Any) -> list[int]:
     return words
 
 
-def _states(
-    model: text_reader.TextReader,
-    ids: Sequence[int],
-    hidden: token_vectors.HiddenKeys | None = None,
-) -> Ragged:
-    """The last hidden states of one text."""
-    device = next(model.parameters()).device
-    inputs = model_interface.ModelInputs(ids=Ragged.from_list([torch.tensor(ids)]).to(device))
-    last = Site(-1, Tap.FINAL, stack=model.readout_stack)
-    seen = _HidingRecord(last, hidden)
-    model.run_hidden(inputs, seen)
-    states = seen.recorded[last]
-    assert isinstance(states, Ragged), "the last states are ragged"
-    return states
-
-
-class _HidingRecord:
-    """A watcher that records one site, and hides tokens if there are any to hide."""
-
-    def __init__(self, site: Site, hidden: token_vectors.HiddenKeys | None) -> None:
-        self.recorded, self.hidden = Record([site]), hidden
-
-    def wants(self, site: Site) -> bool:
-        return self.recorded.wants(site) or (self.hidden is not None and self.hidden.wants(site))
-
-    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns | None:
-        if not self.recorded.wants(site) and self.hidden is not None:
-            return self.hidden.see(site, value)
-        self.recorded.see(site, value)
-        return None
-
-
 def _metric(scorer: _MatchScorer, side: _ReadText, against: _ReadText) -> metrics.StateMetric:
-    def score(states: Ragged, _: Sequence[int]) -> Float[Tensor, " b"]:
-        return scorer.score(states, side, against)
-
-    return metrics.StateMetric(score)
+    return metrics.StateMetric(lambda states, _: scorer.score(states, side, against))
 
 
 def _removals(
@@ -417,7 +331,7 @@ def _removals(
 ) -> Float[np.ndarray, " t"]:
     """The score minus the score without each word, shared by the tokens of the word."""
     whole = list(side.ids)
-    words = side.removable
+    words = match_result.tokens_of_words(side.words)
     shorter = [[token for at, token in enumerate(whole) if at not in word] for word in words]
     kept = [index for index, ids in enumerate(shorter) if ids]
     texts = [whole, *(shorter[index] for index in kept)]
@@ -462,16 +376,16 @@ def _heads(
             # Runs without a head would let the hidden tokens be seen.
             continue
         metric, texts = _metric(scorer, side, against), [list(side.ids)]
+        measured: ByHead
         if by == "gradient":
-            change = gradient_importance.importance(scorer.model, texts, metric, progress=progress)[
-                "predicted"
-            ].means
+            measured = gradient_importance.importance(
+                scorer.model, texts, metric, progress=progress
+            )
         else:
-            ablated = ablation.ablate(
+            measured = ablation.ablate(
                 scorer.model, texts, replace_with=replace_with, metric=metric, progress=progress
             )
-            change = ablated["change"].means
-        means[name] = -change
+        means[name] = -measured["predicted" if by == "gradient" else "change"].means
     about = {"by": by, "replace_with": replace_with if by == "ablation" else None}
     return ByHead(kind=HEADS, blocks=scope.blocks, means=means, metadata=about)
 

@@ -1,8 +1,9 @@
 """Why a text matched a query: what its words, the query's words and each head add to the score."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -18,12 +19,6 @@ HeadMethod = Literal["ablation", "gradient"]
 # How tokens are measured.
 TokenMethod = Literal["decomposition", "removal", "gradient"]
 SideName = Literal["query", "document"]
-
-METHODS: dict[TokenMethod, str] = {
-    "decomposition": "the exact share of each token in the score",
-    "removal": "the score without each word, encoded again",
-    "gradient": "integrated gradients from zero embeddings",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +47,8 @@ class MatchSide:
 
     def words(self) -> list[MatchWord]:
         """The words in the order of the text, each with the sum over its tokens."""
-        tokens_of_word: dict[int, list[int]] = {}
-        for token, word in enumerate(self.word_of_token):
-            if word >= 0:
-                tokens_of_word.setdefault(word, []).append(token)
         words = []
-        for tokens in tokens_of_word.values():
+        for tokens in tokens_of_words(self.word_of_token):
             start = min(self.starts[token] for token in tokens)
             end = max(self.ends[token] for token in tokens)
             raw = self.text[start:end]
@@ -71,6 +62,15 @@ class MatchSide:
         """What the tokens add that stand for no part of the text."""
         pairs = zip(self.word_of_token, self.contributions.tolist(), strict=True)
         return float(sum(value for word, value in pairs if word < 0))
+
+
+def tokens_of_words(words: Sequence[int]) -> list[list[int]]:
+    """The tokens of each word, from the word of each token."""
+    tokens: dict[int, list[int]] = {}
+    for token, word in enumerate(words):
+        if word >= 0:
+            tokens.setdefault(word, []).append(token)
+    return list(tokens.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -129,16 +129,11 @@ class MatchExplanation(files.Result):
 
     def record(self, top_k: int = 8) -> dict[str, Any]:
         """The explanation as plain values for JSON: words with offsets, heads and matches."""
-        heads = self.heads
-        by_head = (
-            [
-                {"head": str(address)}
-                | {name: float(heads.means[name][index]) for name in heads.names}
-                for index, address in enumerate(heads.addresses)
-            ]
-            if heads is not None
-            else []
-        )
+        means = {} if self.heads is None else self.heads.means
+        by_head = [
+            {"head": str(address)} | {name: float(values[index]) for name, values in means.items()}
+            for index, address in enumerate(self.heads.addresses if self.heads else ())
+        ]
         about = {
             "kind": self.kind,
             "score": self.score,
@@ -165,7 +160,7 @@ class MatchExplanation(files.Result):
             "query": self.query.tokens,
             "document": self.document.tokens,
             "matrix": self.similarity,
-            "title": f"Why it matched: {_shortened(self.query.text)}",
+            "title": f"Why it matched: {shorten(self.query.text, 58, placeholder='…')}",
             "subtitle": f"{self.kind} match, score {self.score:.3f}; words by {self.tokens_by}"
             + (f", heads by {self.by}" if self.heads else ""),
         }
@@ -197,23 +192,10 @@ class MatchExplanation(files.Result):
         }
 
 
-def _shortened(text: str, longest: int = 58) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
 def _side_record(side: MatchSide) -> dict[str, Any]:
     return {
         "text": side.text,
-        "words": [
-            {
-                "text": word.text,
-                "start": word.start,
-                "end": word.end,
-                "contribution": word.contribution,
-            }
-            for word in side.words()
-        ],
+        "words": [asdict(word) for word in side.words()],
         "special": side.special,
     }
 

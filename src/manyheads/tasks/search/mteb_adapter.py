@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.encoding.encode import encode
 from manyheads.encoding.text_reader import require_text_model
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.errors import InputError, import_package
 from manyheads.models.build import Model
 
 
@@ -36,7 +36,7 @@ class MtebEncoder:
         kind: Literal["dense", "late"] = "dense",
         batch_tokens: int | None = None,
     ) -> None:
-        require_mteb()
+        import_package("mteb", "MtebEncoder", "'manyheads[mteb]'")
         if kind not in ("dense", "late"):
             raise InputError(f"kind must be dense or late, got {kind!r}")
         self.model = require_text_model(model)
@@ -98,14 +98,6 @@ class MtebEncoder:
 
         function = pairwise_cos_sim if self.kind == "dense" else pairwise_max_sim
         return torch.as_tensor(function(_together(embeddings1), _together(embeddings2)))
-
-
-def require_mteb() -> None:
-    """Refuse with the command that installs mteb, where it is missing."""
-    try:
-        import mteb  # noqa: F401
-    except ImportError:
-        raise MissingPackageError("MtebEncoder", "'manyheads[mteb]'") from None
 
 
 def _together(embeddings: Any) -> Any:

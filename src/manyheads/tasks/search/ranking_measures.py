@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from pathlib import Path
 from statistics import fmean, stdev
@@ -58,9 +58,6 @@ class QueryScores:
     map: float
 
 
-MEASURES: tuple[Literal["ndcg", "mrr", "recall", "map"], ...] = ("ndcg", "mrr", "recall", "map")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalScores:
     """The measures of each query, and as attributes their means: `ndcg`, `mrr`, `recall`, `map`.
@@ -102,12 +99,11 @@ class RetrievalScores:
                 f"{len(self.per_query)} and {len(other.per_query)} queries differ",
                 "compare scores of the same queries",
             )
-        return _mean_score(
-            [
-                getattr(scores, measure) - getattr(other.per_query[query], measure)
-                for query, scores in self.per_query.items()
-            ]
-        )
+        changes = [
+            getattr(scores, measure) - getattr(other.per_query[query], measure)
+            for query, scores in self.per_query.items()
+        ]
+        return _mean_score(changes)
 
     def _mean(self, measure: str) -> MeanScore:
         return _mean_score([getattr(scores, measure) for scores in self.per_query.values()])
@@ -131,15 +127,11 @@ class RetrievalScores:
         }
 
     def __str__(self) -> str:
-        left_out = (
-            f", {pluralise(self.without_judgements, 'query')} left out without relevant documents"
-            if self.without_judgements
-            else ""
-        )
         lines = [f"{name:12}{mean}" for name, mean in self.rows()]
-        lines.append(
-            f"over {pluralise(len(self.per_query), 'query')} (mean ± standard error){left_out}"
-        )
+        lines.append(f"over {pluralise(len(self.per_query), 'query')} (mean ± standard error)")
+        if self.without_judgements:
+            queries = pluralise(self.without_judgements, "query")
+            lines[-1] += f", {queries} left out without relevant documents"
         return "\n".join(lines)
 
 
@@ -230,11 +222,7 @@ def read_queries(file: str | Path, *, grades: Grades = "best-last") -> list[Judg
                     "correct it, or use grades best-last, where 0 is not relevant",
                 )
     return [
-        JudgedQuery(
-            query.id,
-            query.text,
-            {document: worst + 1 - grade for document, grade in query.relevant.items()},
-        )
+        replace(query, relevant={key: worst + 1 - grade for key, grade in query.relevant.items()})
         for query in queries
     ]
 

@@ -68,8 +68,8 @@ class ResidualCodec:
                 f"the codec is for vectors of {self.width} channels, got {tuple(vectors.shape)}",
                 "encode with the model that it was trained for",
             )
-        parts = [self._encode(block.float()) for block in vectors.to(self.device).split(ROWS)]
-        return torch.cat([*parts, self._no_rows()])
+        blocks = vectors.to(self.device).split(ROWS)
+        return torch.cat([self._encode(block.float()) for block in blocks])
 
     def decode(self, rows: UInt8[Tensor, "n b"]) -> Float[Tensor, "n c"]:
         """The vectors that rows of bytes stand for, nearly those that were encoded."""
@@ -108,9 +108,6 @@ class ResidualCodec:
         by_byte = rearrange(weights, "(b p) v -> b p v", p=PER_BYTE)
         channel = torch.arange(PER_BYTE, device=self.device)
         return by_byte[:, channel, bucket].flatten(0, 1)
-
-    def _no_rows(self) -> UInt8[Tensor, "0 b"]:
-        return torch.zeros(0, self.row_bytes, dtype=torch.uint8, device=self.device)
 
     @property
     def device(self) -> torch.device:
@@ -169,13 +166,12 @@ class ResidualCodes:
 
     def score(self, query: Float[Tensor, "q c"]) -> Float[Tensor, " d"]:
         """MaxSim of each document, as `maxsim` of the decoded vectors."""
-        table = self.codec._table()
-        values = self.rows.values
-
-        def decoded(start: int, stop: int) -> Tensor:
-            return self.codec._decode(values[start:stop], table)
-
-        return score_rows(query.to(self.codec.device), self.rows.lengths, decoded)
+        table, codes = self.codec._table(), self.rows.values
+        return score_rows(
+            query.to(self.codec.device),
+            self.rows.lengths,
+            lambda rows: self.codec._decode(codes[rows], table),
+        )
 
     def decode(self) -> Ragged:
         """All vectors, nearly those that were encoded."""
@@ -216,22 +212,16 @@ def train_codec(
     normalized = bool(((sample.norm(dim=-1) - 1).abs() < 1e-2).all())
     means = k_means(sample, centroids, spherical=normalized, generator=generator, progress=progress)
     residual = sample - means[nearest(sample, means)]
+    # Where each quarter of a channel's residuals ends, and its mean.
     ascending = residual[:SAMPLE].sort(0).values
-    cutoffs, weights = _quarters(ascending)
-    return ResidualCodec(means, cutoffs.T.contiguous(), weights.T.contiguous(), normalized)
-
-
-def _quarters(
-    ascending: Float[Tensor, "n c"],
-) -> tuple[Float[Tensor, "3 c"], Float[Tensor, "4 c"]]:
-    """Where each quarter of a column ends, and its mean."""
-    count = ascending.shape[0]
-    ends = [count * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
+    rows = ascending.shape[0]
+    ends = [rows * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
     # A quarter without rows stands for the row where it would be.
-    parts = [ascending[min(a, count - 1) : max(b, a + 1)] for a, b in pairwise(ends)]
-    inner = [min(max(end, 1), count - 1) for end in ends[1:-1]]
+    quarters = [ascending[min(a, rows - 1) : max(b, a + 1)] for a, b in pairwise(ends)]
+    inner = [min(max(end, 1), rows - 1) for end in ends[1:-1]]
     cutoffs = (ascending[[end - 1 for end in inner]] + ascending[inner]) / 2
-    return cutoffs, torch.stack([part.mean(0) for part in parts])
+    weights = torch.stack([quarter.mean(0) for quarter in quarters])
+    return ResidualCodec(means, cutoffs.T.contiguous(), weights.T.contiguous(), normalized)
 
 
 def k_means(
@@ -263,7 +253,4 @@ def k_means(
 def nearest(vectors: Float[Tensor, "n c"], means: Float[Tensor, "k c"]) -> Int[Tensor, " n"]:
     """The number of the centroid nearest to each vector."""
     offset = means.square().sum(1) / 2
-    numbers = [(block @ means.T - offset).argmax(1) for block in vectors.split(ROWS)]
-    return (
-        torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.long, device=vectors.device)
-    )
+    return torch.cat([(block @ means.T - offset).argmax(1) for block in vectors.split(ROWS)])

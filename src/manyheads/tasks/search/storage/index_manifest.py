@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.errors import InputError, import_package
 from manyheads.tasks.search import chunking, residual_codes
 
 IndexKind = Literal["dense", "late", "bm25", "hybrid"]
@@ -89,11 +89,6 @@ class IndexManifest:
             raise InputError(
                 f"{where}/{MANIFEST} cannot be read ({error})", "create the index again"
             ) from None
-
-    def in_force(self) -> set[str]:
-        """The names of all files and folders that must stay."""
-        named = {self.table, self.keywords, self.codes, *self.before}
-        return {name for name in named if name}
 
     def with_before(self, old: "IndexManifest | None") -> "IndexManifest":
         """The same, keeping what the manifest that it replaces was made of."""
@@ -168,7 +163,7 @@ class IndexLocation:
         try:
             if not self.is_remote:
                 return (self.path / name).read_bytes()
-            system, root = _file_system(self.address)
+            _, system, root = _file_system(self.address)
             with system.open_input_file(f"{root}/{name}") as file:
                 content: bytes = file.read()
                 return content
@@ -181,7 +176,7 @@ class IndexLocation:
             with atomic_write(self.path / name) as temporary:
                 temporary.write_bytes(content)
             return
-        system, root = _file_system(self.address)
+        _, system, root = _file_system(self.address)
         with system.open_output_stream(f"{root}/{name}") as file:
             file.write(content)
 
@@ -196,9 +191,7 @@ class IndexLocation:
             if not self.is_remote:
                 filled.replace(self.path / name)
                 return
-            from pyarrow import fs
-
-            system, root = _file_system(self.address)
+            fs, system, root = _file_system(self.address)
             system.create_dir(f"{root}/{name}", recursive=True)
             fs.copy_files(str(filled), f"{root}/{name}", destination_filesystem=system)
 
@@ -208,9 +201,7 @@ class IndexLocation:
         if not self.is_remote:
             yield self.path / name
             return
-        from pyarrow import fs
-
-        system, root = _file_system(self.address)
+        fs, system, root = _file_system(self.address)
         with tempfile.TemporaryDirectory() as temporary:
             fs.copy_files(f"{root}/{name}", temporary, source_filesystem=system)
             yield Path(temporary)
@@ -219,20 +210,19 @@ class IndexLocation:
         """The files and folders of the index, and whatever else lies there."""
         if not self.is_remote:
             return [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
-        from pyarrow import fs
-
-        system, root = _file_system(self.address)
+        fs, system, root = _file_system(self.address)
         files = system.get_file_info(fs.FileSelector(root, allow_not_found=True))
         return [file.base_name for file in files]
 
     def remove_all_but(self, manifest: IndexManifest) -> None:
         """Remove what the manifest does not name."""
-        stay = {MANIFEST, LOCK, *manifest.in_force()}
+        named = (manifest.table, manifest.keywords, manifest.codes, *manifest.before)
+        stay = {MANIFEST, LOCK, *named}
         for name in self.names():
             if name.removesuffix(".lance") in stay or not _is_ours(name):
                 continue
             if self.is_remote:
-                system, root = _file_system(self.address)
+                _, system, root = _file_system(self.address)
                 system.delete_dir(f"{root}/{name}")
             elif (self.path / name).is_dir():
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -247,13 +237,11 @@ def _is_ours(name: str) -> bool:
     )
 
 
-def _file_system(address: str) -> Any:
+def _file_system(address: str) -> tuple[Any, Any, str]:
+    """The module of Arrow's file systems, that of an address, and the path in it."""
+    fs = import_package("pyarrow.fs", f"the address {address}", "'manyheads[search]'")
     try:
-        from pyarrow import fs
-    except ImportError:
-        raise MissingPackageError(f"the address {address}", "'manyheads[search]'") from None
-    try:
-        return fs.FileSystem.from_uri(address)
+        return fs, *fs.FileSystem.from_uri(address)
     except (ValueError, OSError) as error:
         raise InputError(
             f"{address} is not an address that can be opened ({error})",

@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from manyheads.encoding.encode import Options, encode_with_counts
+from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError
 from manyheads.formatting import listed, pluralise
 from manyheads.models.build import Model
@@ -102,14 +102,11 @@ class IndexWriter:
                 # An interrupted clean-up left rows that nobody can decode.
                 self._table.delete(list(self._staged))
                 self._staged = {}
-        self._committed = self._read_committed()
-
-    def _read_committed(self) -> dict[str, str]:
-        if self._old is None or self._old.table != self.plan.table_name:
-            return {}
-        if self._old.version == self._table.version:
-            return dict(self._staged)
-        return ChunkTable.pinned(self.location.address, self._old).fingerprints()
+        self._committed: dict[str, str] = {}
+        if self._old is not None and self._old.table == plan.table_name:
+            same = self._old.version == self._table.version
+            table = self._table if same else ChunkTable.pinned(location.address, self._old)
+            self._committed = dict(self._staged) if same else table.fingerprints()
 
     def write(
         self,
@@ -207,7 +204,7 @@ class IndexWriter:
             self.report.tokens += done.tokens
             self.report.truncated += done.truncated
             return done.vectors
-        vectors = encode_late(self.model, texts, "document")
+        vectors = encode_tokens(self.model, texts, progress=False)
         self.report.tokens += vectors.lengths.total
         return vectors if self.plan.vectors != "2bit" else vectors.map(self._coded)
 
@@ -228,8 +225,10 @@ class IndexWriter:
         )
         if stale:
             self._table.delete(stale)
-        old = self._old
-        if old is not None and committed == keys and _same_index(old, self.plan) and not stale:
+        old, plan = self._old, self.plan
+        before = None if old is None else (old.kind, old.table, old.model)
+        same = before == (plan.kind, plan.table_name, plan.model)
+        if old is not None and same and committed == keys and not stale:
             return old
         compacted = self._table.compact()
         vectors = self._table.count_vectors()
@@ -247,7 +246,13 @@ class IndexWriter:
             codes=codes_name(self.plan) if self._codec is not None else "",
         )
         if manifest.kind in ("bm25", "hybrid"):
-            manifest = replace(manifest, keywords=self._write_keywords(manifest.version))
+            made = plan.table_name.removeprefix(index_manifest.TABLE)
+            name = f"{index_manifest.KEYWORDS}{made}-{manifest.version}"
+            if name not in self.location.names():
+                words = KeywordIndex.of(self._table.searched_texts(), code=plan.settings.code)
+                with self.location.new_folder(name) as folder:
+                    words.save(folder)
+            manifest = replace(manifest, keywords=name)
         manifest = manifest.with_before(old)
         self.location.commit(manifest)
         if compacted:
@@ -255,26 +260,12 @@ class IndexWriter:
         self.location.remove_all_but(manifest)
         return manifest
 
-    def _write_keywords(self, version: int) -> str:
-        """Words of all rows, in a folder of their own."""
-        name = f"{index_manifest.KEYWORDS}{self.plan.table_name.rpartition('-')[2]}-{version}"
-        if name in self.location.names():
-            return name
-        index = KeywordIndex.of(self._table.searched_texts(), code=self.plan.settings.code)
-        with self.location.new_folder(name) as folder:
-            index.save(folder)
-        return name
-
 
 def _count(documents: Documents) -> int | None:
     """How many documents there are, if that is known before they are read."""
     if not isinstance(documents, Sequence) or isinstance(documents, str):
         return None
     return None if any(isinstance(document, Path) for document in documents) else len(documents)
-
-
-def _same_index(old: index_manifest.IndexManifest, plan: index_manifest.IndexManifest) -> bool:
-    return (old.kind, old.table, old.model) == (plan.kind, plan.table_name, plan.model)
 
 
 def codes_name(plan: index_manifest.IndexManifest) -> str:
@@ -288,10 +279,3 @@ def read_codec(location: index_manifest.IndexLocation, name: str) -> ResidualCod
         return None
     with location.local_folder(name) as folder:
         return ResidualCodec.load(folder / CODEC_FILE)
-
-
-def encode_late(model: Model, texts: Sequence[str], role: Any) -> Ragged:
-    """One vector per token of each text."""
-    from manyheads.encoding.token_vectors import encode_tokens
-
-    return encode_tokens(model, list(texts), role=role, progress=False)

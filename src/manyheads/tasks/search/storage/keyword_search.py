@@ -3,18 +3,18 @@
 import re
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from manyheads.errors import MissingPackageError
+from manyheads.errors import import_package
 
 WORD = re.compile(r"\w+")
 # The borders within an identifier: parseHTTPRequest is parse, HTTP, Request.
 INSIDE_A_WORD = re.compile(r"[^\W_]*?[a-z0-9](?=[A-Z])|[A-Z]+(?=[A-Z][a-z])|[^\W_]+")
-PARAMETERS = "params.index.json"
 
 
 def keywords_of(text: str, *, code: bool = False) -> list[str]:
@@ -78,9 +78,5 @@ def _stop_words() -> frozenset[str]:
 
 
 def _package() -> Any:
-    try:
-        import bm25s
-        import bm25s.stopwords
-    except ImportError:
-        raise MissingPackageError("keyword search", "'manyheads[search]'") from None
-    return bm25s
+    import_package("bm25s.stopwords", "keyword search", "'manyheads[search]'")
+    return import_module("bm25s")

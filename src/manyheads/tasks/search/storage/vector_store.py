@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.errors import InputError, MissingPackageError, short_repr
+from manyheads.errors import InputError, import_package, short_repr
 from manyheads.ragged import Lengths, Ragged
 from manyheads.tasks.search.chunking import Chunk
 from manyheads.tasks.search.documents import Document
@@ -81,12 +81,8 @@ def require_lancedb() -> Any:
                 "LanceDB, which stores an index, needs a processor with AVX2, which this one lacks",
                 "use another machine, such as any x86 one since 2015 or an ARM one",
             )
-    try:
-        import lancedb
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise MissingPackageError("a search index", "'manyheads[search]'") from None
-    return lancedb
+    import_package("pyarrow", "a search index", "'manyheads[search]'")
+    return import_package("lancedb", "a search index", "'manyheads[search]'")
 
 
 class ChunkTable:
@@ -357,17 +353,11 @@ def _schema(manifest: IndexManifest) -> Any:
         ("fingerprint", pa.string()),
         *((name, pa.int64()) for name in ("chunk", "chunk_start", "chunk_end")),
     ]
-    if manifest.row_vectors != "none":
-        columns.append((VECTOR, _vector_type(manifest)))
-    return pa.schema(columns)
-
-
-def _vector_type(manifest: IndexManifest) -> Any:
-    import pyarrow as pa
-
     number = {"float32": pa.float32(), "float16": pa.float16(), "2bit": pa.uint8()}
     vector = pa.list_(number[manifest.vectors], manifest.row_width)
-    return pa.list_(vector) if manifest.row_vectors == "late" else vector
+    if manifest.row_vectors != "none":
+        columns.append((VECTOR, pa.list_(vector) if manifest.row_vectors == "late" else vector))
+    return pa.schema(columns)
 
 
 def _as_arrow(vectors: Tensor | Ragged, manifest: IndexManifest) -> Any:

@@ -9,9 +9,9 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
+from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, TensorFacts
 from manyheads.kernels.fused import cannot as fused_cannot
-from manyheads.kernels.fused import flash_cpu, scale_by_sink
+from manyheads.kernels.fused import flash_cpu, result_of
 from manyheads.ragged import Lengths
 
 # Queries that share a strip of keys; the fastest of 8 to 256 on two cores for all windows.
@@ -31,12 +31,7 @@ def cannot(request: Request, facts: TensorFacts) -> str | None:
     return fused_cannot(request, facts)
 
 
-def attend(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n g d"],
-    v: Float[Tensor, "n g d"],
-    request: Request,
-) -> AttentionResult:
+def attend(q: Queries, k: Keys, v: Keys, request: Request) -> AttentionResult:
     """All sequences at once, with gaps between them, so that no strip reaches into another."""
     lengths = request.queries
     if q.shape[0] == 0:
@@ -54,9 +49,7 @@ def attend(
     lse = lse.masked_fill(~seen.any(-1), -torch.inf)
     output = rearrange(output, "b h t d -> (b t) h d")[layout.slots]
     lse = rearrange(lse, "b h t -> (b t) h")[layout.slots]
-    if request.sink is not None:
-        output, lse = scale_by_sink(output, lse, request.sink)
-    return AttentionResult(output, lse if request.want.lse else None)
+    return result_of(output, lse, request)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,8 @@ kernel needs a call each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
-from manyheads.kernels.fused import scale_by_sink
-from manyheads.kernels.reference import rows_per_chunk
+from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, TensorFacts, Values
+from manyheads.kernels.fused import result_of
+from manyheads.kernels.reference import in_chunks, rows_per_chunk
 from manyheads.parts.masks import Full
 from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import BucketBias, ShawBias
@@ -31,6 +31,11 @@ PADDING_PER_BLOCK = 2**23
 # longer one is recomputed, so memory is linear in the tokens.
 KEPT_KEYS = 256
 
+# Queries, keys and values of a block.
+BlockQueries = Float[Tensor, "b t h d"]
+BlockKeys = Float[Tensor, "b s g d"]
+BlockValues = Float[Tensor, "b s g e"]
+
 
 def cannot(request: Request, facts: TensorFacts) -> str | None:  # noqa: ARG001, part of the contract
     if request.want.pattern:
@@ -40,12 +45,7 @@ def cannot(request: Request, facts: TensorFacts) -> str | None:  # noqa: ARG001,
     return None
 
 
-def attend(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
-) -> AttentionResult:
+def attend(q: Queries, k: Keys, v: Values, request: Request) -> AttentionResult:
     blocks = _blocks(request, *q.shape[1:])
     queries = _Slots.of(request.queries, blocks, [block.queries for block in blocks])
     keys = _Slots.of(request.keys, blocks, [block.keys for block in blocks])
@@ -62,16 +62,10 @@ def attend(
     pieces = [_attend_block(*tensors, request) for tensors in by_block]
     no_output = v.new_zeros(0, q.shape[1], v.shape[2])
     output = queries.collect([output for output, _ in pieces], no_output)
-    if not _needs_lse(request):
+    if not request.needs_lse:
         return AttentionResult(output)
     lse = queries.collect([lse for _, lse in pieces], q.new_zeros(0, q.shape[1]).float())
-    if request.sink is not None:
-        output, lse = scale_by_sink(output, lse, request.sink)
-    return AttentionResult(output, lse if request.want.lse else None)
-
-
-def _needs_lse(request: Request) -> bool:
-    return request.want.lse or request.sink is not None
+    return result_of(output, lse, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +167,9 @@ class _Products(NamedTuple):
 
 def _attend_block(
     block: _Block,
-    q: Float[Tensor, "b t h d"],
-    k: Float[Tensor, "b s g d"],
-    v: Float[Tensor, "b s g e"],
+    q: BlockQueries,
+    k: BlockKeys,
+    v: BlockValues,
     products: _Products,
     request: Request,
 ) -> tuple[Float[Tensor, "bt h e"], Float[Tensor, "bt h"]]:
@@ -185,47 +179,39 @@ def _attend_block(
         return nothing, torch.full(nothing.shape[:2], -torch.inf, device=q.device)
     step = rows_per_chunk(q.shape[2] * len(q), block.keys)
     recompute = torch.is_grad_enabled() and block.keys > KEPT_KEYS
-    outputs, lses = [], []
-    for start, stop in pairwise((*range(0, block.queries, step), block.queries)):
-        rows = slice(start, stop)
-        by_query = None if products.by_query is None else products.by_query[:, rows]
-        row_products = _Products(by_query, products.by_key)
-        arguments = (block, range(start, stop), q[:, rows], k, v, row_products, request)
-        output, lse = (
-            checkpoint(
-                _rows, *arguments, use_reentrant=False, preserve_rng_state=request.dropout > 0
-            )
-            if recompute
-            else _rows(*arguments)
-        )
-        outputs.append(output)
-        lses.append(lse)
-    if len(outputs) == 1:
-        return outputs[0].flatten(0, 1), lses[0].flatten(0, 1)
-    return torch.cat(outputs, 1).flatten(0, 1), torch.cat(lses, 1).flatten(0, 1)
+    chunk, rng = partial(_rows, block, q, k, v, products, request), request.dropout > 0
+    pieces = in_chunks(chunk, block.queries, step, recompute=recompute, rng=rng)
+    output, lse = (
+        parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in zip(*pieces, strict=True)
+    )
+    return output.flatten(0, 1), lse.flatten(0, 1)
 
 
 def _rows(
     block: _Block,
-    rows: range,
-    q: Float[Tensor, "b t h d"],
-    k: Float[Tensor, "b s g d"],
-    v: Float[Tensor, "b s g e"],
+    q: BlockQueries,
+    k: BlockKeys,
+    v: BlockValues,
     products: _Products,
     request: Request,
-) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b t h"]]:
+    rows: slice,
+) -> tuple[Float[Tensor, "b rows h e"], Float[Tensor, "b rows h"]]:
     shared = q.shape[2] // k.shape[2]
-    query = rearrange(q.float() * request.scale, "b t (g r) d -> b g (r t) d", r=shared)
+    query = rearrange(q[:, rows].float() * request.scale, "b t (g r) d -> b g (r t) d", r=shared)
     key, value = (rearrange(x.float(), "b s g d -> b g s d") for x in (k, v))
     # Autocast would leave them in half precision.
     scores = (query @ key.transpose(2, 3)).float()
     if request.softcap is not None:
         scores = request.softcap * (scores / request.softcap).tanh()
-    distance = _distances(block, rows, q.device)
+    position = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + block.shift
+    # Key position minus query position.
+    distance = torch.arange(block.keys, device=q.device) - position
     if request.bias is not None:
+        if products.by_query is not None:
+            products = products._replace(by_query=products.by_query[:, rows])
         bias = _bias(request, distance, products, q.shape[2])
         scores += rearrange(bias, "b (g r) t s -> b g (r t) s", r=shared)
-    seen = _seen(block, rows, request, q.device)
+    seen = _seen(block, position, request)
     blind = None
     if seen is not None:
         blind = ~seen.any(-1)
@@ -241,7 +227,7 @@ def _rows(
     output = rearrange(mixed, "b g (r t) e -> b t (g r) e", r=shared)
     if blind is not None:
         output = output.masked_fill(blind[:, :, None, None], 0.0)
-    if not _needs_lse(request):
+    if not request.needs_lse:
         # Nobody reads it.
         return output.to(v.dtype), output.new_zeros(()).expand(output.shape[:3])
     lse = rearrange(scores.logsumexp(-1), "b g (r t) -> b t (g r)", r=shared)
@@ -250,17 +236,8 @@ def _rows(
     return output.to(v.dtype), lse
 
 
-def _distances(block: _Block, rows: range, device: torch.device) -> Int[Tensor, "t s"]:
-    """Key position minus query position."""
-    query = torch.arange(rows.start, rows.stop, device=device) + block.shift
-    return torch.arange(block.keys, device=device) - query[:, None]
-
-
 def _bias(
-    request: Request,
-    distance: Int[Tensor, "t s"],
-    products: _Products,
-    heads: int,
+    request: Request, distance: Int[Tensor, "t s"], products: _Products, heads: int
 ) -> Float[Tensor, "#b h t s"]:
     """Learned biases are selected along one axis: their gradients are sums over runs of it."""
     bias = request.bias
@@ -295,7 +272,7 @@ def _selected(
 
 
 def _seen(
-    block: _Block, rows: range, request: Request, device: torch.device
+    block: _Block, query: Int[Tensor, "t 1"], request: Request
 ) -> Bool[Tensor, "#b t s"] | None:
     """Which keys the queries see; None if all of them."""
     lengths = [request.keys.each[sequence] for sequence in block.sequences]
@@ -303,9 +280,8 @@ def _seen(
     mask = request.mask
     if isinstance(mask, Full) and not padded:
         return None
-    key_counts = torch.tensor(lengths, device=device)[:, None, None]
-    query = torch.arange(rows.start, rows.stop, device=device)[:, None] + block.shift
-    key = torch.arange(block.keys, device=device)
+    key_counts = torch.tensor(lengths, device=query.device)[:, None, None]
+    key = torch.arange(block.keys, device=query.device)
     seen = mask.allows(query, key, key_counts[:1] if mask.independent_of_length else key_counts)
     # Only padding sees the padding behind its sequence if no query looks ahead.
     return seen & (key < key_counts) if padded and mask.reach.after > 0 else seen

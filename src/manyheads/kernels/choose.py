@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from types import ModuleType
 
-from jaxtyping import Float
-from torch import Tensor
-
 from manyheads.errors import KernelError
 from manyheads.kernels import banded, batched, flex, fused, reference, step, varlen
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
+from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, TensorFacts, Values
 from manyheads.kernels.uneven_groups import attend_by_group, attend_repeated
 from manyheads.parts.masks import MaskBySequence
 from manyheads.parts.positions.relative import DenseBias
@@ -54,11 +51,7 @@ def choose(request: Request, facts: TensorFacts) -> Choice:
 
 
 def attend(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
-    kernel: str = "auto",
+    q: Queries, k: Keys, v: Values, request: Request, kernel: str = "auto"
 ) -> AttentionResult:
     """Attention by the fastest kernel, or by the one that is named."""
     facts = TensorFacts.of(q, k, v, request)

@@ -12,6 +12,11 @@ from manyheads.parts.positions.relative import Bias
 from manyheads.ragged import Lengths
 from manyheads.taps import Patterns
 
+# n queries of h heads, and m keys of g heads, each of which may serve several heads of queries.
+Queries = Float[Tensor, "n h d"]
+Keys = Float[Tensor, "m g d"]
+Values = Float[Tensor, "m g e"]
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -46,6 +51,11 @@ class Request:
     def uniform(self) -> bool:
         """Whether all sequences have the same number of queries and the same number of keys."""
         return self.queries.uniform and self.keys.uniform
+
+    @property
+    def needs_lse(self) -> bool:
+        """Whether a kernel computes the log-sum-exp: it is wanted, or a sink needs it."""
+        return self.want.lse or self.sink is not None
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
@@ -103,10 +113,4 @@ class Kernel(Protocol):
         """Why the kernel does not support this request; None if it does."""
         ...
 
-    def attend(
-        self,
-        q: Float[Tensor, "n h d"],
-        k: Float[Tensor, "m g d"],
-        v: Float[Tensor, "m g e"],
-        request: Request,
-    ) -> AttentionResult: ...
+    def attend(self, q: Queries, k: Keys, v: Values, request: Request) -> AttentionResult: ...

@@ -7,14 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.nn.attention.flex_attention import (
-    AuxRequest,
-    BlockMask,
-    create_block_mask,
-    flex_attention,
-)
+from torch.nn.attention import flex_attention as flex
+from torch.nn.attention.flex_attention import BlockMask
 
 from manyheads.kernels import contract, fused
 from manyheads.parts.masks import Mask
@@ -57,31 +53,23 @@ def cannot(request: contract.Request, facts: contract.TensorFacts) -> str | None
 
 
 def attend(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: contract.Request,
+    q: contract.Queries, k: contract.Keys, v: contract.Values, request: contract.Request
 ) -> contract.AttentionResult:
-    query, key, value = (rearrange(x, "n h d -> 1 h n d") for x in (q, k, v))
     output, aux = _flex(
-        query,
-        key,
-        value,
+        *(rearrange(x, "n h d -> 1 h n d") for x in (q, k, v)),
         score_mod=_score_mod(request),
         block_mask=_block_mask(request),
         scale=request.scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=SMALL_TILES if request.bias is not None else None,
-        return_aux=AuxRequest(lse=True),
+        return_aux=flex.AuxRequest(lse=True),
     )
     output, lse = rearrange(output, "1 h n e -> n h e"), rearrange(aux.lse, "1 h n -> n h")
-    if request.sink is not None:
-        output, lse = fused.scale_by_sink(output, lse, request.sink)
-    return contract.AttentionResult(output, lse if request.want.lse else None)
+    return fused.result_of(output, lse, request)
 
 
 def _flex(*tensors: Tensor, **settings: Any) -> Any:
-    run: Callable[..., Any] = flex_attention
+    run: Callable[..., Any] = flex.flex_attention
     if torch.compiler.is_compiling():
         return run(*tensors, **settings)
     # The numbers of a mask or bias are compiled in; only lengths may change without a new kernel.
@@ -123,7 +111,9 @@ def _make_block_mask(mask: Mask, queries: Lengths, keys: Lengths) -> BlockMask:
     tokens, others = queries.positions.shape[0], keys.positions.shape[0]
     may_see = _mask_mod(mask, queries, keys)
     if torch.compiler.is_compiling():
-        return create_block_mask(may_see, None, None, tokens, others, device=keys.offsets.device)
+        return flex.create_block_mask(
+            may_see, None, None, tokens, others, device=keys.offsets.device
+        )
     met = _pairs_per_block(may_see, tokens, others, keys.offsets.device)
     full = met == BLOCK * BLOCK
     return BlockMask.from_kv_blocks(
@@ -174,10 +164,8 @@ def _score_mod(request: contract.Request) -> Callable[..., Tensor] | None:
     bias = request.bias
     if bias is None:
         return None
-    query_position, key_position = (
-        _query_positions(request.queries, request.keys),
-        request.keys.positions,
-    )
+    query_position = _query_positions(request.queries, request.keys)
+    key_position = request.keys.positions
 
     def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
         return score + bias.score(head, query, query_position[query], key_position[key])

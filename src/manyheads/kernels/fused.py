@@ -7,17 +7,16 @@ memory-efficient attention.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
-from manyheads.kernels.reference import rows_per_chunk
+from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, TensorFacts, Values
+from manyheads.kernels.reference import in_chunks, rows_per_chunk
 from manyheads.parts.masks import simple_form, visible
 from manyheads.parts.positions.relative import ShawBias
 
@@ -25,6 +24,11 @@ HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
 # cuDNN is fastest but plans every new shape, which does not pay off for single decoding steps.
 CUDNN_FROM = 128
+
+# Queries, and keys and values, of sequences of one length; their outputs and log-sum-exps.
+EqualQueries = Float[Tensor, "b h t d"]
+EqualKeys = Float[Tensor, "b g s d"]
+Equal = tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]
 
 
 def cannot(request: Request, facts: TensorFacts) -> str | None:
@@ -48,26 +52,21 @@ def cannot(request: Request, facts: TensorFacts) -> str | None:
         return f"no fused kernel on CUDA supports {facts.dtype}"
     if facts.dtype in HALF and max(facts.size, facts.value_size) > LARGEST_HEAD:
         return f"flash attention supports heads of at most {LARGEST_HEAD} channels"
-    if request.dropout and (request.want.lse or request.sink is not None):
+    if request.dropout and request.needs_lse:
         return "with dropout there is no log-sum-exp"
     return None
 
 
-def attend(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
-) -> AttentionResult:
+def attend(q: Queries, k: Keys, v: Values, request: Request) -> AttentionResult:
+    # Fused kernels need one size for all three, on CUDA a multiple of 8; zeros add nothing.
     size = max(q.shape[2], v.shape[2])
-    if q.is_cuda:
-        size += -size % 8
-    query, key, value = (_widen(tensor, size) for tensor in (q, k, v))
+    size += -size % 8 if q.is_cuda else 0
+    query, key, value = (
+        x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2])) for x in (q, k, v)
+    )
     output, lse = _by_length(query, key, value, request)
     output = output[..., : v.shape[2]]
-    if request.sink is not None:
-        output, lse = scale_by_sink(output, lse, request.sink)
-    return AttentionResult(output, lse if request.want.lse else None)
+    return result_of(output, lse, request)
 
 
 def scale_by_sink(
@@ -81,11 +80,17 @@ def scale_by_sink(
     return (output * fraction).to(output.dtype), torch.logaddexp(lse, sink.float())
 
 
+def result_of(
+    output: Float[Tensor, "n h e"], lse: Float[Tensor, "n h"], request: Request
+) -> AttentionResult:
+    """What the request wants of heads that were computed without its sink."""
+    if request.sink is not None:
+        output, lse = scale_by_sink(output, lse, request.sink)
+    return AttentionResult(output, lse if request.want.lse else None)
+
+
 def _by_length(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g d"],
-    request: Request,
+    q: Queries, k: Keys, v: Keys, request: Request
 ) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n h"]]:
     batch = request.queries.count
     if request.uniform and request.keys.tight and batch:
@@ -157,72 +162,52 @@ def _equal(
 
 
 def _rendered(
-    q: Float[Tensor, "b h t d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s d"],
-    request: Request,
-    sequences: Sequence[int],
-) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+    q: EqualQueries, k: EqualKeys, v: EqualKeys, request: Request, sequences: Sequence[int]
+) -> Equal:
     """With the mask and bias of a few queries at a time as tensors."""
     queries, keys = q.shape[2], k.shape[2]
     planes = q.shape[1] * q.shape[0] if request.bias is not None else 1
     step = rows_per_chunk(planes, keys)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    outputs, lses = [], []
-    for start, stop in pairwise((*range(0, queries, step), queries)):
-        arguments = (q, k, v, request, sequences, range(start, stop))
-        # Recomputed in the backward pass, so that the whole table is never stored.
-        output, lse = (
-            checkpoint(_rendered_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
-            if grad and step < queries
-            else _rendered_rows(*arguments)
-        )
-        outputs.append(output)
-        lses.append(lse)
+    chunk = partial(_rendered_rows, q, k, v, request, sequences)
+    pieces = in_chunks(chunk, queries, step, recompute=grad and step < queries, rng=False)
+    outputs, lses = zip(*pieces, strict=True)
     return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
 
 
 def _rendered_rows(
-    q: Float[Tensor, "b h t d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s d"],
+    q: EqualQueries,
+    k: EqualKeys,
+    v: EqualKeys,
     request: Request,
     sequences: Sequence[int],
-    rows: range,
+    rows: slice,
 ) -> tuple[Float[Tensor, "b h rows d"], Float[Tensor, "b h rows"]]:
-    queries, keys = q.shape[2], k.shape[2]
-    seen = visible(request.mask, rows, queries, keys, q.device)
+    queries, keys, seen_by = q.shape[2], k.shape[2], range(rows.start, rows.stop)
+    seen = visible(request.mask, seen_by, queries, keys, q.device)
     added = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, -torch.inf)[None, None]
     if request.bias is not None:
-        added = added + _render_bias(request, sequences, rows, queries, keys, q)
-    output, lse = flash_cpu(q[:, :, rows.start : rows.stop], k, v, False, added, request.scale)
+        row = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+        starts = torch.tensor([request.queries.starts[i] for i in sequences], device=q.device)
+        bias = request.bias.score(
+            torch.arange(q.shape[1], device=q.device)[:, None, None],
+            starts[:, None, None, None] + row,
+            row + (keys - queries),
+            torch.arange(keys, device=q.device),
+        )
+        added = added + bias.expand(len(sequences), -1, -1, -1)
+    output, lse = flash_cpu(q[:, :, rows], k, v, False, added, request.scale)
     return output, lse.masked_fill(~seen.any(-1), -torch.inf)
 
 
-def _render_bias(
-    request: Request, sequences: Sequence[int], rows: range, queries: int, keys: int, like: Tensor
-) -> Float[Tensor, "b h t s"]:
-    assert request.bias is not None
-    row = torch.arange(rows.start, rows.stop, device=like.device)[:, None]
-    starts = torch.tensor(
-        [request.queries.starts[sequence] for sequence in sequences], device=like.device
-    )
-    return request.bias.score(
-        torch.arange(like.shape[1], device=like.device)[:, None, None],
-        starts[:, None, None, None] + row,
-        row + (keys - queries),
-        torch.arange(keys, device=like.device),
-    ).expand(len(sequences), -1, -1, -1)
-
-
 def flash_cpu(
-    q: Float[Tensor, "b h t d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s d"],
+    q: EqualQueries,
+    k: EqualKeys,
+    v: EqualKeys,
     causal: bool,
     added: Float[Tensor, "#b #h t s"] | None,
     scale: float,
-) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+) -> Equal:
     """The flash kernel, which unlike `F.scaled_dot_product_attention` returns the log-sum-exp."""
     if added is not None:
         added = added.to(torch.promote_types(q.dtype, torch.float32))
@@ -232,17 +217,11 @@ def flash_cpu(
     return output, lse
 
 
-def _cuda(
-    q: Float[Tensor, "b h t d"],
-    k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s d"],
-    causal: bool,
-    request: Request,
-) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t"]]:
+def _cuda(q: EqualQueries, k: EqualKeys, v: EqualKeys, causal: bool, request: Request) -> Equal:
     ops = torch.ops.aten
     drop, scale = request.dropout, request.scale
     # The backward pass needs the log-sum-exp, and so may the caller.
-    lse_too = torch.is_grad_enabled() or request.want.lse or request.sink is not None
+    lse_too = torch.is_grad_enabled() or request.needs_lse
     if q.dtype in HALF and q.shape[2] >= CUDNN_FROM and q.shape[3] <= 128 and not drop:
         result = ops._scaled_dot_product_cudnn_attention(
             q, k, v, None, lse_too, drop, causal, False, scale=scale
@@ -250,7 +229,9 @@ def _cuda(
     elif q.dtype in HALF:
         result = ops._scaled_dot_product_flash_attention(q, k, v, drop, causal, False, scale=scale)
     else:
-        key, value = _spread(k, q.shape[1]), _spread(v, q.shape[1])
+        # It does not support key heads shared by query heads.
+        shared = q.shape[1] // k.shape[1]
+        key, value = (x if shared == 1 else x.repeat_interleave(shared, dim=1) for x in (k, v))
         result = ops._scaled_dot_product_efficient_attention(
             q, key, value, None, lse_too, drop, causal, scale=scale
         )
@@ -258,13 +239,3 @@ def _cuda(
     if not lse_too:
         return output, q.new_zeros(()).expand(q.shape[:3]).float()
     return output, lse.reshape(*q.shape[:2], -1)[..., : q.shape[2]]
-
-
-def _spread(x: Float[Tensor, "b g s d"], heads: int) -> Float[Tensor, "b h s d"]:
-    """Memory-efficient attention does not support key heads shared by query heads."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def _widen(x: Float[Tensor, "n h d"], size: int) -> Float[Tensor, "n h size"]:
-    """Fused kernels need one size for all three, on CUDA a multiple of 8; zeros add nothing."""
-    return x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2]))

@@ -1,6 +1,8 @@
 """The definition of attention in float32, and the kernel that forms the n x n pattern."""
 
-from itertools import pairwise
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.kernels.contract import AttentionResult, Request, TensorFacts
+from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, TensorFacts, Values
 from manyheads.parts.head_groups import key_head_of_query
 from manyheads.parts.masks import visible
 from manyheads.parts.positions.relative import ShawBias
@@ -17,48 +19,56 @@ from manyheads.taps import Patterns
 
 LARGEST_CHUNK = 2**22
 
+Piece = TypeVar("Piece")
+# The scores or the pattern of some queries of one sequence.
+Scores = Float[Tensor, "h t s"]
+
 
 def cannot(request: Request, facts: TensorFacts) -> str | None:  # noqa: ARG001, part of the contract
     """The definition supports everything."""
     return None
 
 
-def attend(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
-) -> AttentionResult:
+def attend(q: Queries, k: Keys, v: Values, request: Request) -> AttentionResult:
     """At once if the pattern is wanted, otherwise in chunks of queries so memory stays linear."""
+    no_output, no_lse = q.new_zeros(0, q.shape[1], v.shape[2]), q.new_zeros(0, q.shape[1]).float()
     if request.want.pattern:
-        seen = patterns(scores(q, k, request), request)
-        lse = _full_lse(q, k, request) if request.want.lse else None
+        seen, lse = patterns(scores(q, k, request), request), None
+        if request.want.lse:
+            by_sequence = [_softmax(scored, request)[1].T for scored in scores(q, k, request).each]
+            lse = torch.cat([no_lse, *by_sequence])
         # An empty batch has no pattern to take the number of heads from.
         output = mix(seen, v, request).reshape(*q.shape[:2], v.shape[2])
         return AttentionResult(output, lse, seen)
     grad = TensorFacts.of(q, k, v, request).grad
-    outputs, lses = [q.new_zeros(0, q.shape[1], v.shape[2])], [q.new_zeros(0, q.shape[1]).float()]
+    pieces = [(no_output, no_lse)]
     for sequence, length in enumerate(request.queries.each):
         step = rows_per_chunk(q.shape[1], request.keys.each[sequence])
-        for start, stop in pairwise((*range(0, length, step), length)):
-            arguments = (q, k, v, request, sequence, range(start, stop))
-            # Recomputing a chunk in the backward pass keeps its pattern from being stored.
-            output, lse = (
-                checkpoint(_chunk, *arguments, use_reentrant=False) if grad else _chunk(*arguments)
-            )
-            outputs.append(output)
-            lses.append(lse)
+        chunk = partial(_chunk, q, k, v, request, sequence)
+        pieces += in_chunks(chunk, length, step, recompute=grad)
+    outputs, lses = zip(*pieces, strict=True)
     return AttentionResult(torch.cat(outputs), torch.cat(lses) if request.want.lse else None)
 
 
-def scores(q: Float[Tensor, "n h d"], k: Float[Tensor, "m g d"], request: Request) -> Patterns:
+def in_chunks(
+    function: Callable[[slice], Piece], total: int, step: int, *, recompute: bool, rng: bool = True
+) -> list[Piece]:
+    """The results for `step` of `total` rows at a time.
+
+    With `recompute` the backward pass computes them again, so that no pattern is stored; `rng` says
+    whether that takes the same random numbers.
+    """
+    chunks = [slice(start, min(start + step, total)) for start in range(0, total, step)]
+    if not recompute:
+        return [function(rows) for rows in chunks]
+    options = {"use_reentrant": False, "preserve_rng_state": rng}
+    return [checkpoint(function, rows, **options) for rows in chunks]
+
+
+def scores(q: Queries, k: Keys, request: Request) -> Patterns:
     """Scaled products and bias, -inf where the mask hides a key, for every sequence."""
-    return Patterns(
-        tuple(
-            _scores(q, k, request, sequence, range(length))
-            for sequence, length in enumerate(request.queries.each)
-        )
-    )
+    lengths = enumerate(request.queries.each)
+    return Patterns(tuple(_scores(q, k, request, i, slice(0, length)) for i, length in lengths))
 
 
 def patterns(scored: Patterns, request: Request) -> Patterns:
@@ -66,12 +76,13 @@ def patterns(scored: Patterns, request: Request) -> Patterns:
     return Patterns(tuple(_softmax(sequence, request)[0] for sequence in scored.each))
 
 
-def mix(seen: Patterns, v: Float[Tensor, "m g e"], request: Request) -> Float[Tensor, "n h e"]:
+def mix(seen: Patterns, v: Values, request: Request) -> Float[Tensor, "n h e"]:
     """The output of each head with these patterns."""
-    mixed = [v.new_zeros(0, seen.each[0].shape[0] if seen.each else 0, v.shape[2])]
-    for sequence, pattern in enumerate(seen.each):
-        mixed.append(_mix(pattern, v, request, sequence, range(pattern.shape[1])))
-    return torch.cat(mixed) if len(mixed) == 1 else torch.cat(mixed[1:])
+    mixed = [
+        _mix(pattern, v, request, sequence, slice(0, pattern.shape[1]))
+        for sequence, pattern in enumerate(seen.each)
+    ]
+    return torch.cat(mixed) if mixed else v.new_zeros(0, 0, v.shape[2])
 
 
 def rows_per_chunk(heads: int, keys: int) -> int:
@@ -80,27 +91,15 @@ def rows_per_chunk(heads: int, keys: int) -> int:
 
 
 def _chunk(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
-    sequence: int,
-    rows: range,
+    q: Queries, k: Keys, v: Values, request: Request, sequence: int, rows: slice
 ) -> tuple[Float[Tensor, "t h e"], Float[Tensor, "t h"]]:
     pattern, lse = _softmax(_scores(q, k, request, sequence, rows), request)
     return _mix(pattern, v, request, sequence, rows), lse.T
 
 
-def _scores(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    request: Request,
-    sequence: int,
-    rows: range,
-) -> Float[Tensor, "h t s"]:
+def _scores(q: Queries, k: Keys, request: Request, sequence: int, rows: slice) -> Scores:
     queries, keys = request.queries.each[sequence], request.keys.each[sequence]
-    first = request.queries.starts[sequence]
-    start = request.keys.starts[sequence]
+    first, start = request.queries.starts[sequence], request.keys.starts[sequence]
     query = q[first + rows.start : first + rows.stop].float()
     key = _shared(k[start : start + keys], request).float()
     # Query heads that share a key head are adjacent, so the key is not repeated.
@@ -112,8 +111,8 @@ def _scores(
         scored = request.softcap * torch.tanh(scored / request.softcap)
     if request.bias is not None:
         scored = scored + _bias(request, sequence, rows, scored)
-    hidden = ~visible(request.mask.of_sequence(sequence), rows, queries, keys, q.device)
-    return scored.masked_fill(hidden, -torch.inf)
+    mask, seen_by = request.mask.of_sequence(sequence), range(rows.start, rows.stop)
+    return scored.masked_fill(~visible(mask, seen_by, queries, keys, q.device), -torch.inf)
 
 
 def _shared(x: Float[Tensor, "s g d"], request: Request) -> Float[Tensor, "s g_or_h d"]:
@@ -121,9 +120,7 @@ def _shared(x: Float[Tensor, "s g d"], request: Request) -> Float[Tensor, "s g_o
     return x if request.groups is None else x[:, list(key_head_of_query(request.groups))]
 
 
-def _bias(
-    request: Request, sequence: int, rows: range, like: Float[Tensor, "h t s"]
-) -> Float[Tensor, "h t s"]:
+def _bias(request: Request, sequence: int, rows: slice, like: Scores) -> Scores:
     assert request.bias is not None
     heads, _, keys = like.shape
     row = torch.arange(rows.start, rows.stop, device=like.device)[:, None]
@@ -135,9 +132,7 @@ def _bias(
     )
 
 
-def _softmax(
-    scored: Float[Tensor, "h t s"], request: Request
-) -> tuple[Float[Tensor, "h t s"], Float[Tensor, "h t"]]:
+def _softmax(scored: Scores, request: Request) -> tuple[Scores, Float[Tensor, "h t"]]:
     """The pattern and the log-sum-exp; a row without visible keys gives zeros and -inf, not NaN."""
     keys = scored.shape[-1]
     if request.sink is not None:
@@ -151,11 +146,7 @@ def _softmax(
 
 
 def _mix(
-    pattern: Float[Tensor, "h t s"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
-    sequence: int,
-    rows: range,
+    pattern: Scores, v: Values, request: Request, sequence: int, rows: slice
 ) -> Float[Tensor, "t h e"]:
     start = request.keys.starts[sequence]
     value = _shared(v[start : start + request.keys.each[sequence]], request).float()
@@ -170,7 +161,7 @@ def _mix(
 
 
 def _by_distance(
-    pattern: Float[Tensor, "h t s"], bias: ShawBias, request: Request, sequence: int, rows: range
+    pattern: Scores, bias: ShawBias, request: Request, sequence: int, rows: slice
 ) -> Float[Tensor, "t h e"]:
     """Shaw's value vectors, weighted by the mass that falls on each distance."""
     assert bias.values is not None
@@ -180,10 +171,3 @@ def _by_distance(
     mass = pattern.new_zeros(*pattern.shape[:2], bias.values.shape[0])
     mass = mass.scatter_add(-1, distance.expand_as(pattern), pattern)
     return rearrange(mass @ bias.values.float(), "h t e -> t h e")
-
-
-def _full_lse(
-    q: Float[Tensor, "n h d"], k: Float[Tensor, "m g d"], request: Request
-) -> Float[Tensor, "n h"]:
-    by_sequence = [_softmax(scored, request)[1].T for scored in scores(q, k, request).each]
-    return torch.cat(by_sequence) if by_sequence else q.new_zeros(0, q.shape[1]).float()

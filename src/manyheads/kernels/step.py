@@ -4,7 +4,7 @@ So a decoding step always has the same shape, and a CUDA graph can record and re
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.kernels import contract, fused
@@ -27,37 +27,24 @@ def cannot(request: contract.Request, facts: contract.TensorFacts) -> str | None
 
 
 def attend(
-    q: Float[Tensor, "b h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: contract.Request,
+    q: contract.Queries, k: contract.Keys, v: contract.Values, request: contract.Request
 ) -> contract.AttentionResult:
     flash = q.is_cuda and q.dtype in fused.HALF and request.bias is None and request.softcap is None
     sizes = q.shape[2] == v.shape[2] and q.shape[2] <= fused.LARGEST_HEAD and q.shape[2] % 8 == 0
     by_band = exact_band(request.mask) is not None
     output, lse = (_flash if flash and sizes and by_band else _plain)(q, k, v, request)
-    if request.sink is not None:
-        output, lse = fused.scale_by_sink(output, lse, request.sink)
-    return contract.AttentionResult(output, lse if request.want.lse else None)
+    return fused.result_of(output, lse, request)
 
 
 def _flash(
-    q: Float[Tensor, "b h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g d"],
-    request: contract.Request,
-) -> tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]:
+    q: contract.Queries, k: contract.Keys, v: contract.Keys, request: contract.Request
+) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n h"]]:
     band, keys = exact_band(request.mask), request.keys
     assert band is not None
     before = -1 if band.before >= keys.longest - 1 else int(band.before)
+    packed = (q, k, v, request.queries.offsets, keys.offsets, 1, keys.longest)
     output, lse, *_ = torch.ops.aten._flash_attention_forward(
-        q,
-        k,
-        v,
-        request.queries.offsets,
-        keys.offsets,
-        1,
-        keys.longest,
+        *packed,
         0.0,
         False,
         False,
@@ -70,11 +57,8 @@ def _flash(
 
 
 def _plain(
-    q: Float[Tensor, "b h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: contract.Request,
-) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h"]]:
+    q: contract.Queries, k: contract.Keys, v: contract.Values, request: contract.Request
+) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "n h"]]:
     """By the formula: with one query per sequence the pattern is no larger than the keys."""
     batch, heads = q.shape[0], k.shape[1]
     query = rearrange(q, "b (g r) d -> b g r d", g=heads)
@@ -90,13 +74,10 @@ def _plain(
         row = torch.arange(batch, device=q.device)[:, None, None]
         head = torch.arange(q.shape[1], device=q.device)[:, None]
         scores = scores + request.bias.score(head, row, last[:, None], position)
-    scores = scores.masked_fill(~_visible(request, last, position)[:, None], -torch.inf)
+    visible = (position <= last) & request.mask.allows(last, position[None], last + 1)
+    scores = scores.masked_fill(~visible[:, None], -torch.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
     weights = rearrange(weights, "b (g r) s -> b g r s", g=heads)
     read = einsum(weights, value.float(), "b g r s, b s g e -> b g r e")
     return rearrange(read, "b g r e -> b (g r) e").to(q.dtype), lse
-
-
-def _visible(request: contract.Request, last: Tensor, position: Tensor) -> Bool[Tensor, "b s"]:
-    return (position <= last) & request.mask.allows(last, position[None], last + 1)

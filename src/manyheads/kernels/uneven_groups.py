@@ -8,17 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.kernels.contract import AttentionResult, Request
+from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, Values
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Request], AttentionResult]
 
 
 def attend_by_group(
-    attend: Kernel,
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
+    attend: Kernel, q: Queries, k: Keys, v: Values, request: Request
 ) -> AttentionResult:
     """One call of the kernel per group size; no key is repeated.
 
@@ -45,11 +41,7 @@ def attend_by_group(
 
 
 def attend_repeated(
-    attend: Kernel,
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g e"],
-    request: Request,
+    attend: Kernel, q: Queries, k: Keys, v: Values, request: Request
 ) -> AttentionResult:
     """One call, with a copy of the key for every query head: better where launches are slow."""
     groups = request.groups

@@ -3,9 +3,6 @@
 import math
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
 from manyheads.kernels import contract, fused
 from manyheads.parts.masks import exact_band
 
@@ -45,10 +42,7 @@ def _more_queries(request: contract.Request) -> bool:
 
 
 def attend(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "m g d"],
-    v: Float[Tensor, "m g d"],
-    request: contract.Request,
+    q: contract.Queries, k: contract.Keys, v: contract.Keys, request: contract.Request
 ) -> contract.AttentionResult:
     # Importing it loads the compiler, which takes seconds.
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
@@ -58,16 +52,12 @@ def attend(
     # Older versions of torch share key heads by default, newer ones have an argument.
     has_argument = "enable_gqa" in (varlen_attn.__kwdefaults__ or {})
     sharing: dict[str, Any] = {"enable_gqa": True} if has_argument else {}
-    longest = max(request.queries.longest, request.keys.longest)
+    queries, keys = request.queries, request.keys
+    packed = (q, k, v, queries.offsets, keys.offsets, queries.longest, keys.longest)
+    longest = max(queries.longest, keys.longest)
     before, after = (-1 if side >= longest - 1 else int(side) for side in (band.before, band.after))
     result = varlen_attn(
-        q,
-        k,
-        v,
-        request.queries.offsets,
-        request.keys.offsets,
-        request.queries.longest,
-        request.keys.longest,
+        *packed,
         return_aux=AuxRequest(lse=True),
         scale=request.scale,
         window_size=(before, after),
@@ -76,6 +66,4 @@ def attend(
     # Flash gives +inf for a row without visible keys.
     output, lse = result[0], result[1].T
     lse = lse.masked_fill(lse == math.inf, -math.inf)
-    if request.sink is not None:
-        output, lse = fused.scale_by_sink(output, lse, request.sink)
-    return contract.AttentionResult(output, lse if request.want.lse else None)
+    return fused.result_of(output, lse, request)

@@ -164,10 +164,7 @@ def _featurized_by_triton(
     lengths: Lengths,
     before: Float[Tensor, "b h"] | None,
 ) -> tuple[
-    Float[Tensor, "n h m"],
-    Float[Tensor, "n h m"],
-    Float[Tensor, "n h"],
-    Float[Tensor, "b h"],
+    Float[Tensor, "n h m"], Float[Tensor, "n h m"], Float[Tensor, "n h"], Float[Tensor, "b h"]
 ]:
     """The same for causal models by kernels, with features as precise as queries and keys are."""
     from manyheads.mixers.kernels.triton_features import features_of, key_peaks

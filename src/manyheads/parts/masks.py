@@ -27,10 +27,7 @@ class Mask(ABC):
 
     @abstractmethod
     def allows(
-        self,
-        query: Int[Tensor, "*#at"],
-        key: Int[Tensor, "*#at"],
-        length: Int[Tensor, "*#at"],
+        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
     ) -> Bool[Tensor, "*#at"]:
         """Whether each query sees each key, elementwise; `length` is the number of keys.
 

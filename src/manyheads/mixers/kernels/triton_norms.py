@@ -147,11 +147,7 @@ def _norm_back(
 class _GatedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        gate: Tensor | None,
-        weight: Tensor | None,
-        options: dict[str, Any],
+        ctx: Any, x: Tensor, gate: Tensor | None, weight: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
         x, gate = _rows_side_by_side(x), None if gate is None else _rows_side_by_side(gate)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -258,17 +258,7 @@ def _read_back(
             for back in range(stop - four):
                 token = stop - 1 - back
                 h_before = _walk(
-                    h_four,
-                    four,
-                    token,
-                    x_at,
-                    dt_at,
-                    B_at,
-                    A,
-                    channel,
-                    state,
-                    channels,
-                    states,
+                    h_four, four, token, x_at, dt_at, B_at, A, channel, state, channels, states
                 )
                 dt = _load(dt_at, token, channel, channels)
                 x = _load(x_at, token, channel, channels)
@@ -338,13 +328,7 @@ class _ChannelScan(torch.autograd.Function):
 
 
 def _joined(
-    h_local: Tensor,
-    dt_sum: Tensor,
-    A: Tensor,
-    h0: Tensor,
-    chunks: ChunkLayout,
-    *,
-    reverse: bool,
+    h_local: Tensor, dt_sum: Tensor, A: Tensor, h0: Tensor, chunks: ChunkLayout, *, reverse: bool
 ) -> tuple[Tensor, Tensor]:
     """`h` and `ht`; with `reverse` their gradients, given that of the state after each sequence."""
     blocks, shape = _blocks(A)

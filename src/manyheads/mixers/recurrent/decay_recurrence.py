@@ -181,9 +181,7 @@ def recur_one_token(
 
 
 def decay_pattern(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    log_decay: Float[Tensor, "n h"] | None,
+    q: Float[Tensor, "n h d"], k: Float[Tensor, "n h d"], log_decay: Float[Tensor, "n h"] | None
 ) -> Float[Tensor, "h n n"]:
     """The weight of every key in the output of every query of one sequence."""
     products = torch.einsum("nhd,mhd->hnm", q.float(), k.float())

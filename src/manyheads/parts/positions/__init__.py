@@ -1,12 +1,6 @@
 """Position schemes, one per file."""
 
-from manyheads.parts.positions.absolute import (
-    Axial,
-    Learned,
-    LearnedGrid,
-    NoPosition,
-    Sinusoidal,
-)
+from manyheads.parts.positions.absolute import Axial, Learned, LearnedGrid, NoPosition, Sinusoidal
 from manyheads.parts.positions.alibi import Alibi
 from manyheads.parts.positions.disentangled import Disentangled
 from manyheads.parts.positions.relative import Shaw, T5Buckets

@@ -12,6 +12,10 @@ from torch import Tensor
 from manyheads.annotations import NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 
+# Positions or lengths that broadcast, and whether queries see keys there.
+At = Int[Tensor, "*#at"]
+Sees = Bool[Tensor, "*#at"]
+
 
 @dataclass(frozen=True, slots=True)
 class Band:
@@ -26,18 +30,16 @@ class Mask(ABC):
     """A rule over the positions of one sequence; two sequences never see each other."""
 
     @abstractmethod
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         """Whether each query sees each key, elementwise; `length` is the number of keys.
 
         The three broadcast, and the result has their common shape even if a rule ignores one.
         """
 
     @property
-    @abstractmethod
     def reach(self) -> Band:
         """No key outside this band is ever seen."""
+        return Band(math.inf, math.inf)
 
     @property
     def fills_reach(self) -> bool:
@@ -65,19 +67,11 @@ class Mask(ABC):
 class Full(Mask):
     """Every query sees every key: encoders, and cross-attention to another sequence."""
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    fills_reach = True
+
+    def allows(self, query: At, key: At, length: At) -> Sees:
         # No key is negative, but a query is if the memory is shorter than the queries.
         return (key >= 0) | (query >= 0) | (length >= 0)
-
-    @property
-    def reach(self) -> Band:
-        return Band(math.inf, math.inf)
-
-    @property
-    def fills_reach(self) -> bool:
-        return True
 
 
 @check_fields
@@ -85,18 +79,14 @@ class Full(Mask):
 class Causal(Mask):
     """Each query sees itself and what came before."""
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    fills_reach = True
+
+    def allows(self, query: At, key: At, length: At) -> Sees:
         return (key <= query) & (length >= 0)
 
     @property
     def reach(self) -> Band:
         return Band(math.inf, 0)
-
-    @property
-    def fills_reach(self) -> bool:
-        return True
 
 
 @check_fields
@@ -108,22 +98,18 @@ class Window(Mask):
     Band(before=64, after=64)
     """
 
+    fills_reach = True
+
     before: NonNegativeInt
     after: NonNegativeInt = 0
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         inside = (key >= query - self.before) & (key <= query + self.after)
         return inside & (length >= 0)
 
     @property
     def reach(self) -> Band:
         return Band(self.before, self.after)
-
-    @property
-    def fills_reach(self) -> bool:
-        return True
 
 
 @check_fields
@@ -133,9 +119,7 @@ class Prefix(Mask):
 
     length: NonNegativeInt
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         return ((key <= query) | (key < self.length)) & (length >= 0)
 
     @property
@@ -154,9 +138,7 @@ class GlobalTokens(Mask):
 
     positions: tuple[int, ...] = (0,)
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         seen = (query < 0) & (key < 0) & (length < 0)
         for position in self.positions:
             token = position if position >= 0 else length + position
@@ -166,10 +148,6 @@ class GlobalTokens(Mask):
     @property
     def independent_of_length(self) -> bool:
         return all(position >= 0 for position in self.positions)
-
-    @property
-    def reach(self) -> Band:
-        return Band(math.inf, math.inf)
 
 
 @check_fields
@@ -181,9 +159,7 @@ class Blocks(Mask):
     before: NonNegativeInt = 1
     after: NonNegativeInt = 1
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         ahead = _floor_divide(key, self.size) - _floor_divide(query, self.size)
         return (ahead >= -self.before) & (ahead <= self.after) & (length >= 0)
 
@@ -201,13 +177,13 @@ class RandomBlocks(Mask):
     the draws never coincide and depend only on the seed and the length of the sequence.
     """
 
+    independent_of_length = False
+
     size: PositiveInt
     count: PositiveInt = 3
     seed: int = 0
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         blocks = _floor_divide(length + self.size - 1, self.size)
         own, other = _floor_divide(query, self.size), _floor_divide(key, self.size)
         seen = (query < 0) & (key < 0) & (length < 0)
@@ -219,14 +195,6 @@ class RandomBlocks(Mask):
             drawn = low + _scramble(own, draw, self.seed) % (high - low).clamp(min=1)
             seen = seen | ((other == drawn) & (high > low))
         return seen
-
-    @property
-    def independent_of_length(self) -> bool:
-        return False
-
-    @property
-    def reach(self) -> Band:
-        return Band(math.inf, math.inf)
 
 
 def _floor_divide(value: Int[Tensor, "*at"], by: int) -> Int[Tensor, "*at"]:
@@ -243,20 +211,21 @@ def _scramble(block: Int[Tensor, "*at"], draw: int, seed: int) -> Int[Tensor, "*
 
 
 @dataclass(frozen=True, slots=True)
-class And(Mask):
-    """What both masks allow."""
-
+class _Pair(Mask):
     first: Mask
     second: Mask
-
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
-        return self.first.allows(query, key, length) & self.second.allows(query, key, length)
 
     @property
     def independent_of_length(self) -> bool:
         return self.first.independent_of_length and self.second.independent_of_length
+
+
+@dataclass(frozen=True, slots=True)
+class And(_Pair):
+    """What both masks allow."""
+
+    def allows(self, query: At, key: At, length: At) -> Sees:
+        return self.first.allows(query, key, length) & self.second.allows(query, key, length)
 
     @property
     def reach(self) -> Band:
@@ -269,20 +238,11 @@ class And(Mask):
 
 
 @dataclass(frozen=True, slots=True)
-class Or(Mask):
+class Or(_Pair):
     """What either mask allows."""
 
-    first: Mask
-    second: Mask
-
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         return self.first.allows(query, key, length) | self.second.allows(query, key, length)
-
-    @property
-    def independent_of_length(self) -> bool:
-        return self.first.independent_of_length and self.second.independent_of_length
 
     @property
     def reach(self) -> Band:
@@ -307,7 +267,7 @@ class MaskBySequence(Mask):
     def of_sequence(self, sequence: int) -> Mask:
         return self.each[sequence]
 
-    def allows(self, *_: Int[Tensor, "*#at"]) -> Bool[Tensor, "*#at"]:
+    def allows(self, *_: At) -> Sees:
         raise AssertionError("ask the mask of a sequence")
 
     @property
@@ -320,21 +280,13 @@ class MaskBySequence(Mask):
 class TensorMask(Mask):
     """A tensor that says which keys each query sees; the last query is at the last key."""
 
+    independent_of_length = False
+
     visible: Bool[Tensor, "t s"]
 
-    def allows(
-        self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"], length: Int[Tensor, "*#at"]
-    ) -> Bool[Tensor, "*#at"]:
+    def allows(self, query: At, key: At, length: At) -> Sees:
         queries, keys = self.visible.shape
         return self.visible[query - (keys - queries), key] & (length >= 0)
-
-    @property
-    def independent_of_length(self) -> bool:
-        return False
-
-    @property
-    def reach(self) -> Band:
-        return Band(math.inf, math.inf)
 
 
 Simple = Literal["all", "causal", "other"]

@@ -11,6 +11,10 @@ from torch import Tensor
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 
+# Heads, rows of queries and positions, elementwise, and the scores there.
+At = Int[Tensor, "*#at"]
+Scores = Float[Tensor, "*#at"]
+
 
 @check_fields
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,5 @@ class AlibiBias:
         """The bias of these heads only."""
         return AlibiBias(torch.cat([self.slopes[span] for span in spans]))
 
-    def score(
-        self,
-        head: Int[Tensor, "*#at"],
-        row: Int[Tensor, "*#at"],  # noqa: ARG002, one signature for all biases
-        query: Int[Tensor, "*#at"],
-        key: Int[Tensor, "*#at"],
-    ) -> Float[Tensor, "*#at"]:
+    def score(self, head: At, row: At, query: At, key: At) -> Scores:  # noqa: ARG002
         return -self.slopes[head] * (query - key).abs()

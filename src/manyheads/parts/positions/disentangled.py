@@ -13,6 +13,7 @@ from manyheads.annotations import DropoutRate
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.parts.norms import LayerNorm, Norm, make_norm
+from manyheads.parts.positions.alibi import At, Scores
 from manyheads.ragged import Lengths
 
 
@@ -172,13 +173,7 @@ class DisentangledBias:
         far = self.index.shape[0] // 2
         return self.index[far - distance.clamp(-far, far)]
 
-    def score(
-        self,
-        head: Int[Tensor, "*#at"],
-        row: Int[Tensor, "*#at"],
-        query: Int[Tensor, "*#at"],
-        key: Int[Tensor, "*#at"],
-    ) -> Float[Tensor, "*#at"]:
+    def score(self, head: At, row: At, query: At, key: At) -> Scores:
         column = self.column(key - query)
         if self.by_key is None:
             assert self.by_query is not None

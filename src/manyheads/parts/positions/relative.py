@@ -12,6 +12,7 @@ from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.parts.positions import alibi, disentangled
+from manyheads.parts.positions.alibi import At, Scores
 
 
 @check_fields
@@ -82,13 +83,7 @@ class BucketBias:
         """The bias of these heads only."""
         return BucketBias(self.config, torch.cat([self.table[:, span] for span in spans], dim=1))
 
-    def score(
-        self,
-        head: Int[Tensor, "*#at"],
-        row: Int[Tensor, "*#at"],  # noqa: ARG002, one signature for all biases
-        query: Int[Tensor, "*#at"],
-        key: Int[Tensor, "*#at"],
-    ) -> Float[Tensor, "*#at"]:
+    def score(self, head: At, row: At, query: At, key: At) -> Scores:  # noqa: ARG002
         return self.table[self.config.bucket(key - query), head]
 
 
@@ -139,17 +134,11 @@ class ShawBias:
         products = torch.cat([self.products[:, span] for span in spans], dim=1)
         return ShawBias(self.reach, products, self.values)
 
-    def distance(self, query: Int[Tensor, "*#at"], key: Int[Tensor, "*#at"]) -> Int[Tensor, "*#at"]:
+    def distance(self, query: At, key: At) -> At:
         """The index of the distance between query and key, in 0 to 2 * reach."""
         return (key - query).clamp(-self.reach, self.reach) + self.reach
 
-    def score(
-        self,
-        head: Int[Tensor, "*#at"],
-        row: Int[Tensor, "*#at"],
-        query: Int[Tensor, "*#at"],
-        key: Int[Tensor, "*#at"],
-    ) -> Float[Tensor, "*#at"]:
+    def score(self, head: At, row: At, query: At, key: At) -> Scores:
         return self.products[row, head, self.distance(query, key)]
 
 
@@ -173,13 +162,7 @@ class DenseBias:
         values = torch.cat([self.values[:, span] for span in spans], dim=1)
         return DenseBias(values, self.sequence, self.position)
 
-    def score(
-        self,
-        head: Int[Tensor, "*#at"],
-        row: Int[Tensor, "*#at"],
-        query: Int[Tensor, "*#at"],  # noqa: ARG002, one signature for all biases
-        key: Int[Tensor, "*#at"],
-    ) -> Float[Tensor, "*#at"]:
+    def score(self, head: At, row: At, query: At, key: At) -> Scores:  # noqa: ARG002
         batch, heads = self.values.shape[:2]
         return self.values[
             self.sequence[row] % batch, head % heads, self.position[row], key

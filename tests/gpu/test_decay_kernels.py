@@ -104,7 +104,7 @@ def test_states_are_joined_over_many_chunks(decays: bool, device: str) -> None:
     for by_triton in (True, False):
         learned = [each.to(device).requires_grad_() for each in inputs]
         if by_triton:
-            result = joined_states(*learned, chunks.counts, decays=decays)
+            result = joined_states(*learned, chunks.counts, decays)
         else:
             result = _join_states(*learned, chunks)
         wanted = learned if decays else [learned[0], learned[2]]

@@ -61,8 +61,9 @@ def in_chunks(
     chunks = [slice(start, min(start + step, total)) for start in range(0, total, step)]
     if not recompute:
         return [function(rows) for rows in chunks]
-    options = {"use_reentrant": False, "preserve_rng_state": rng}
-    return [checkpoint(function, rows, **options) for rows in chunks]
+    return [
+        checkpoint(function, rows, use_reentrant=False, preserve_rng_state=rng) for rows in chunks
+    ]
 
 
 def scores(q: Queries, k: Keys, request: Request) -> Patterns:

@@ -23,6 +23,15 @@ EPS = 1e-6
 # Tokens over which the largest is taken one by one.
 RUN = 64
 
+# Of n tokens: h heads with d channels of queries and keys; m features of each head.
+Keys = Float[Tensor, "n h d"]
+Values = Float[Tensor, "n h e"]
+Directions = Float[Tensor, "h m d"]
+Features = Float[Tensor, "n h m"]
+# A number per token and head, or per text and head.
+PerToken = Float[Tensor, "n h"]
+PerText = Float[Tensor, "b h"]
+
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +52,7 @@ class PerformerLayer(HeadMixer):
 
     carries_state = True
 
-    features: Float[Tensor, "h m d"]
+    features: Directions
 
     def __init__(self, config: Performer) -> None:
         super().__init__(config)
@@ -75,7 +84,7 @@ class PerformerLayer(HeadMixer):
 
 def orthogonal_features(
     heads: int, features: int, size: int, generator: torch.Generator | None = None
-) -> Float[Tensor, "h m d"]:
+) -> Directions:
     """Directions that are orthogonal within every `size` of them, as long as Gaussian vectors."""
     blocks = -(-features // size)
     square = torch.randn(heads, blocks, size, size, generator=generator)
@@ -87,14 +96,8 @@ def orthogonal_features(
 
 
 def naive_performer(
-    query: Float[Tensor, "n h d"],
-    key: Float[Tensor, "n h d"],
-    value: Float[Tensor, "n h e"],
-    features: Float[Tensor, "h m d"],
-    lengths: Lengths,
-    *,
-    causal: bool,
-) -> Float[Tensor, "n h e"]:
+    query: Keys, key: Keys, value: Values, features: Directions, lengths: Lengths, *, causal: bool
+) -> Values:
     """o_i = sum_j f(q_i) f(k_j) v_j / sum_j f(q_i) f(k_j), token by token: the oracle of the tests.
 
     f(x) = exp(w x - |x|^2 / 2), with x times d^-1/4; it overflows where scores are large.
@@ -114,20 +117,15 @@ def naive_performer(
 
 @without_autocast
 def featurized(
-    query: Float[Tensor, "n h d"],
-    key: Float[Tensor, "n h d"],
-    features: Float[Tensor, "h m d"],
+    query: Keys,
+    key: Keys,
+    features: Directions,
     lengths: Lengths,
-    before: Float[Tensor, "b h"] | None = None,
+    before: PerText | None = None,
     *,
     causal: bool,
     by_triton: bool | None = None,
-) -> tuple[
-    Float[Tensor, "n h m"],
-    Float[Tensor, "n h m"],
-    Float[Tensor, "n h"] | None,
-    Float[Tensor, "b h"],
-]:
+) -> tuple[Features, Features, PerToken | None, PerText]:
     """The features of queries and keys, divided by the largest so that none overflows.
 
     A factor on a query changes nothing, so that each has its own. Keys of a text share theirs. A
@@ -136,8 +134,14 @@ def featurized(
     """
     if by_triton is None:
         by_triton = suits_kernels(query, max(features.shape[1:]))
+    decay: PerToken | None
     if by_triton and causal:
-        return _featurized_by_triton(query, key, features, lengths, before)
+        # The features are as precise as queries and keys are.
+        from manyheads.mixers.kernels.triton_features import features_of, key_peaks
+
+        top, decay, largest = _running_largest(key_peaks(key, features), lengths, before)
+        f_query = features_of(query, features, None, EPS)
+        return f_query, features_of(key, features, top, EPS), decay, largest
     scale = query.shape[-1] ** -0.25
     of_query, of_key = (
         torch.einsum("nhd,hmd->nhm", x.float() * scale, features.float()) for x in (query, key)
@@ -157,26 +161,9 @@ def featurized(
     return f_query, f_key, decay, largest
 
 
-def _featurized_by_triton(
-    query: Float[Tensor, "n h d"],
-    key: Float[Tensor, "n h d"],
-    features: Float[Tensor, "h m d"],
-    lengths: Lengths,
-    before: Float[Tensor, "b h"] | None,
-) -> tuple[
-    Float[Tensor, "n h m"], Float[Tensor, "n h m"], Float[Tensor, "n h"], Float[Tensor, "b h"]
-]:
-    """The same for causal models by kernels, with features as precise as queries and keys are."""
-    from manyheads.mixers.kernels.triton_features import features_of, key_peaks
-
-    top, decay, largest = _running_largest(key_peaks(key, features), lengths, before)
-    f_query = features_of(query, features, None, EPS)
-    return f_query, features_of(key, features, top, EPS), decay, largest
-
-
 def _running_largest(
-    peaks: Float[Tensor, "n h"], lengths: Lengths, before: Float[Tensor, "b h"] | None
-) -> tuple[Float[Tensor, "n h"], Float[Tensor, "n h"], Float[Tensor, "b h"]]:
+    peaks: PerToken, lengths: Lengths, before: PerText | None
+) -> tuple[PerToken, PerToken, PerText]:
     """The largest so far of each text, how much is left at every token of what was scaled by the
     one before, as a logarithm, and the largest at the end."""
     if before is None:
@@ -192,7 +179,7 @@ def _running_largest(
     return top, decay, before.index_copy(0, present, top[ends])
 
 
-def _running_maximum(x: Float[Tensor, "n h"], lengths: Lengths) -> Float[Tensor, "n h"]:
+def _running_maximum(x: PerToken, lengths: Lengths) -> PerToken:
     """The largest so far of each text: within chunks, then over chunks in the same way."""
     chunks = ChunkLayout.of(lengths, min(RUN, lengths.longest))
     empty = chunks.token_of_slot == lengths.total
@@ -206,11 +193,7 @@ def _running_maximum(x: Float[Tensor, "n h"], lengths: Lengths) -> Float[Tensor,
 
 @torch.no_grad()
 def softmax_error(
-    query: Float[Tensor, "n h d"],
-    key: Float[Tensor, "n h d"],
-    features: Float[Tensor, "h m d"],
-    *,
-    causal: bool = True,
+    query: Keys, key: Keys, features: Directions, *, causal: bool = True
 ) -> Float[Tensor, "h n"]:
     """How much of the softmax weights of one text the estimate moves: 0 none, 1 all of them.
 

@@ -12,13 +12,13 @@ one for that of the tokens, which adds up those of the sums that each token is p
 stores its share of the gradients of weight and bias; torch adds the shares in a fixed order.
 """
 
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -245,7 +245,7 @@ def _tokens_back(
 
 
 class _Convolution(torch.autograd.Function):
-    """The outputs of all tokens."""
+    """The outputs of all tokens, in the precision of `x`; `before` gets no gradient."""
 
     @staticmethod
     def forward(
@@ -341,12 +341,4 @@ def _token_gradient(d_sums: Tensor, weight: Tensor, lengths: Lengths) -> Tensor:
     return d_x
 
 
-def convolve(
-    x: Float[Tensor, "n c"],
-    weight: Float[Tensor, "c size"],
-    bias: Float[Tensor, " c"] | None,
-    before: Float[Tensor, "b k c"] | None,
-    lengths: Lengths,
-) -> Float[Tensor, "n c"]:
-    """The outputs of all tokens, in the precision of `x`; `before` gets no gradient."""
-    return _Convolution.apply(x, weight, bias, before, lengths)
+convolve: Callable[..., Tensor] = _Convolution.apply

@@ -13,6 +13,7 @@ log decay of each token, `g_cumsum` its sum from the start of the chunk up to an
 `d_x` is the gradient of `x`. The loop over tokens is `naive_decay_recurrence`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -252,18 +253,12 @@ class _ChunkStates(torch.autograd.Function):
     def forward(
         ctx: Any, k: Tensor, v: Tensor, g: Tensor | None, chunks: ChunkLayout, precision: str
     ) -> tuple[Tensor, Tensor]:
-        k, v = side_by_side(k), side_by_side(v)
+        k, v, g = side_by_side(k), side_by_side(v), None if g is None else g.contiguous()
         heads, d, e = v.shape[1], k.shape[2], v.shape[2]
         kv = v.new_empty(chunks.counts.total, heads, d, e, dtype=torch.float32)
         g_chunk = kv.new_empty(kv.shape[:2])
-        g = None if g is None else g.contiguous()
-        filler = v if g is None else g
-        strides = (k.stride(0), v.stride(0))
-        _launch(
-            _add,
-            (k, v, filler, chunks.starts, chunks.ends, kv, g_chunk, *strides),
-            (k, v, g, chunks, precision),
-        )
+        tensors = (k, v, g, chunks.starts, chunks.ends, kv, g_chunk)
+        _launch(_add, tensors, (k, v), g, chunks, precision)
         ctx.save_for_backward(k, v, g)
         ctx.chunks, ctx.precision = chunks, precision
         return kv, g_chunk
@@ -276,14 +271,9 @@ class _ChunkStates(torch.autograd.Function):
         d_k = v.new_empty(len(k), heads, k.shape[2], dtype=torch.float32)
         d_v = torch.empty_like(v, memory_format=torch.contiguous_format)
         d_g = None if g is None else torch.empty_like(g, dtype=torch.float32)
-        fillers = [v if tensor is None else tensor for tensor in (g, d_g)]
         places = (chunks.starts, chunks.ends, d_kv.contiguous(), d_g_chunk.contiguous())
-        strides = (k.stride(0), v.stride(0))
-        _launch(
-            _add_back,
-            (k, v, fillers[0], *places, d_k, d_v, fillers[1], *strides),
-            (k, v, g, chunks, ctx.precision),
-        )
+        tensors = (k, v, g, *places, d_k, d_v, d_g)
+        _launch(_add_back, tensors, (k, v), g, chunks, ctx.precision)
         return _by_group(d_k, k), d_v, _like(d_g, g), None, None
 
 
@@ -304,13 +294,8 @@ class _ChunkOutputs(torch.autograd.Function):
         q, k, v, h = side_by_side(q), side_by_side(k), side_by_side(v), h.contiguous()
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         g = None if g is None else g.contiguous()
-        filler = v if g is None else g
-        strides = (q.stride(0), k.stride(0), v.stride(0))
-        _launch(
-            _read,
-            (q, k, v, filler, h, chunks.starts, chunks.ends, o, *strides),
-            (k, v, g, chunks, precision),
-        )
+        tensors = (q, k, v, g, h, chunks.starts, chunks.ends, o)
+        _launch(_read, tensors, (q, k, v), g, chunks, precision)
         ctx.save_for_backward(q, k, v, g, h)
         ctx.chunks, ctx.precision = chunks, precision
         return o
@@ -324,31 +309,30 @@ class _ChunkOutputs(torch.autograd.Function):
         d_v = torch.empty_like(v, memory_format=torch.contiguous_format)
         d_h = torch.empty_like(h)
         d_g = None if g is None else torch.empty_like(g, dtype=torch.float32)
-        fillers = [v if tensor is None else tensor for tensor in (g, d_g)]
         places = (h, chunks.starts, chunks.ends, d_o.contiguous())
-        strides = (q.stride(0), k.stride(0), v.stride(0))
-        _launch(
-            _read_back,
-            (q, k, v, fillers[0], *places, d_q, d_k, d_v, fillers[1], d_h, *strides),
-            (k, v, g, chunks, ctx.precision),
-        )
+        tensors = (q, k, v, g, *places, d_q, d_k, d_v, d_g, d_h)
+        _launch(_read_back, tensors, (q, k, v), g, chunks, ctx.precision)
         groups = (_by_group(d_q, q), _by_group(d_k, k))
         return *groups, d_v, _like(d_g, g), d_h, None, None
 
 
 def _launch(
     kernel: Any,
-    tensors: tuple[Any, ...],
-    about: tuple[Tensor, Tensor, Tensor | None, ChunkLayout, str],
+    tensors: tuple[Tensor | None, ...],
+    strided: tuple[Tensor, ...],
+    g: Tensor | None,
+    chunks: ChunkLayout,
+    precision: str,
 ) -> None:
-    k, v, g, chunks, precision = about
+    """Run a kernel for every chunk and head; the last two of `strided` are keys and values."""
+    *_, k, v = strided
     (groups, d), (heads, e) = k.shape[1:], v.shape[1:]
+    sizes = (*(x.stride(0) for x in strided), d, e, heads, heads // groups)
+    # In place of a missing decay there is a pointer that is never read.
+    pointers = (v if tensor is None else tensor for tensor in tensors)
     kernel[(chunks.counts.total, heads)](
-        *tensors,
-        d,
-        e,
-        heads,
-        heads // groups,
+        *pointers,
+        *sizes,
         DECAYS=g is not None,
         CHUNK=chunks.size,
         D=max(16, triton.next_power_of_2(d)),
@@ -377,21 +361,5 @@ def _like(gradient: Tensor | None, x: Tensor | None) -> Tensor | None:
     return None if gradient is None or x is None else gradient.to(x.dtype)
 
 
-def chunk_states(
-    k: Tensor, v: Tensor, g: Tensor | None, chunks: ChunkLayout, precision: str
-) -> tuple[Tensor, Tensor]:
-    """What each chunk adds to the state, and how it decays what was there before."""
-    return _ChunkStates.apply(k, v, g, chunks, precision)
-
-
-def chunk_outputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    h: Tensor,
-    chunks: ChunkLayout,
-    precision: str,
-) -> Tensor:
-    """The outputs of all tokens, given the state before each chunk."""
-    return _ChunkOutputs.apply(q, k, v, g, h, chunks, precision)
+chunk_states: Callable[..., tuple[Tensor, Tensor]] = _ChunkStates.apply
+chunk_outputs: Callable[..., Tensor] = _ChunkOutputs.apply

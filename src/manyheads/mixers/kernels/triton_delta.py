@@ -20,6 +20,7 @@ the products of one head of one chunk, key by key, so that exp never sees a posi
     products_ij = sum_d q_id k_jd exp(g_cumsum_id - g_cumsum_jd)        for j <= i
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -132,7 +133,10 @@ def _products_back(
 
 
 class _DecayedProducts(torch.autograd.Function):
-    """Products of keys and queries with earlier keys of their chunk, decayed per channel."""
+    """Products of keys, then of queries, with earlier keys of their chunk; 0 with later ones.
+
+    `g_cumsum` is the log decay of every channel from the start of the chunk up to each token.
+    """
 
     @staticmethod
     def forward(ctx: Any, key: Tensor, query: Tensor, g_cumsum: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,6 +156,9 @@ class _DecayedProducts(torch.autograd.Function):
         return d_key, d_query, d_g_cumsum
 
 
+decayed_products: Callable[..., tuple[Tensor, Tensor]] = _DecayedProducts.apply
+
+
 def _launch_products(kernel: Any, tensors: tuple[Tensor, ...]) -> None:
     """Run a kernel for every chunk and head; the first of the tensors is their keys."""
     chunks, heads, size, d = tensors[0].shape
@@ -164,14 +171,6 @@ def _launch_products(kernel: Any, tensors: tuple[Tensor, ...]) -> None:
         num_warps=4,
         num_stages=1,
     )
-
-
-def decayed_products(key: Tensor, query: Tensor, g_cumsum: Tensor) -> tuple[Tensor, Tensor]:
-    """Products of keys, then of queries, with earlier keys of their chunk; 0 with later ones.
-
-    `g_cumsum` is the log decay of every channel from the start of the chunk up to each token.
-    """
-    return _DecayedProducts.apply(key, query, g_cumsum)
 
 
 @triton.jit
@@ -254,11 +253,8 @@ def _walk_back(
     d_state = tl.load(d_ht_at + own + in_state, mask=state_valid, other=0.0)
     for index in range(count):
         of_head = (start + count - 1 - index) * heads + head
-        key_start, value_start, state_start = (
-            of_head * size * d,
-            of_head * size * e,
-            of_head * d * e,
-        )
+        key_start, value_start = of_head * size * d, of_head * size * e
+        state_start = of_head * d * e
         w = tl.load(w_at + key_start + in_turned, mask=turned_valid, other=0.0)
         k_decayed = tl.load(k_decayed_at + key_start + in_key, mask=key_valid, other=0.0)
         d_v_new = tl.load(d_v_new_at + value_start + in_value, mask=value_valid, other=0.0)
@@ -273,7 +269,10 @@ def _walk_back(
 
 
 class _Walk(torch.autograd.Function):
-    """The state before each chunk, what each chunk writes, and the state after each sequence."""
+    """The state before each chunk, what each chunk writes, and the state after each sequence.
+
+    These are `h`, `v_new` and `ht`; `counts` is the number of chunks of each sequence.
+    """
 
     @staticmethod
     def forward(
@@ -286,8 +285,7 @@ class _Walk(torch.autograd.Function):
         counts: Lengths,
         precision: str,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        u, h0 = u.contiguous(), h0.contiguous()
-        w, k_decayed, g_chunk = w.contiguous(), k_decayed.contiguous(), g_chunk.contiguous()
+        u, w, k_decayed, g_chunk, h0 = (x.contiguous() for x in (u, w, k_decayed, g_chunk, h0))
         h = h0.new_empty(len(u), *h0.shape[1:])
         v_new, ht = torch.empty_like(u), torch.empty_like(h0)
         inputs = (u, w, k_decayed, g_chunk, h0, counts.offsets)
@@ -332,17 +330,4 @@ def _launch(
     )
 
 
-def walk_over_chunks(
-    u: Tensor,
-    w: Tensor,
-    k_decayed: Tensor,
-    g_chunk: Tensor,
-    h0: Tensor,
-    counts: Lengths,
-    precision: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The state before each chunk, what each chunk writes, and the state after each sequence.
-
-    These are `h`, `v_new` and `ht`; `counts` is the number of chunks of each sequence.
-    """
-    return _Walk.apply(u, w, k_decayed, g_chunk, h0, counts, precision)
+walk_over_chunks: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Walk.apply

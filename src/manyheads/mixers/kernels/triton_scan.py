@@ -14,6 +14,7 @@ Only the states before each chunk are stored for gradients, those within a chunk
 Sums over programs are made by torch, in the same order each time.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -281,7 +282,10 @@ def _read_back(
 
 
 class _ChannelScan(torch.autograd.Function):
-    """The output of every channel in float32, and the states after each sequence."""
+    """The output of every channel in float32, and the states after each sequence.
+
+    `chunks` has `CHUNK` tokens per chunk, and at least one token in all.
+    """
 
     @staticmethod
     def forward(
@@ -346,11 +350,4 @@ def _blocks(A: Tensor) -> tuple[int, dict[str, int]]:
     return triton.cdiv(A.shape[0], block), sizes
 
 
-def scan_by_triton(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h0: Tensor, chunks: ChunkLayout
-) -> tuple[Tensor, Tensor]:
-    """The output of every channel in float32, and the states after each sequence.
-
-    `chunks` has `CHUNK` tokens per chunk, and at least one token in all.
-    """
-    return _ChannelScan.apply(x, dt, A, B, C, h0, chunks)
+scan_by_triton: Callable[..., tuple[Tensor, Tensor]] = _ChannelScan.apply

@@ -13,6 +13,7 @@ sequences are walked twice: once for what every such group adds as a whole, then
 themselves have been joined in the same way, for the state before each of their chunks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -116,7 +117,10 @@ def _walk_back(
 
 
 class _JoinedStates(torch.autograd.Function):
-    """The state before each chunk and after each sequence."""
+    """The state before each chunk and after each sequence.
+
+    `counts` is the number of chunks of each sequence. Without `decays`, `g_chunk` has no gradient.
+    """
 
     @staticmethod
     def forward(
@@ -235,11 +239,4 @@ def _walk_groups_back(
     return d_kv, None if parts is None else parts.sum(-1), d_h0, g_group
 
 
-def joined_states(
-    kv: Tensor, g_chunk: Tensor, h0: Tensor, counts: Lengths, *, decays: bool
-) -> tuple[Tensor, Tensor]:
-    """The state before each chunk and after each sequence.
-
-    `counts` is the number of chunks of each sequence. Without `decays`, `g_chunk` has no gradient.
-    """
-    return _JoinedStates.apply(kv, g_chunk, h0, counts, decays)
+joined_states: Callable[..., tuple[Tensor, Tensor]] = _JoinedStates.apply

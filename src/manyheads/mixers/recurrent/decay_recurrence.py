@@ -28,6 +28,14 @@ FAN = 4
 # Channels of a key or a value that the kernels take.
 LARGEST_OF_TRITON = 128
 
+# Of n tokens: values of h heads, of which some may share one of g keys; b states.
+Keys = Float[Tensor, "n g d"]
+Values = Float[Tensor, "n h e"]
+LogDecay = Float[Tensor, "n h"] | None
+States = Float[Tensor, "b h d e"]
+# The outputs of all tokens, and the state after each sequence.
+Result = tuple[Values, States]
+
 
 def suits_kernels(x: Tensor, largest: int) -> bool:
     """Whether kernels compute with heads of so many channels.
@@ -38,13 +46,8 @@ def suits_kernels(x: Tensor, largest: int) -> bool:
 
 
 def naive_decay_recurrence(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    v: Float[Tensor, "n h e"],
-    log_decay: Float[Tensor, "n h"] | None,
-    lengths: Lengths,
-    state: Float[Tensor, "b h d e"],
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    q: Keys, k: Keys, v: Values, log_decay: LogDecay, lengths: Lengths, state: States
+) -> Result:
     """The formula token by token: the oracle of the tests."""
     outputs, states = torch.zeros_like(v), []
     for h, tokens in zip(state, lengths.slices(), strict=True):
@@ -58,13 +61,8 @@ def naive_decay_recurrence(
 
 
 def run_decay_recurrence(
-    q: Float[Tensor, "n g d"],
-    k: Float[Tensor, "n g d"],
-    v: Float[Tensor, "n h e"],
-    log_decay: Float[Tensor, "n h"] | None,
-    lengths: Lengths,
-    state: Float[Tensor, "b h d e"] | None,
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    q: Keys, k: Keys, v: Values, log_decay: LogDecay, lengths: Lengths, state: States | None
+) -> Result:
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is None or lengths.longest != 1 or not lengths.uniform:
         return recur_in_chunks(q, k, v, log_decay, lengths, state)
@@ -75,16 +73,16 @@ def run_decay_recurrence(
 
 @without_autocast
 def recur_in_chunks(
-    q: Float[Tensor, "n g d"],
-    k: Float[Tensor, "n g d"],
-    v: Float[Tensor, "n h e"],
-    log_decay: Float[Tensor, "n h"] | None,
+    q: Keys,
+    k: Keys,
+    v: Values,
+    log_decay: LogDecay,
     lengths: Lengths,
-    state: Float[Tensor, "b h d e"] | None = None,
+    state: States | None = None,
     *,
     chunk: int | None = None,
     by_triton: bool | None = None,
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+) -> Result:
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
     Neighboring heads may share queries and keys: decays are applied to values and outputs, so
@@ -101,7 +99,14 @@ def recur_in_chunks(
     if not lengths.total:
         return v, h0
     if by_triton:
-        return _recur_by_triton(q, k, v, log_decay, chunks, h0)
+        # These keep what a chunk computes inside the chip.
+        from manyheads.mixers.kernels.triton_decay import chunk_outputs, chunk_states
+        from manyheads.mixers.kernels.triton_states import joined_states
+
+        precision = triton_precision(q)
+        kv, g_chunk = chunk_states(k, v, log_decay, chunks, precision)
+        h, ht = joined_states(kv, g_chunk, h0, chunks.counts, log_decay is not None)
+        return chunk_outputs(q, k, v, log_decay, h, chunks, precision), ht
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
     scores = query @ key.transpose(2, 3)
     if log_decay is None:
@@ -121,30 +126,9 @@ def recur_in_chunks(
     return chunks.join(output.transpose(1, 2)).to(v.dtype), ht
 
 
-def _recur_by_triton(
-    q: Float[Tensor, "n g d"],
-    k: Float[Tensor, "n g d"],
-    v: Float[Tensor, "n h e"],
-    log_decay: Float[Tensor, "n h"] | None,
-    chunks: ChunkLayout,
-    h0: Float[Tensor, "b h d e"],
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
-    """The same by kernels that keep what a chunk computes inside the chip."""
-    from manyheads.mixers.kernels.triton_decay import chunk_outputs, chunk_states
-    from manyheads.mixers.kernels.triton_states import joined_states
-
-    precision = triton_precision(q)
-    kv, g_chunk = chunk_states(k, v, log_decay, chunks, precision)
-    h, ht = joined_states(kv, g_chunk, h0, chunks.counts, decays=log_decay is not None)
-    return chunk_outputs(q, k, v, log_decay, h, chunks, precision), ht
-
-
 def _join_states(
-    kv: Float[Tensor, "c h d e"],
-    g_chunk: Float[Tensor, "c h"],
-    h0: Float[Tensor, "b h d e"],
-    chunks: ChunkLayout,
-) -> tuple[Float[Tensor, "c h d e"], Float[Tensor, "b h d e"]]:
+    kv: Float[Tensor, "c h d e"], g_chunk: Float[Tensor, "c h"], h0: States, chunks: ChunkLayout
+) -> tuple[Float[Tensor, "c h d e"], States]:
     """The state before each chunk and after each sequence."""
     first = chunks.first_of_sequence
     h0_present = h0[chunks.sequence_of_first]
@@ -165,13 +149,7 @@ def _product_by_group(
     return (left @ wide).unflatten(3, (-1, size)).transpose(2, 3).flatten(1, 2)
 
 
-def recur_one_token(
-    q: Float[Tensor, "b h d"],
-    k: Float[Tensor, "b h d"],
-    v: Float[Tensor, "b h e"],
-    log_decay: Float[Tensor, "b h"] | None,
-    state: Float[Tensor, "b h d e"],
-) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h d e"]]:
+def recur_one_token(q: Keys, k: Keys, v: Values, log_decay: LogDecay, state: States) -> Result:
     """One more token of each sequence: its output and the new state."""
     if log_decay is not None:
         state = state * log_decay.float().exp()[..., None, None]
@@ -180,9 +158,7 @@ def recur_one_token(
     return output.to(v.dtype), state
 
 
-def decay_pattern(
-    q: Float[Tensor, "n h d"], k: Float[Tensor, "n h d"], log_decay: Float[Tensor, "n h"] | None
-) -> Float[Tensor, "h n n"]:
+def decay_pattern(q: Keys, k: Keys, log_decay: LogDecay) -> Float[Tensor, "h n n"]:
     """The weight of every key in the output of every query of one sequence."""
     products = torch.einsum("nhd,mhd->hnm", q.float(), k.float())
     g_cumsum = q.new_zeros(q.shape[:2]) if log_decay is None else log_decay

@@ -38,18 +38,19 @@ LARGEST_FLA_KEY = 256
 # Channels of a key that our own kernels can take; a value may have any number.
 LARGEST_TRITON_KEY = 128
 
+# Of n tokens: h heads with d channels of keys and e of values; a state for each of b sequences.
+Keys = Float[Tensor, "n h d"]
+Values = Float[Tensor, "n h e"]
+Rates = Float[Tensor, "n h"]
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
+States = Float[Tensor, "b h d e"]
+# The outputs of all tokens, and the state after each sequence.
+Result = tuple[Values, States]
 
 
 def naive_delta_rule(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    v: Float[Tensor, "n h e"],
-    beta: Float[Tensor, "n h"],
-    log_decay: Decay,
-    lengths: Lengths,
-    state: Float[Tensor, "b h d e"],
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    q: Keys, k: Keys, v: Values, beta: Rates, log_decay: Decay, lengths: Lengths, state: States
+) -> Result:
     """The formulas token by token: the oracle of the tests."""
     outputs, states = torch.zeros_like(v), []
     decay = log_decay.exp() if log_decay.ndim == 3 else log_decay.exp().unsqueeze(-1)
@@ -64,14 +65,14 @@ def naive_delta_rule(
 
 
 def run_delta_rule(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    v: Float[Tensor, "n h e"],
-    beta: Float[Tensor, "n h"],
+    q: Keys,
+    k: Keys,
+    v: Values,
+    beta: Rates,
     log_decay: Decay,
     lengths: Lengths,
-    state: Float[Tensor, "b h d e"] | None,
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    state: States | None,
+) -> Result:
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is not None and lengths.longest == 1 and lengths.uniform:
         return delta_one_token(q, k, v, beta, log_decay, state)
@@ -81,14 +82,14 @@ def run_delta_rule(
 
 
 def delta_by_fla(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    v: Float[Tensor, "n h e"],
-    beta: Float[Tensor, "n h"],
+    q: Keys,
+    k: Keys,
+    v: Values,
+    beta: Rates,
     log_decay: Decay,
     lengths: Lengths,
-    state: Float[Tensor, "b h d e"] | None = None,
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+    state: States | None = None,
+) -> Result:
     """The same as `delta_in_chunks` by the Triton kernels of fla-core, the extra `fla`."""
     if log_decay.ndim == 3:
         from fla.ops.kda import chunk_kda as rule
@@ -135,17 +136,17 @@ def fla_has_gradients(log_decay: Tensor) -> bool:
 
 @without_autocast
 def delta_in_chunks(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    v: Float[Tensor, "n h e"],
-    beta: Float[Tensor, "n h"],
+    q: Keys,
+    k: Keys,
+    v: Values,
+    beta: Rates,
     log_decay: Decay,
     lengths: Lengths,
-    state: Float[Tensor, "b h d e"] | None = None,
+    state: States | None = None,
     *,
     chunk: int | None = None,
     by_triton: bool | None = None,
-) -> tuple[Float[Tensor, "n h e"], Float[Tensor, "b h d e"]]:
+) -> Result:
     """The outputs, and the state after each sequence, in float32 as the state itself.
 
     What a chunk writes depends on the state before it, so chunks run one after another; all that
@@ -160,9 +161,15 @@ def delta_in_chunks(
     h0 = h0 if state is None else state.float()
     if not lengths.total:
         return v, h0
-    parts = _prepare_chunks(q, k, v, beta, log_decay, chunks, by_triton=by_triton)
+    parts = _prepare_chunks(q, k, v, beta, log_decay, chunks, by_triton)
     if by_triton:
-        output, ht = _walk_by_triton(parts, h0, chunks, triton_precision(q))
+        from manyheads.mixers.kernels.triton_delta import walk_over_chunks
+
+        # All outputs are read at once when the kernel has walked over the chunks.
+        g_chunk = parts.g_chunk.squeeze(2).expand(-1, -1, q.shape[2])
+        inputs = (parts.u, parts.w, parts.k_decayed, g_chunk, h0)
+        h, v_new, ht = walk_over_chunks(*inputs, chunks.counts, triton_precision(q))
+        output = parts.q_decayed @ h + parts.weights @ v_new
     else:
         output, ht = _walk(parts, h0, chunks)
     return chunks.join(output.transpose(1, 2)).to(v.dtype), ht
@@ -180,14 +187,7 @@ class _ChunkParts(NamedTuple):
 
 
 def _prepare_chunks(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    v: Float[Tensor, "n h e"],
-    beta: Float[Tensor, "n h"],
-    log_decay: Decay,
-    chunks: ChunkLayout,
-    *,
-    by_triton: bool,
+    q: Keys, k: Keys, v: Values, beta: Rates, log_decay: Decay, chunks: ChunkLayout, by_triton: bool
 ) -> _ChunkParts:
     """All that does not depend on the state, for all chunks at once."""
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
@@ -212,8 +212,8 @@ def _prepare_chunks(
 
 
 def _walk(
-    parts: _ChunkParts, h0: Float[Tensor, "b h d e"], chunks: ChunkLayout
-) -> tuple[Float[Tensor, "c h s e"], Float[Tensor, "b h d e"]]:
+    parts: _ChunkParts, h0: States, chunks: ChunkLayout
+) -> tuple[Float[Tensor, "c h s e"], States]:
     """The outputs of every chunk and the state after each sequence, one chunk after another."""
     # One product reads the state, one reads and keeps what the chunk writes.
     reading = torch.cat([parts.w, parts.q_decayed], dim=2)
@@ -223,50 +223,28 @@ def _walk(
     ht = h0
     for number in range(chunks.counts.longest):
         active = [index for index, count in enumerate(chunks.counts.each) if count > number]
-        start = chunks.counts.starts[active[0]] + number
-        now: Any = slice(start, start + 1)
+        places = [chunks.counts.starts[index] + number for index in active]
+        now: Any = slice(places[0], places[0] + 1)
         sequences: Any = slice(active[0], active[0] + 1)
         if len(active) > 1:
-            now = torch.tensor([chunks.counts.starts[index] + number for index in active])
-            now, sequences = now.to(device), torch.tensor(active, device=device)
+            now, sequences = (torch.tensor(rows, device=device) for rows in (places, active))
         h = ht[sequences]
         correction, earlier = (reading[now] @ h).split(size, dim=2)
         update = writing[now] @ (u[now] - correction)
         outputs.append(earlier + update[:, :, :size])
         after = torch.addcmul(update[:, :, size:], h, decay[now])
-        if len(active) == chunks.counts.count:
-            ht = after
-        else:
-            index = torch.tensor(active, device=device)
-            ht = ht.index_copy(0, index, after)
-        order += [chunks.counts.starts[index] + number for index in active]
+        every = len(active) == chunks.counts.count
+        ht = after if every else ht.index_copy(0, torch.tensor(active, device=device), after)
+        order += places
     output = torch.cat(outputs)
     if chunks.counts.count > 1:
         output = output[torch.tensor(order, device=device).argsort()]
     return output, ht
 
 
-def _walk_by_triton(
-    parts: _ChunkParts, h0: Float[Tensor, "b h d e"], chunks: ChunkLayout, precision: str
-) -> tuple[Float[Tensor, "c h s e"], Float[Tensor, "b h d e"]]:
-    """The same by a kernel that walks over the chunks; all outputs are then read at once."""
-    from manyheads.mixers.kernels.triton_delta import walk_over_chunks
-
-    g_chunk = parts.g_chunk.squeeze(2).expand(-1, -1, h0.shape[2])
-    h, v_new, ht = walk_over_chunks(
-        parts.u, parts.w, parts.k_decayed, g_chunk, h0, chunks.counts, precision
-    )
-    return parts.q_decayed @ h + parts.weights @ v_new, ht
-
-
 def delta_one_token(
-    q: Float[Tensor, "b h d"],
-    k: Float[Tensor, "b h d"],
-    v: Float[Tensor, "b h e"],
-    beta: Float[Tensor, "b h"],
-    log_decay: Decay,
-    state: Float[Tensor, "b h d e"],
-) -> tuple[Float[Tensor, "b h e"], Float[Tensor, "b h d e"]]:
+    q: Keys, k: Keys, v: Values, beta: Rates, log_decay: Decay, state: States
+) -> Result:
     """One more token of each sequence: its output and the new state."""
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
     state = state * decay.float().exp().unsqueeze(-1)
@@ -276,12 +254,7 @@ def delta_one_token(
     return (query @ state).squeeze(-2).to(v.dtype), state
 
 
-def delta_pattern(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "n h d"],
-    beta: Float[Tensor, "n h"],
-    log_decay: Decay,
-) -> Float[Tensor, "h n n"]:
+def delta_pattern(q: Keys, k: Keys, beta: Rates, log_decay: Decay) -> Float[Tensor, "h n n"]:
     """The weight of every value in the output of every query of one sequence."""
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
     query, key = (x.float().transpose(0, 1) for x in (q, k))

@@ -15,13 +15,14 @@ from manyheads.ragged import Lengths
 # Tokens that a loop visits one by one, in all groups at once.
 GROUP = 16
 
+# The states of n tokens, and those after each of b sequences.
+States = Float[Tensor, "n *states"]
+Ends = Float[Tensor, "b *states"]
+
 
 def naive_diagonal_scan(
-    decay: Float[Tensor, "n *states"],
-    added: Float[Tensor, "n *states"],
-    lengths: Lengths,
-    state: Float[Tensor, "b *states"],
-) -> tuple[Float[Tensor, "n *states"], Float[Tensor, "b *states"]]:
+    decay: States, added: States, lengths: Lengths, state: Ends
+) -> tuple[States, Ends]:
     """The formula token by token: the oracle of the tests."""
     states, ends = torch.zeros_like(added), []
     for h, tokens in zip(state, lengths.slices(), strict=True):
@@ -33,11 +34,8 @@ def naive_diagonal_scan(
 
 
 def diagonal_scan(
-    decay: Float[Tensor, "n *states"],
-    added: Float[Tensor, "n *states"],
-    lengths: Lengths,
-    state: Float[Tensor, "b *states"] | None = None,
-) -> tuple[Float[Tensor, "n *states"], Float[Tensor, "b *states"]]:
+    decay: States, added: States, lengths: Lengths, state: Ends | None = None
+) -> tuple[States, Ends]:
     """The state after every token, and after every sequence."""
     h0 = added.new_zeros(lengths.count, *added.shape[1:]) if state is None else state
     if not lengths.total:
@@ -52,9 +50,7 @@ def diagonal_scan(
     return states, h0.index_copy(0, sequences, states[ends])
 
 
-def _scan(
-    decay: Float[Tensor, "n *states"], added: Float[Tensor, "n *states"], lengths: Lengths
-) -> Float[Tensor, "n *states"]:
+def _scan(decay: States, added: States, lengths: Lengths) -> States:
     """Groups of tokens side by side, then the groups as if each were a token.
 
     Only products of decays are formed, never their inverses, so that nothing overflows.

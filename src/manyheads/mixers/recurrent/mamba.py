@@ -14,17 +14,15 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.devices import runs_triton, without_autocast
+from manyheads.kernels.reference import in_chunks
 from manyheads.mixers.mixer import Mixer, MixerSettings, state_of
-from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
+from manyheads.mixers.recurrent import chunk_layout, short_convolution, time_step
 from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan, naive_diagonal_scan
-from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import WatchContext
 
@@ -34,6 +32,14 @@ BLOCK = {"cpu": 2**20, "cuda": 2**27}
 WALKED = 16
 # States per channel that the kernels take.
 LARGEST_OF_TRITON = 64
+
+# Of n tokens: c channels, each with s states; a state for each of b sequences.
+Channels = Float[Tensor, "n c"]
+Rates = Float[Tensor, "c s"]
+Mixing = Float[Tensor, "n s"]
+States = Float[Tensor, "b c s"]
+# The outputs of all tokens, and the states after each sequence.
+Scanned = tuple[Channels, States]
 
 
 @check_fields
@@ -66,10 +72,12 @@ class MambaLayer(Mixer):
         inner, rank = config.inner, config.dt_rank
         self.sizes = (rank, config.state_size, config.state_size)
         self.project = nn.Linear(config.width, 2 * inner, bias=config.bias)
-        self.convolution = ShortConvolution(inner, config.convolution, bias=config.convolution_bias)
+        self.convolution = short_convolution.ShortConvolution(
+            inner, config.convolution, bias=config.convolution_bias
+        )
         self.x_proj = nn.Linear(inner, sum(self.sizes), bias=False)
         self.dt_weight = nn.Parameter(torch.empty(inner, rank).uniform_(-1, 1) * rank**-0.5)
-        self.dt_bias = nn.Parameter(draw_dt_bias(inner))
+        self.dt_bias = nn.Parameter(time_step.draw_dt_bias(inner))
         rates = torch.arange(1.0, config.state_size + 1).log()
         self.A_log = nn.Parameter(rates.repeat(inner, 1))
         self.D = nn.Parameter(torch.ones(inner))
@@ -98,14 +106,8 @@ class MambaLayer(Mixer):
 
 
 def naive_selective_scan(
-    x: Float[Tensor, "n c"],
-    dt: Float[Tensor, "n c"],
-    A: Float[Tensor, "c s"],
-    B: Float[Tensor, "n s"],
-    C: Float[Tensor, "n s"],
-    lengths: Lengths,
-    state: Float[Tensor, "b c s"],
-) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    x: Channels, dt: Channels, A: Rates, B: Mixing, C: Mixing, lengths: Lengths, state: States
+) -> Scanned:
     """The formula token by token, without D: the oracle of the tests."""
     decay = (dt.unsqueeze(-1) * A).exp()
     added = (dt * x).unsqueeze(-1) * B.unsqueeze(1)
@@ -115,16 +117,16 @@ def naive_selective_scan(
 
 @without_autocast
 def scan_channels(
-    x: Float[Tensor, "n c"],
-    dt: Float[Tensor, "n c"],
-    A: Float[Tensor, "c s"],
-    B: Float[Tensor, "n s"],
-    C: Float[Tensor, "n s"],
+    x: Channels,
+    dt: Channels,
+    A: Rates,
+    B: Mixing,
+    C: Mixing,
     lengths: Lengths,
-    state: Float[Tensor, "b c s"] | None = None,
+    state: States | None = None,
     *,
     by_triton: bool | None = None,
-) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+) -> Scanned:
     """The output of every channel, and the states after each sequence, in the dtype of `dt`.
 
     All states of all tokens would need `s` times the memory of the outputs, so that some channels
@@ -138,7 +140,7 @@ def scan_channels(
         from manyheads.mixers.kernels.triton_scan import CHUNK, scan_by_triton
 
         h0 = dt.new_zeros(lengths.count, *A.shape) if state is None else state
-        return scan_by_triton(x, dt, A, B, C, h0, ChunkLayout.of(lengths, CHUNK))
+        return scan_by_triton(x, dt, A, B, C, h0, chunk_layout.ChunkLayout.of(lengths, CHUNK))
     x, B, C = x.to(dt.dtype), B.to(dt.dtype), C.to(dt.dtype)
     inputs = (x, dt, A, B, C)
     grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
@@ -148,29 +150,25 @@ def scan_channels(
     block = max(1, limit // max(1, x.shape[0] * A.shape[1]))
     if block >= x.shape[1]:
         return _scan_block(x, dt, A, B, C, lengths, state)
-    outputs, states = [], []
-    for start in range(0, x.shape[1], block):
-        part = slice(start, start + block)
+
+    def scan_some(part: slice) -> Scanned:
         of_state = None if state is None else state[:, part]
-        of_block = (x[:, part], dt[:, part], A[part], B, C, lengths, of_state)
-        if grad:
-            output, after = checkpoint(_scan_block, *of_block, use_reentrant=False)
-        else:
-            output, after = _scan_block(*of_block)
-        outputs.append(output)
-        states.append(after)
+        return _scan_block(x[:, part], dt[:, part], A[part], B, C, lengths, of_state)
+
+    pieces = in_chunks(scan_some, x.shape[1], block, recompute=grad)
+    outputs, states = zip(*pieces, strict=True)
     return torch.cat(outputs, 1), torch.cat(states, 1)
 
 
 def _scan_block(
-    x: Float[Tensor, "n c"],
-    dt: Float[Tensor, "n c"],
-    A: Float[Tensor, "c s"],
-    B: Float[Tensor, "n s"],
-    C: Float[Tensor, "n s"],
+    x: Channels,
+    dt: Channels,
+    A: Rates,
+    B: Mixing,
+    C: Mixing,
     lengths: Lengths,
-    state: Float[Tensor, "b c s"] | None,
-) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    state: States | None,
+) -> Scanned:
     decay = (dt.unsqueeze(-1) * A).exp()
     added = (dt * x).unsqueeze(-1) * B.unsqueeze(1)
     states, after = diagonal_scan(decay, added, lengths, state)
@@ -178,14 +176,14 @@ def _scan_block(
 
 
 def _walk(
-    x: Float[Tensor, "n c"],
-    dt: Float[Tensor, "n c"],
-    A: Float[Tensor, "c s"],
-    B: Float[Tensor, "n s"],
-    C: Float[Tensor, "n s"],
+    x: Channels,
+    dt: Channels,
+    A: Rates,
+    B: Mixing,
+    C: Mixing,
     lengths: Lengths,
-    state: Float[Tensor, "b c s"] | None,
-) -> tuple[Float[Tensor, "n c"], Float[Tensor, "b c s"]]:
+    state: States | None,
+) -> Scanned:
     """Token by token, which is fastest on a CPU: the states of a token stay in its caches."""
     after = x.new_zeros(lengths.count, *A.shape) if state is None else state.clone()
     outputs = torch.empty_like(x)

@@ -12,9 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.mixers.recurrent.delta_recurrence import CHUNK, Decay, delta_in_chunks
+from manyheads.mixers.recurrent.delta_recurrence import CHUNK, Decay, Rates, delta_in_chunks
 from manyheads.ragged import Lengths
 from manyheads.taps import Patterns, Tap, WatchContext
+
+# A vector per token and head, and the weights of t queries of a text on its tokens.
+Vectors = Float[Tensor, "n h d"]
+Weights = Float[Tensor, "h t s"]
 
 
 class HeadWeights(Patterns):
@@ -23,12 +27,15 @@ class HeadWeights(Patterns):
     def __init__(self, lengths: Lengths, heads: int, *, causal: bool = True) -> None:
         self.lengths, self.heads, self.causal = lengths, heads, causal
 
-    @abstractmethod
-    def rows(
-        self, sequence: int, rows: range, heads: range | None = None
-    ) -> Float[Tensor, "h t s"]:
+    def rows(self, sequence: int, rows: range, heads: range | None = None) -> Weights:
         """The weights of some queries of a sequence on its tokens up to the last of them, or on
         all its tokens where a query sees later ones."""
+        heads = range(self.heads) if heads is None else heads
+        return self.weigh(sequence, rows, slice(heads.start, heads.stop))
+
+    @abstractmethod
+    def weigh(self, sequence: int, rows: range, heads: slice) -> Weights:
+        """The same for the heads of a slice."""
 
     @property
     def each(self) -> tuple[Float[Tensor, "h _ _"], ...]:
@@ -37,10 +44,10 @@ class HeadWeights(Patterns):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def of(self, sequence: int) -> Float[Tensor, "h t s"]:
+    def of(self, sequence: int) -> Weights:
         return self.rows(sequence, range(self.lengths.each[sequence]))
 
-    def shares(self, sequence: int) -> Float[Tensor, "h t s"]:
+    def shares(self, sequence: int) -> Weights:
         sizes = self.of(sequence).abs()
         return sizes / sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
 
@@ -64,8 +71,8 @@ class DecayWeights(HeadWeights):
 
     def __init__(
         self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
+        query: Vectors,
+        key: Vectors,
         log_decay: Float[Tensor, "n h"] | None,
         lengths: Lengths,
         *,
@@ -76,17 +83,13 @@ class DecayWeights(HeadWeights):
         self.query, self.key, self.log_decay = query, key, log_decay
         self.normalized = normalized
 
-    def rows(
-        self, sequence: int, rows: range, heads: range | None = None
-    ) -> Float[Tensor, "h t s"]:
-        heads = range(self.heads) if heads is None else heads
-        chosen = slice(heads.start, heads.stop)
+    def weigh(self, sequence: int, rows: range, heads: slice) -> Weights:
         keys = range(rows.stop if self.causal else self.lengths.each[sequence])
-        query = self.query[self._tokens(sequence, rows), chosen].float().transpose(0, 1)
-        key = self.key[self._tokens(sequence, keys), chosen].float().transpose(0, 1)
+        query = self.query[self._tokens(sequence, rows), heads].float().transpose(0, 1)
+        key = self.key[self._tokens(sequence, keys), heads].float().transpose(0, 1)
         weights = query @ key.transpose(1, 2)
         if self.log_decay is not None:
-            decay = self.log_decay[self._tokens(sequence, keys), chosen].T
+            decay = self.log_decay[self._tokens(sequence, keys), heads].T
             # Counted from the first of the rows, which keeps what is near exact in float32.
             g_cumsum = decay.double().cumsum(-1)
             g_cumsum = (g_cumsum - g_cumsum[:, rows.start : rows.start + 1]).float()
@@ -116,45 +119,33 @@ class DeltaWeights(HeadWeights):
     """The matrix that maps values to outputs under the delta rule: (I - b k k^T) unrolled."""
 
     def __init__(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        beta: Float[Tensor, "n h"],
-        log_decay: Decay,
-        lengths: Lengths,
+        self, query: Vectors, key: Vectors, beta: Rates, log_decay: Decay, lengths: Lengths
     ) -> None:
         super().__init__(lengths, query.shape[1])
         self.query, self.key, self.beta, self.log_decay = query, key, beta, log_decay
         self._chunks: tuple[int, _DeltaChunks] | None = None
 
-    def rows(
-        self, sequence: int, rows: range, heads: range | None = None
-    ) -> Float[Tensor, "h t s"]:
-        heads = range(self.heads) if heads is None else heads
-        chosen = slice(heads.start, heads.stop)
-        weights = self.query.new_zeros(len(heads), len(rows), rows.stop, dtype=torch.float32)
-        chunks = self._chunks_of(sequence)
-        state = weights.new_zeros(len(heads), 0, self.query.shape[2])
+    def weigh(self, sequence: int, rows: range, heads: slice) -> Weights:
+        # The chunks of the last sequence are remembered.
+        if self._chunks is None or self._chunks[0] != sequence:
+            self._chunks = sequence, self._cut(self._tokens(sequence))
+        count, chunks = heads.stop - heads.start, self._chunks[1]
+        weights = self.query.new_zeros(count, len(rows), rows.stop, dtype=torch.float32)
+        state = weights.new_zeros(count, 0, self.query.shape[2])
         # From the last tokens to the first: the rows of a chunk join those of the chunks after it.
         for number in reversed(range(-(-rows.stop // CHUNK))):
             start, stop = number * CHUNK, min((number + 1) * CHUNK, rows.stop)
             after = max(stop - rows.start, 0)
-            later = state @ chunks.written[number, chosen]
+            later = state @ chunks.written[number, heads]
             weights[:, after:, start:stop] = later[..., : stop - start]
-            state = state @ chunks.carried[number, chosen]
+            state = state @ chunks.carried[number, heads]
             if after:
                 first = max(start, rows.start)
-                inside = chunks.own[first:stop, chosen, : stop - start].transpose(0, 1)
+                inside = chunks.own[first:stop, heads, : stop - start].transpose(0, 1)
                 weights[:, first - rows.start : after, start:stop] = inside
-                reads = chunks.reads[first:stop, chosen].transpose(0, 1)
+                reads = chunks.reads[first:stop, heads].transpose(0, 1)
                 state = torch.cat([reads, state], dim=1)
         return weights
-
-    def _chunks_of(self, sequence: int) -> _DeltaChunks:
-        """The chunks of a sequence; those of the last one that was asked for are kept."""
-        if self._chunks is None or self._chunks[0] != sequence:
-            self._chunks = sequence, self._cut(self._tokens(sequence))
-        return self._chunks[1]
 
     def _cut(self, tokens: slice) -> _DeltaChunks:
         """Run the recurrence in every chunk on its own, with one channel of the values for each of
@@ -164,15 +155,9 @@ class DeltaWeights(HeadWeights):
         sizes = [min(CHUNK, total - start) for start in range(0, total, CHUNK)]
         token = torch.eye(CHUNK + size, device=device)[torch.arange(total, device=device) % CHUNK]
         state = torch.eye(CHUNK + size, device=device)[CHUNK:].expand(len(sizes), heads, -1, -1)
-        outputs, after = delta_in_chunks(
-            query,
-            self.key[tokens],
-            token.unsqueeze(1).expand(-1, heads, -1),
-            self.beta[tokens],
-            self.log_decay[tokens],
-            Lengths.of(sizes, device),
-            state,
-        )
+        key, beta, decay = self.key[tokens], self.beta[tokens], self.log_decay[tokens]
+        value, lengths = token.unsqueeze(1).expand(-1, heads, -1), Lengths.of(sizes, device)
+        outputs, after = delta_in_chunks(query, key, value, beta, decay, lengths, state)
         own, reads = outputs.split([CHUNK, size], dim=-1)
         return _DeltaChunks(own, reads, *after.split([CHUNK, size], dim=-1))
 

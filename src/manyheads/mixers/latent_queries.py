@@ -9,10 +9,8 @@ from torch import nn
 from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.kernels.choose import attend
-from manyheads.kernels.contract import Request
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed, by_head, split_heads
-from manyheads.mixers.sparse.key_lists import FULL, OUTPUT_ALONE
+from manyheads.mixers.sparse.key_lists import attend_masked
 from manyheads.ragged import Lengths, Ragged
 
 
@@ -52,14 +50,9 @@ class LatentQueriesLayer(HeadMixer):
         config, count = self.config, x.lengths.count
         latents = Lengths.of([config.latents] * count, x.values.device)
         asking = by_head(self.ask(self.latents), config.heads).repeat(count, 1, 1)
-        answers = attend(asking, key, value, _request(latents, x.lengths, config)).output
+        answers = attend_masked(asking, key, value, (latents, x.lengths))
         # As in the Set Transformer, each latent adds what it read to itself.
         states = self.latents.repeat(count, 1) + self.gather(answers.flatten(1))
         states = F.layer_norm(states, (config.width,))
         keys, values = split_heads(self.tell(states), config.heads, 2)
-        return attend(query, keys, values, _request(x.lengths, latents, config)).output, None
-
-
-def _request(queries: Lengths, keys: Lengths, config: LatentQueries) -> Request:
-    scale = config.size**-0.5
-    return Request(queries=queries, keys=keys, mask=FULL, scale=scale, want=OUTPUT_ALONE)
+        return attend_masked(query, keys, values, (x.lengths, latents)), None

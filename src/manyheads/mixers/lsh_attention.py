@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.utils.checkpoint import checkpoint
 
 from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
+from manyheads.kernels.reference import in_chunks
 from manyheads.mixers import growing_cache, mixer
 from manyheads.mixers.sparse.key_lists import ListedWeights
 from manyheads.ragged import Lengths, Ragged
@@ -27,6 +26,14 @@ EPS = 1e-6
 LARGEST = 2**24
 # Layouts of texts, and rotations of layers.
 REMEMBERED = 16
+
+# A vector per token and head, of the new tokens or of all; by head, with one for empty slots.
+Vectors = Float[Tensor, "n h d"]
+AllVectors = Float[Tensor, "m h d"]
+ByHead = Float[Tensor, "h m d"]
+# Lists of queries, and for each list the tokens that its queries may see.
+Asking = Int[Tensor, "h x t"]
+Listed = Int[Tensor, "h x s"]
 
 
 @check_fields
@@ -113,12 +120,12 @@ class LshAttentionLayer(mixer.HeadMixer):
 
     def _mix(
         self,
-        query: Float[Tensor, "m h d"],
-        value: Float[Tensor, "m h d"],
+        query: AllVectors,
+        value: AllVectors,
         chunks: "SortedChunks",
         lengths: Lengths,
         new: Lengths,
-    ) -> Float[Tensor, "n h d"]:
+    ) -> Vectors:
         """The outputs of the last, new tokens of every text."""
         config = self.config
         ends = lengths.offsets[1:].long()[new.sequence_of_token]
@@ -137,36 +144,27 @@ class LshAttentionLayer(mixer.HeadMixer):
         return mixed.transpose(0, 1).to(value.dtype)
 
     def _attend(
-        self,
-        query: Float[Tensor, "m h d"],
-        value: Float[Tensor, "m h d"],
-        listed: tuple[Int[Tensor, "h x t"], Int[Tensor, "h x s"]],
-        lengths: Lengths,
+        self, query: AllVectors, value: AllVectors, listed: tuple[Asking, Listed], lengths: Lengths
     ) -> tuple[Float[Tensor, "h x t d"], Float[Tensor, "h x t"]]:
         """Lists of queries, each with its list of keys: their outputs and log-sum-exps."""
         # An empty slot is token number m.
-        tensors = tuple(
-            _with_empty(part).transpose(0, 1)
-            for part in (query.float(), _keys(query), value.float())
-        )
-        attend = partial(
-            _attend_lists,
-            places=F.pad(lengths.positions, (0, 1), value=-1),
-            causal=self.config.causal,
-            dropout=self.config.dropout if self.training else 0.0,
-        )
+        parts = (query.float(), _keys(query), value.float())
+        queries, keys, values = (_with_empty(part).transpose(0, 1) for part in parts)
+        places = F.pad(lengths.positions, (0, 1), value=-1)
+        dropout = self.config.dropout if self.training else 0.0
+
+        def attend(lists: slice) -> tuple[Float[Tensor, "h x t d"], Float[Tensor, "h x t"]]:
+            asking, visible = (tokens[:, lists] for tokens in listed)
+            scores = _scores(queries, keys, asking, visible, places, causal=self.config.causal)
+            lse = scores.logsumexp(-1)
+            weights = F.dropout((scores - lse.unsqueeze(-1)).exp(), dropout)
+            return weights @ _take(values, visible), lse
+
         count = listed[0].shape[1]
         step = max(1, LARGEST // (listed[0][:, 0].numel() * listed[1].shape[2]))
-        outputs = []
+        # Recomputed in the backward pass, so that the scores are not stored.
         grad = torch.is_grad_enabled() and step < count
-        for start, stop in pairwise((*range(0, count, step), count)):
-            part = [tokens[:, start:stop] for tokens in listed]
-            # Recomputed in the backward pass, so that the scores are not stored.
-            outputs.append(
-                checkpoint(attend, *tensors, *part, use_reentrant=False)
-                if grad
-                else attend(*tensors, *part)
-            )
+        outputs = in_chunks(attend, count, step, recompute=grad)
         mixed, lse = (torch.cat(pieces, 1) for pieces in zip(*outputs, strict=True))
         return mixed, lse
 
@@ -225,7 +223,7 @@ class SortedChunks:
     @torch.no_grad()
     @_disable_dynamo  # torch.compiler.disable without loading the compiler
     def of(
-        cls, query: Float[Tensor, "n h d"], lengths: Lengths, config: LshAttention, seed: int
+        cls, query: Vectors, lengths: Lengths, config: LshAttention, seed: int
     ) -> "SortedChunks":
         rounds, total = config.rounds, lengths.total
         layout = _slot_layout(lengths.each, query.device, config)
@@ -259,7 +257,7 @@ class SortedChunks:
 
 
 def hash_tokens(
-    query: Float[Tensor, "n h d"], lengths: Lengths, config: LshAttention, seed: int
+    query: Vectors, lengths: Lengths, config: LshAttention, seed: int
 ) -> Int[Tensor, "h r n"]:
     """The bucket of every token in every round."""
     wide = query.detach().float()
@@ -295,35 +293,18 @@ def _rotations(
         return torch.randn(shape, generator=generator).to(device)
 
 
-def _keys(query: Float[Tensor, "n h d"]) -> Float[Tensor, "n h d"]:
+def _keys(query: Vectors) -> Vectors:
     """The queries, made equally long, and scaled as scores are."""
     wide = query.float()
     unit = wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt()
     return unit * query.shape[-1] ** -0.5
 
 
-def _attend_lists(
-    query: Float[Tensor, "h m d"],
-    key: Float[Tensor, "h m d"],
-    value: Float[Tensor, "h m e"],
-    asking: Int[Tensor, "h x t"],
-    listed: Int[Tensor, "h x s"],
-    *,
-    places: Int[Tensor, " m"],
-    causal: bool,
-    dropout: float,
-) -> tuple[Float[Tensor, "h x t e"], Float[Tensor, "h x t"]]:
-    scores = _scores(query, key, asking, listed, places, causal=causal)
-    lse = scores.logsumexp(-1)
-    weights = F.dropout((scores - lse.unsqueeze(-1)).exp(), dropout)
-    return weights @ _take(value, listed), lse
-
-
 def _scores(
-    query: Float[Tensor, "h m d"],
-    key: Float[Tensor, "h m d"],
-    asking: Int[Tensor, "h x t"],
-    listed: Int[Tensor, "h x s"],
+    query: ByHead,
+    key: ByHead,
+    asking: Asking,
+    listed: Listed,
     places: Int[Tensor, " m"],
     *,
     causal: bool,
@@ -337,7 +318,7 @@ def _scores(
     return scores.masked_fill(asking.unsqueeze(-1) == listed.unsqueeze(-2), ITSELF)
 
 
-def _take(x: Float[Tensor, "h m d"], tokens: Int[Tensor, "h x s"]) -> Float[Tensor, "h x s d"]:
+def _take(x: ByHead, tokens: Listed) -> Float[Tensor, "h x s d"]:
     """The vectors of listed tokens; the last of every head stands for empty slots.
 
     An embedding: its gradient is fast also where many lists name a token, and leaves out `empty`.
@@ -358,7 +339,7 @@ def _round_weights(
 
 
 def _pattern_rows(
-    query: Float[Tensor, "n h d"],
+    query: Vectors,
     chunks: SortedChunks,
     lengths: Lengths,
     config: LshAttention,
@@ -394,9 +375,7 @@ def _with_empty(x: Float[Tensor, "n *rest"]) -> Float[Tensor, "m *rest"]:
 
 
 @torch.no_grad()
-def missed_mass(
-    query: Float[Tensor, "n h d"], config: LshAttention, seed: int = 0
-) -> Float[Tensor, "h n"]:
+def missed_mass(query: Vectors, config: LshAttention, seed: int = 0) -> Float[Tensor, "h n"]:
     """The share of the softmax weights of one text on keys that a query sees in no round.
 
     The softmax is that of the same queries and keys over all tokens but itself.

@@ -11,16 +11,15 @@ from manyheads.annotations import NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
-from manyheads.kernels.choose import attend
-from manyheads.kernels.contract import Request
 from manyheads.mixers.growing_cache import continue_texts, padded_texts
+from manyheads.mixers.head_weights import Weights
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.sparse import key_lists
 from manyheads.parts import experts, masks
-from manyheads.ragged import Lengths, Ragged
+from manyheads.ragged import Ragged
 
 # Named, because torch.compile cannot trace a dataclass that is made inside the graph.
-CAUSAL, FULL = masks.Causal(), masks.Full()
+CAUSAL = masks.Causal()
 
 
 @check_fields
@@ -68,18 +67,18 @@ class MixtureOfHeadsLayer(HeadMixer):
         if cache is not None:
             (keys, values), lengths = continue_texts((key, value), x.lengths, cache.state or ())
             cache.keep(*padded_texts((keys, values), lengths))
-        request = Request(
-            queries=x.lengths,
-            keys=lengths,
-            mask=CAUSAL if config.causal else FULL,
-            scale=config.size**-0.5,
-            want=key_lists.OUTPUT_ALONE,
-        )
-        rows = partial(_rows, query, key, x.lengths, causal=config.causal)
+
+        def rows(text: int, queries: range, heads: slice) -> Weights:
+            scores = key_lists.products(query, key, x.lengths, text, queries, heads)
+            visible = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
+            visible = visible.tril(queries.start) if config.causal else visible
+            return key_lists.softmax_where(scores, visible)
+
         weights = partial(
             key_lists.ListedWeights, x.lengths, config.heads, rows, causal=config.causal
         )
-        return attend(query, keys, values, request).output, weights
+        mask = CAUSAL if config.causal else key_lists.FULL
+        return key_lists.attend_masked(query, keys, values, (x.lengths, lengths), mask), weights
 
     def finish(self, mixed: Float[Tensor, "n h d"], x: Ragged) -> Float[Tensor, "n h d"]:
         return mixed * self.head_weights(x.values).to(mixed.dtype).unsqueeze(-1)
@@ -106,18 +105,3 @@ class MixtureOfHeadsLayer(HeadMixer):
     def _scores(self, x: Float[Tensor, "n c"]) -> tuple[Tensor, ...]:
         config, scores = self.config, self.router(x).float()
         return scores.tensor_split([config.routed, config.heads], dim=-1)
-
-
-def _rows(
-    query: Float[Tensor, "n h d"],
-    key: Float[Tensor, "n h d"],
-    lengths: Lengths,
-    sequence: int,
-    rows: range,
-    heads: slice,
-    *,
-    causal: bool,
-) -> Float[Tensor, "h t s"]:
-    scores = key_lists.products(query, key, lengths, sequence, rows, heads)
-    visible = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
-    return key_lists.softmax_where(scores, visible.tril(rows.start) if causal else visible)

@@ -6,11 +6,12 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
+from manyheads.kernels.reference import in_chunks
+from manyheads.mixers.head_weights import Vectors, Weights
 from manyheads.mixers.memory.recent_keys import RecentKeys
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.sparse import key_lists
@@ -63,9 +64,7 @@ class KnnMemoryLayer(HeadMixer):
         weights = partial(key_lists.ListedWeights, x.lengths, config.heads, rows, causal=True)
         return gate * remembered + (1 - gate) * local, weights
 
-    def _local(
-        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: key_lists.QueryBlocks
-    ) -> Float[Tensor, "n h d"]:
+    def _local(self, query: Vectors, recent: RecentKeys, blocks: key_lists.QueryBlocks) -> Vectors:
         window = self.config.window
         if not recent.limit:
             window = min(window, max(blocks.lengths.longest, 1))
@@ -79,29 +78,16 @@ class KnnMemoryLayer(HeadMixer):
             visible = (apart >= 0) & (apart < window) & exists[part].unsqueeze(1)
             return key_lists.hidden_where(visible.unsqueeze(1), within[part])
 
-        return key_lists.attend_listed(
-            query,
-            recent.k,
-            recent.v,
-            blocks,
-            rows.unsqueeze(1),
-            added,
-            scale=self.config.size**-0.5,
-        )
+        scale, tensors = self.config.size**-0.5, (query, recent.k, recent.v)
+        return key_lists.attend_listed(*tensors, blocks, rows.unsqueeze(1), added, scale=scale)
 
     def _rows(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        lengths: Lengths,
-        sequence: int,
-        rows: range,
-        heads: slice,
-    ) -> Float[Tensor, "h t s"]:
+        self, query: Vectors, key: Vectors, texts: Lengths, text: int, rows: range, heads: slice
+    ) -> Weights:
         """The weights of some queries of a text, of the window and the memory together."""
         config = self.config
-        scores = key_lists.products(query, key, lengths, sequence, rows, heads)
-        at = torch.arange(lengths.each[sequence], device=query.device)
+        scores = key_lists.products(query, key, texts, text, rows, heads)
+        at = torch.arange(texts.each[text], device=query.device)
         apart = at[rows.start : rows.stop].unsqueeze(1) - at
         local = key_lists.softmax_where(scores, (apart >= 0) & (apart < config.window))
         old = (apart >= config.window) & (apart < config.window + config.memory)
@@ -113,8 +99,8 @@ class KnnMemoryLayer(HeadMixer):
         return gate * key_lists.softmax_where(hidden, chosen) + (1 - gate) * local
 
     def _remember(
-        self, query: Float[Tensor, "n h d"], recent: RecentKeys, blocks: key_lists.QueryBlocks
-    ) -> tuple[Float[Tensor, "n h d"], Float[Tensor, " n"]]:
+        self, query: Vectors, recent: RecentKeys, blocks: key_lists.QueryBlocks
+    ) -> tuple[Vectors, Float[Tensor, " n"]]:
         """What every token reads from its memory, and whether it has one."""
         config, key, value = self.config, recent.k.detach(), recent.v.detach()
         reach = config.window + config.memory - 1
@@ -146,11 +132,7 @@ class KnnMemoryLayer(HeadMixer):
         sizes = around.shape[0] + top_k * config.size
         step = key_lists.blocks_at_once(config.heads * blocks.size * sizes, query.device)
         grad = torch.is_grad_enabled() and query.requires_grad
-        pieces = [slice(start, start + step) for start in range(0, count, step)]
         # Recomputed in the backward pass, so that the scores of the memory are not stored.
-        parts = [
-            checkpoint(read, part, use_reentrant=False) if grad and step < count else read(part)
-            for part in pieces
-        ]
+        parts = in_chunks(read, count, step, recompute=grad and step < count)
         mixed, has_memory = (torch.cat(part) for part in zip(*parts, strict=True))
         return blocks.chunks.join(mixed.transpose(1, 2)), blocks.chunks.join(has_memory)

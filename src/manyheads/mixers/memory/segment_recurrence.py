@@ -11,7 +11,8 @@ from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
-from manyheads.mixers import head_weights, mixer
+from manyheads.mixers import mixer
+from manyheads.mixers.head_weights import Vectors, Weights, watch_pattern
 from manyheads.mixers.memory.recent_keys import RecentKeys
 from manyheads.mixers.sparse import key_lists
 from manyheads.parts.positions import Sinusoidal
@@ -69,22 +70,16 @@ class SegmentRecurrenceLayer(mixer.Mixer):
         key, value = mixer.split_heads(self.project(x.values), heads, 2)
         query, key, value = mixer.observe_heads(context, x, query, key, value)
         fresh = cache is None or cache.state is None
-        mixed = self._mix(query, key, value, x, cache, watched=context is not None)
+        mixed = self._mix((query, key, value), x, cache, watched=context is not None)
         rows = partial(self._rows, query, key, x.lengths)
         weights = partial(key_lists.ListedWeights, x.lengths, heads, rows, causal=True)
-        mixed = head_weights.watch_pattern(context if fresh else None, weights, value, mixed)
+        mixed = watch_pattern(context if fresh else None, weights, value, mixed)
         return self.write(mixed, x, context)
 
     def _mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        x: Ragged,
-        cache: StateSlot | None,
-        *,
-        watched: bool,
-    ) -> Float[Tensor, "n h d"]:
+        self, qkv: mixer.Heads, x: Ragged, cache: StateSlot | None, *, watched: bool
+    ) -> Vectors:
+        query, key, value = qkv
         config, scale = self.config, self.config.size**-0.5
         # A call may begin in the middle of a segment, up to this far from the end of its memory.
         reach = config.memory + config.segment - 1
@@ -124,35 +119,23 @@ class SegmentRecurrenceLayer(mixer.Mixer):
             index = apart.expand(*scores.shape[:2], -1, -1)
             return scores.gather(3, index) + key_lists.hidden_where(visible, within[part])
 
+        options = {"scale": scale, "dropout": config.dropout if self.training else 0.0}
         mixed = key_lists.attend_listed(
-            query + self.content_bias,
-            keys,
-            values,
-            blocks,
-            rows.unsqueeze(1),
-            added,
-            scale=scale,
-            dropout=config.dropout if self.training else 0.0,
+            query + self.content_bias, keys, values, blocks, rows.unsqueeze(1), added, **options
         )
         recent.keep(cache)
         return mixed
 
     def _rows(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        lengths: Lengths,
-        sequence: int,
-        rows: range,
-        heads: slice,
-    ) -> Float[Tensor, "h t s"]:
+        self, query: Vectors, key: Vectors, texts: Lengths, text: int, rows: range, heads: slice
+    ) -> Weights:
         """The weights of some queries of a text."""
-        config, start = self.config, lengths.starts[sequence]
-        scores = key_lists.products(query + self.content_bias, key, lengths, sequence, rows, heads)
+        config, start = self.config, texts.starts[text]
+        scores = key_lists.products(query + self.content_bias, key, texts, text, rows, heads)
         queries = query[start + rows.start : start + rows.stop, heads] + self.distance_bias[heads]
         distances = self._distances(query)[heads].float()
         by_distance = (queries.float().transpose(0, 1) @ distances.mT) * config.size**-0.5
-        at = torch.arange(lengths.each[sequence], device=query.device)
+        at = torch.arange(texts.each[text], device=query.device)
         own = at[rows.start : rows.stop].unsqueeze(1)
         apart = own - at
         index = apart.clamp(0, distances.shape[1] - 1).expand(len(scores), -1, -1)
@@ -161,7 +144,7 @@ class SegmentRecurrenceLayer(mixer.Mixer):
             scores + by_distance.gather(2, index), (apart >= 0) & (at >= first)
         )
 
-    def _distances(self, like: Float[Tensor, "n h d"]) -> Float[Tensor, "h distances d"]:
+    def _distances(self, like: Vectors) -> Float[Tensor, "h distances d"]:
         """A vector for every distance from 0 up to the largest that is seen."""
         count = self.config.memory + self.config.segment
         sinusoid = SINUSOID.vectors(torch.arange(count, device=like.device), self.config.width)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from manyheads.annotations import DropoutRate, NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
-from manyheads.kernels.choose import attend
-from manyheads.kernels.contract import Request
+from manyheads.mixers.head_weights import Vectors, Weights
 from manyheads.mixers.mixer import HeadMixer, Heads, HeadSettings, Mixed
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.mixers.sparse import key_lists
@@ -68,32 +67,13 @@ class BigBirdLayer(HeadMixer):
         weights = partial(key_lists.ListedWeights, x.lengths, self.config.heads, rows, causal=False)
         return self._mix(*qkv, x.lengths), weights
 
-    def _mix(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        lengths: Lengths,
-    ) -> Float[Tensor, "n h d"]:
+    def _mix(self, query: Vectors, key: Vectors, value: Vectors, lengths: Lengths) -> Vectors:
         config, device = self.config, query.device
         # All blocks of a long text but its first and last, which are never cut short.
         middle = Lengths.of([middle_tokens(config, length) for length in lengths.each], device)
         dropout = config.dropout if self.training else 0.0
-        scale = config.size**-0.5
-
-        def attend_all(part: Float[Tensor, "m h d"], queries: Lengths) -> Float[Tensor, "m h d"]:
-            request = Request(
-                queries=queries,
-                keys=lengths,
-                mask=key_lists.FULL,
-                scale=scale,
-                dropout=dropout,
-                want=key_lists.OUTPUT_ALONE,
-            )
-            return attend(part, key, value, request).output
-
         if not middle.total:
-            return attend_all(query, lengths)
+            return key_lists.attend_masked(query, key, value, (lengths, lengths), dropout=dropout)
         first = lengths.offsets[:-1].long()[middle.sequence_of_token]
         rows = first + config.block + middle.positions
         pairs = zip(lengths.each, middle.each, strict=True)
@@ -101,17 +81,21 @@ class BigBirdLayer(HeadMixer):
         text, behind = ends.sequence_of_token, ends.positions >= config.block
         others = lengths.offsets[:-1].long()[text] + ends.positions
         others = others + behind * middle.offsets.diff()[text]
-        full = attend_all(query[others], ends)
+        full = key_lists.attend_masked(query[others], key, value, (ends, lengths), dropout=dropout)
         blocks = key_lists.QueryBlocks(ChunkLayout.of(middle, config.block), lengths, config.block)
         listed, added = self._lists(blocks)
+
+        def added_to(part: slice) -> Float[Tensor, "c #h t s"]:
+            return added[part].expand(-1, -1, config.block, -1)
+
         sparse = key_lists.attend_listed(
             query[rows],
             key,
             value,
             blocks,
             listed,
-            lambda part: added[part].expand(-1, -1, config.block, -1),
-            scale=scale,
+            added_to,
+            scale=config.size**-0.5,
             dropout=dropout,
         )
         joined = torch.empty_like(value).index_copy(0, others, full)
@@ -132,14 +116,17 @@ class BigBirdLayer(HeadMixer):
         bias = torch.zeros(numbers.shape, device=own.device)
         numbers, once, bias = (table.unsqueeze(1) for table in (numbers, once, bias))
         if config.random_blocks and (self.training or config.draw == "always"):
-            drawn = self._drawn(blocks)
+            counts = [count + 2 for count in blocks.chunks.counts.each if count]
+            drawn = torch.cat([draw_blocks(config, count).transpose(0, 1) for count in counts])
+            drawn = drawn.to(own.device)
+            more = (
+                drawn,
+                torch.ones_like(drawn, dtype=torch.bool),
+                torch.zeros_like(drawn).float(),
+            )
             numbers, once, bias = (
-                torch.cat([table.expand(-1, config.heads, -1), more], dim=2)
-                for table, more in (
-                    (numbers, drawn),
-                    (once, torch.ones_like(drawn, dtype=torch.bool)),
-                    (bias, torch.zeros(drawn.shape, device=own.device)),
-                )
+                torch.cat([table.expand(-1, config.heads, -1), columns], dim=2)
+                for table, columns in zip((numbers, once, bias), more, strict=True)
             )
         else:
             bias[..., 0] = float(np.log1p(config.random_blocks))
@@ -153,17 +140,11 @@ class BigBirdLayer(HeadMixer):
         return listed, added.unsqueeze(2)
 
     def _rows(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        lengths: Lengths,
-        sequence: int,
-        rows: range,
-        heads: slice,
-    ) -> Float[Tensor, "h t s"]:
+        self, query: Vectors, key: Vectors, texts: Lengths, text: int, rows: range, heads: slice
+    ) -> Weights:
         """The weights of some queries of a text, from how often they see each block."""
-        config, length = self.config, lengths.each[sequence]
-        scores = key_lists.products(query, key, lengths, sequence, rows, heads)
+        config, length = self.config, texts.each[text]
+        scores = key_lists.products(query, key, texts, text, rows, heads)
         middle = middle_tokens(config, length)
         if not middle:
             return scores.softmax(-1)
@@ -182,15 +163,6 @@ class BigBirdLayer(HeadMixer):
         block = torch.arange(rows.start, rows.stop, device=query.device) // config.block
         counts = often[:, block]
         return key_lists.softmax_where(scores + counts.log(), counts > 0)
-
-    def _drawn(self, blocks: key_lists.QueryBlocks) -> Int[Tensor, "c h r"]:
-        config = self.config
-        drawn = [
-            draw_blocks(config, count + 2).transpose(0, 1)
-            for count in blocks.chunks.counts.each
-            if count
-        ]
-        return torch.cat(drawn).to(blocks.start.device)
 
 
 def middle_tokens(config: BigBird, length: int) -> int:

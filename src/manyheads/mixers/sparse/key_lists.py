@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from manyheads.kernels.contract import Want
-from manyheads.mixers.head_weights import HeadWeights
+from manyheads.kernels.choose import attend
+from manyheads.kernels.contract import Request, Want
+from manyheads.kernels.reference import in_chunks
+from manyheads.mixers.head_weights import HeadWeights, Vectors, Weights
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.parts.masks import Full
+from manyheads.parts.masks import Full, Mask
 from manyheads.ragged import Lengths
 
 # Numbers that are gathered at a time; what fits the caches of a CPU is too little for a GPU.
@@ -22,6 +23,21 @@ LARGEST_ON_GPU = 2**27
 
 # Named, because torch.compile cannot trace a dataclass that is made inside the graph.
 FULL, OUTPUT_ALONE = Full(), Want()
+
+
+def attend_masked(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "m h d"],
+    v: Float[Tensor, "m h d"],
+    lengths: tuple[Lengths, Lengths],
+    mask: Mask = FULL,
+    dropout: float = 0.0,
+) -> Vectors:
+    """Softmax attention by a kernel; `lengths` are those of queries and of keys."""
+    queries, keys = lengths
+    options: dict[str, Any] = {"mask": mask, "dropout": dropout, "want": OUTPUT_ALONE}
+    request = Request(queries=queries, keys=keys, scale=q.shape[2] ** -0.5, **options)
+    return attend(q, k, v, request).output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,25 +109,14 @@ def attend_listed(
         key, value = (
             x[listed[part, 0]].transpose(1, 2) if shared else x[listed[part], heads] for x in (k, v)
         )
-        return F.scaled_dot_product_attention(
-            query[part],
-            key,
-            value,
-            attn_mask=added(part).to(q.dtype),
-            dropout_p=dropout,
-            scale=scale,
-        )
+        mask = added(part).to(q.dtype)
+        return F.scaled_dot_product_attention(query[part], key, value, mask, dropout, scale=scale)
 
     count, per_block = listed.shape[0], listed.shape[2] * q.shape[1] * (q.shape[2] + blocks.size)
     step = blocks_at_once(per_block, q.device)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    mixed = []
-    for start, stop in pairwise((*range(0, count, step), count)):
-        part = slice(start, stop)
-        # Recomputed in the backward pass, so that the gathered keys are not stored.
-        mixed.append(
-            checkpoint(mix, part, use_reentrant=False) if grad and step < count else mix(part)
-        )
+    # Recomputed in the backward pass, so that the gathered keys are not stored.
+    mixed = in_chunks(mix, count, step, recompute=grad and step < count)
     return blocks.chunks.join(torch.cat(mixed).transpose(1, 2))
 
 
@@ -128,7 +133,7 @@ def hidden_where(visible: Bool[Tensor, "c #h t s"], inside: Bool[Tensor, "c t"])
 
 
 # The weights of some queries of a text on all its tokens, given the text, the queries and heads.
-Rows = Callable[[int, range, slice], Float[Tensor, "h t s"]]
+Rows = Callable[[int, range, slice], Weights]
 
 
 class ListedWeights(HeadWeights):
@@ -138,22 +143,14 @@ class ListedWeights(HeadWeights):
         super().__init__(lengths, heads, causal=causal)
         self.compute = compute
 
-    def rows(
-        self, sequence: int, rows: range, heads: range | None = None
-    ) -> Float[Tensor, "h t s"]:
-        heads = range(self.heads) if heads is None else heads
-        weights = self.compute(sequence, rows, slice(heads.start, heads.stop))
+    def weigh(self, sequence: int, rows: range, heads: slice) -> Weights:
+        weights = self.compute(sequence, rows, heads)
         return weights[..., : rows.stop] if self.causal else weights
 
 
 def products(
-    query: Float[Tensor, "n h d"],
-    key: Float[Tensor, "n h d"],
-    lengths: Lengths,
-    sequence: int,
-    rows: range,
-    heads: slice,
-) -> Float[Tensor, "h t s"]:
+    query: Vectors, key: Vectors, lengths: Lengths, sequence: int, rows: range, heads: slice
+) -> Weights:
     """Scaled products of some queries of a text with all its keys, in float32."""
     start = lengths.starts[sequence]
     queries = query[start + rows.start : start + rows.stop, heads].float()
@@ -161,9 +158,7 @@ def products(
     return torch.einsum("thd,shd->hts", queries, own) * query.shape[2] ** -0.5
 
 
-def softmax_where(
-    scores: Float[Tensor, "h t s"], visible: Bool[Tensor, "*h_or_none t s"]
-) -> Float[Tensor, "h t s"]:
+def softmax_where(scores: Weights, visible: Bool[Tensor, "*h_or_none t s"]) -> Weights:
     """Zeros where nothing is seen."""
     hidden = scores.masked_fill(~visible, -torch.inf)
     return hidden.masked_fill(~visible.any(-1, keepdim=True), 0.0).softmax(-1).where(visible, 0.0)

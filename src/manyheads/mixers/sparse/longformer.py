@@ -14,10 +14,8 @@ from manyheads.annotations import DropoutRate, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import StateSlot
 from manyheads.errors import ArgumentError, InputError, short_repr
-from manyheads.kernels.choose import attend
-from manyheads.kernels.contract import Request
 from manyheads.mixers import mixer
-from manyheads.mixers.head_weights import watch_pattern
+from manyheads.mixers.head_weights import Vectors, Weights, watch_pattern
 from manyheads.mixers.sparse import key_lists
 from manyheads.parts.masks import Window
 from manyheads.ragged import Lengths, Ragged
@@ -68,15 +66,21 @@ class LongformerLayer(mixer.Mixer):
     ) -> Ragged:
         mixer.refuse_cache(cache)
         heads = mixer.split_heads(self.project(x.values), self.config.heads, 3)
-        query, key, value = mixer.observe_heads(context, x, *heads)
+        qkv = mixer.observe_heads(context, x, *heads)
         tokens = GlobalRows.of(self._positions(x.lengths), x.lengths)
-        mixed = self._local(query, key, value, tokens, x.lengths)
+        dropout = self.config.dropout if self.training else 0.0
+        mixed = self._local(qkv, tokens, x.lengths, dropout)
+        # The queries of the global tokens, and the keys and values that these read.
+        wide = qkv[0][:0], *qkv[1:]
         if tokens.counts.total:
-            wide = self._global_parts(x, tokens)
-            mixed = mixed.index_copy(0, tokens.rows, self._global(*wide, tokens, x.lengths))
-        else:
-            wide = query[:0], key, value
-        mixed = self._watched(context, (query, key, value), wide, tokens, x.lengths, mixed)
+            key, value = mixer.split_heads(self.project_global(x.values), self.config.heads, 2)
+            query = self.project_global_query(x.values[tokens.rows])
+            wide = mixer.by_head(query, self.config.heads), key, value
+            both = (tokens.counts, x.lengths)
+            read = key_lists.attend_masked(*wide, both, dropout=dropout)
+            mixed = mixed.index_copy(0, tokens.rows, read)
+        if context is not None and context.wants(Tap.PATTERN):
+            mixed = self._watched(context, qkv, wide, tokens, x.lengths, mixed)
         return self.write(mixed, x, context)
 
     def _positions(self, lengths: Lengths) -> tuple[tuple[int, ...], ...]:
@@ -96,28 +100,14 @@ class LongformerLayer(mixer.Mixer):
             )
         return (self.config.global_positions,) * len(lengths)
 
-    def _local(
-        self,
-        query: Float[Tensor, "n h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        tokens: "GlobalRows",
-        lengths: Lengths,
-    ) -> Float[Tensor, "n h d"]:
+    def _local(self, qkv: Parts, tokens: "GlobalRows", lengths: Lengths, dropout: float) -> Vectors:
         """What all tokens read from their window and from the global tokens."""
+        query, key, value = qkv
+        if not tokens.counts.total:
+            both = (lengths, lengths)
+            return key_lists.attend_masked(query, key, value, both, self.window, dropout)
         # No list of keys need be longer than the texts.
         window, scale = min(self.config.window, lengths.longest), self.config.size**-0.5
-        dropout = self.config.dropout if self.training else 0.0
-        if not tokens.counts.total:
-            request = Request(
-                queries=lengths,
-                keys=lengths,
-                mask=self.window,
-                scale=scale,
-                dropout=dropout,
-                want=key_lists.OUTPUT_ALONE,
-            )
-            return attend(query, key, value, request).output
         blocks = key_lists.QueryBlocks.of(
             lengths, min(max(window, SMALLEST_BLOCK), lengths.longest)
         )
@@ -140,45 +130,18 @@ class LongformerLayer(mixer.Mixer):
             query, key, value, blocks, listed.unsqueeze(1), added, scale=scale, dropout=dropout
         )
 
-    def _global_parts(self, x: Ragged, tokens: "GlobalRows") -> Parts:
-        """The queries of the global tokens, and the keys and values they read."""
-        heads = self.config.heads
-        key, value = mixer.split_heads(self.project_global(x.values), heads, 2)
-        return mixer.by_head(self.project_global_query(x.values[tokens.rows]), heads), key, value
-
-    def _global(
-        self,
-        query: Float[Tensor, "m h d"],
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        tokens: "GlobalRows",
-        lengths: Lengths,
-    ) -> Float[Tensor, "m h d"]:
-        """What the global tokens read from their whole text."""
-        request = Request(
-            queries=tokens.counts,
-            keys=lengths,
-            mask=key_lists.FULL,
-            scale=self.config.size**-0.5,
-            dropout=self.config.dropout if self.training else 0.0,
-            want=key_lists.OUTPUT_ALONE,
-        )
-        return attend(query, key, value, request).output
-
     def _watched(
         self,
-        context: WatchContext | None,
+        context: WatchContext,
         parts: Parts,
         wide: Parts,
         tokens: "GlobalRows",
         lengths: Lengths,
-        mixed: Float[Tensor, "n h d"],
-    ) -> Float[Tensor, "n h d"]:
+        mixed: Vectors,
+    ) -> Vectors:
         """The outputs after a watcher has seen the pattern; global tokens have their own values."""
-        if context is None or not context.wants(Tap.PATTERN):
-            return mixed
 
-        def rows(sequence: int, queries: range, heads: slice) -> Float[Tensor, "h t s"]:
+        def rows(sequence: int, queries: range, heads: slice) -> Weights:
             start = lengths.starts[sequence]
             scores = key_lists.products(parts[0], parts[1], lengths, sequence, queries, heads)
             at = torch.arange(lengths.each[sequence], device=mixed.device)

@@ -22,7 +22,7 @@ from manyheads.kernels.fused import result_of
 from manyheads.kernels.reference import in_chunks, rows_per_chunk
 from manyheads.parts.masks import Full
 from manyheads.parts.positions.disentangled import DisentangledBias
-from manyheads.parts.positions.relative import BucketBias, ShawBias
+from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias
 from manyheads.ragged import Lengths
 
 # Padding that takes as long as one more block, in multiply-adds of queries with keys.
@@ -30,11 +30,6 @@ PADDING_PER_BLOCK = 2**23
 # The pattern of a query with at most so many keys is kept for the backward pass and that of a
 # longer one is recomputed, so memory is linear in the tokens.
 KEPT_KEYS = 256
-
-# Queries, keys and values of a block.
-BlockQueries = Float[Tensor, "b t h d"]
-BlockKeys = Float[Tensor, "b s g d"]
-BlockValues = Float[Tensor, "b s g e"]
 
 
 def cannot(request: Request, facts: TensorFacts) -> str | None:  # noqa: ARG001, part of the contract
@@ -57,9 +52,9 @@ def attend(q: Queries, k: Keys, v: Values, request: Request) -> AttentionResult:
     elif isinstance(bias, DisentangledBias):
         by_query = nothing if bias.by_query is None else queries.spread(bias.by_query)
         by_key = nothing if bias.by_key is None else keys.spread(bias.by_key)
-    products = [_Products(*pair) for pair in zip(by_query, by_key, strict=True)]
-    by_block = zip(blocks, queries.spread(q), keys.spread(k), keys.spread(v), products, strict=True)
-    pieces = [_attend_block(*tensors, request) for tensors in by_block]
+    heads = (queries.spread(q), keys.spread(k), keys.spread(v))
+    by_block = zip(blocks, *heads, by_query, by_key, strict=True)
+    pieces = [_attend_block(block, _Padded(*tensors), request) for block, *tensors in by_block]
     no_output = v.new_zeros(0, q.shape[1], v.shape[2])
     output = queries.collect([output for output, _ in pieces], no_output)
     if not request.needs_lse:
@@ -158,28 +153,27 @@ class _Slots:
         return joined if self.slots is None else joined.index_select(0, self.slots)
 
 
-class _Products(NamedTuple):
-    """The scores of a block's queries and of its keys with each distance, for biases of them."""
+class _Padded(NamedTuple):
+    """The tensors of a block; for biases, also the scores of queries and keys with distances."""
 
+    q: Float[Tensor, "b t h d"]
+    k: Float[Tensor, "b s g d"]
+    v: Float[Tensor, "b s g e"]
     by_query: Float[Tensor, "b t h distances"] | None
     by_key: Float[Tensor, "b s h distances"] | None
 
 
 def _attend_block(
-    block: _Block,
-    q: BlockQueries,
-    k: BlockKeys,
-    v: BlockValues,
-    products: _Products,
-    request: Request,
+    block: _Block, tensors: _Padded, request: Request
 ) -> tuple[Float[Tensor, "bt h e"], Float[Tensor, "bt h"]]:
     """A block of one long sequence is computed in chunks of queries."""
+    q, _, v, _, _ = tensors
     if not block.keys or not block.queries:
         nothing = v.new_zeros(len(q) * block.queries, q.shape[2], v.shape[3])
         return nothing, torch.full(nothing.shape[:2], -torch.inf, device=q.device)
     step = rows_per_chunk(q.shape[2] * len(q), block.keys)
     recompute = torch.is_grad_enabled() and block.keys > KEPT_KEYS
-    chunk, rng = partial(_rows, block, q, k, v, products, request), request.dropout > 0
+    chunk, rng = partial(_rows, block, tensors, request), request.dropout > 0
     pieces = in_chunks(chunk, block.queries, step, recompute=recompute, rng=rng)
     output, lse = (
         parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in zip(*pieces, strict=True)
@@ -188,14 +182,9 @@ def _attend_block(
 
 
 def _rows(
-    block: _Block,
-    q: BlockQueries,
-    k: BlockKeys,
-    v: BlockValues,
-    products: _Products,
-    request: Request,
-    rows: slice,
-) -> tuple[Float[Tensor, "b rows h e"], Float[Tensor, "b rows h"]]:
+    block: _Block, tensors: _Padded, request: Request, rows: slice
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b t h"]]:
+    q, k, v, by_query, by_key = tensors
     shared = q.shape[2] // k.shape[2]
     query = rearrange(q[:, rows].float() * request.scale, "b t (g r) d -> b g (r t) d", r=shared)
     key, value = (rearrange(x.float(), "b s g d -> b g s d") for x in (k, v))
@@ -207,9 +196,8 @@ def _rows(
     # Key position minus query position.
     distance = torch.arange(block.keys, device=q.device) - position
     if request.bias is not None:
-        if products.by_query is not None:
-            products = products._replace(by_query=products.by_query[:, rows])
-        bias = _bias(request, distance, products, q.shape[2])
+        by_query = None if by_query is None else by_query[:, rows]
+        bias = _bias(request.bias, distance, by_query, by_key, q.shape[2])
         scores += rearrange(bias, "b (g r) t s -> b g (r t) s", r=shared)
     seen = _seen(block, position, request)
     blind = None
@@ -237,17 +225,19 @@ def _rows(
 
 
 def _bias(
-    request: Request, distance: Int[Tensor, "t s"], products: _Products, heads: int
+    bias: Bias,
+    distance: Int[Tensor, "t s"],
+    by_query: Tensor | None,
+    by_key: Tensor | None,
+    heads: int,
 ) -> Float[Tensor, "#b h t s"]:
     """Learned biases are selected along one axis: their gradients are sums over runs of it."""
-    bias = request.bias
     if isinstance(bias, ShawBias):
-        assert products.by_query is not None
+        assert by_query is not None
         index = bias.distance(torch.zeros_like(distance), distance)
-        return _selected(products.by_query, index)
+        return _selected(by_query, index)
     if isinstance(bias, DisentangledBias):
         index = bias.column(distance)
-        by_query, by_key = products
         # A key's scores are selected for each of its queries.
         terms = [] if by_query is None else [_selected(by_query, index)]
         terms += [] if by_key is None else [_selected(by_key, index.T).mT]
@@ -258,7 +248,6 @@ def _bias(
         diagonal = torch.arange(1 - rows, columns, device=distance.device) + distance[0, 0]
         bucket = bias.config.bucket(diagonal)[distance - diagonal[0]]
         return bias.table.T.index_select(1, bucket.flatten()).unflatten(1, distance.shape)[None]
-    assert bias is not None
     head = torch.arange(heads, device=distance.device)[:, None, None]
     zero = torch.zeros_like(distance)
     return bias.score(head, zero, zero, distance)[None]

@@ -7,7 +7,6 @@ memory-efficient attention.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -165,39 +164,30 @@ def _rendered(
     q: EqualQueries, k: EqualKeys, v: EqualKeys, request: Request, sequences: Sequence[int]
 ) -> Equal:
     """With the mask and bias of a few queries at a time as tensors."""
-    queries, keys = q.shape[2], k.shape[2]
+    queries, keys, device = q.shape[2], k.shape[2], q.device
     planes = q.shape[1] * q.shape[0] if request.bias is not None else 1
     step = rows_per_chunk(planes, keys)
+
+    def attend_rows(rows: slice) -> Equal:
+        seen = visible(request.mask, range(rows.start, rows.stop), queries, keys, device)
+        added = torch.zeros(seen.shape, device=device).masked_fill(~seen, -torch.inf)[None, None]
+        if request.bias is not None:
+            row = torch.arange(rows.start, rows.stop, device=device)[:, None]
+            starts = torch.tensor([request.queries.starts[i] for i in sequences], device=device)
+            bias = request.bias.score(
+                torch.arange(q.shape[1], device=device)[:, None, None],
+                starts[:, None, None, None] + row,
+                row + (keys - queries),
+                torch.arange(keys, device=device),
+            )
+            added = added + bias.expand(len(sequences), -1, -1, -1)
+        output, lse = flash_cpu(q[:, :, rows], k, v, False, added, request.scale)
+        return output, lse.masked_fill(~seen.any(-1), -torch.inf)
+
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    chunk = partial(_rendered_rows, q, k, v, request, sequences)
-    pieces = in_chunks(chunk, queries, step, recompute=grad and step < queries, rng=False)
+    pieces = in_chunks(attend_rows, queries, step, recompute=grad and step < queries, rng=False)
     outputs, lses = zip(*pieces, strict=True)
     return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
-
-
-def _rendered_rows(
-    q: EqualQueries,
-    k: EqualKeys,
-    v: EqualKeys,
-    request: Request,
-    sequences: Sequence[int],
-    rows: slice,
-) -> tuple[Float[Tensor, "b h rows d"], Float[Tensor, "b h rows"]]:
-    queries, keys, seen_by = q.shape[2], k.shape[2], range(rows.start, rows.stop)
-    seen = visible(request.mask, seen_by, queries, keys, q.device)
-    added = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, -torch.inf)[None, None]
-    if request.bias is not None:
-        row = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-        starts = torch.tensor([request.queries.starts[i] for i in sequences], device=q.device)
-        bias = request.bias.score(
-            torch.arange(q.shape[1], device=q.device)[:, None, None],
-            starts[:, None, None, None] + row,
-            row + (keys - queries),
-            torch.arange(keys, device=q.device),
-        )
-        added = added + bias.expand(len(sequences), -1, -1, -1)
-    output, lse = flash_cpu(q[:, :, rows], k, v, False, added, request.scale)
-    return output, lse.masked_fill(~seen.any(-1), -torch.inf)
 
 
 def flash_cpu(

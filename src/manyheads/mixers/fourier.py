@@ -34,12 +34,9 @@ class FourierLayer(Mixer):
     """The transform of each text; those of the same length are transformed together."""
 
     def forward(
-        self,
-        x: Ragged,
-        *,
-        cache: StateSlot | None = None,
-        context: WatchContext | None = None,  # noqa: ARG002, it has no heads
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
+        del context  # it has no heads
         refuse_cache(cache)
         if not x.lengths.total:
             # A transform of no tokens is not defined.

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.mixers.recurrent.delta_recurrence import CHUNK, Decay, Rates, delta_in_chunks
+from manyheads.mixers.recurrent.delta_recurrence import CHUNK, Decay, Rate, Values, delta_in_chunks
 from manyheads.ragged import Lengths
 from manyheads.taps import Patterns, Tap, WatchContext
 
@@ -119,7 +119,7 @@ class DeltaWeights(HeadWeights):
     """The matrix that maps values to outputs under the delta rule: (I - b k k^T) unrolled."""
 
     def __init__(
-        self, query: Vectors, key: Vectors, beta: Rates, log_decay: Decay, lengths: Lengths
+        self, query: Vectors, key: Vectors, beta: Rate, log_decay: Decay, lengths: Lengths
     ) -> None:
         super().__init__(lengths, query.shape[1])
         self.query, self.key, self.beta, self.log_decay = query, key, beta, log_decay
@@ -163,11 +163,8 @@ class DeltaWeights(HeadWeights):
 
 
 def watch_pattern(
-    context: WatchContext | None,
-    weights: Callable[[], HeadWeights],
-    value: Float[Tensor, "n h e"],
-    mixed: Float[Tensor, "n h e"],
-) -> Float[Tensor, "n h e"]:
+    context: WatchContext | None, weights: Callable[[], HeadWeights], value: Values, mixed: Values
+) -> Values:
     """The outputs of the heads after a watcher has seen the pattern, and perhaps replaced it."""
     if context is None or not context.wants(Tap.PATTERN):
         return mixed

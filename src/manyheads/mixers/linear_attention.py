@@ -16,7 +16,7 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.head_weights import DecayWeights
 from manyheads.mixers.mixer import HeadMixer, Heads, Mixed, SizedHeadSettings, state_of
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
-from manyheads.mixers.recurrent.decay_recurrence import run_decay_recurrence
+from manyheads.mixers.recurrent.decay_recurrence import Keys, Values, run_decay_recurrence
 from manyheads.ragged import Lengths, Ragged
 
 # Of the norm after retention.
@@ -93,12 +93,7 @@ class LinearAttentionLayer(HeadMixer):
 
 
 @without_autocast
-def mix_both_ways(
-    query: Float[Tensor, "n h d"],
-    key: Float[Tensor, "n h d"],
-    value: Float[Tensor, "n h e"],
-    lengths: Lengths,
-) -> Float[Tensor, "n h e"]:
+def mix_both_ways(query: Keys, key: Keys, value: Values, lengths: Lengths) -> Values:
     """Every token sees all tokens of its sequence."""
     if not lengths.total:
         return value

@@ -40,12 +40,9 @@ class MlpMixerLayer(Mixer):
         self.contract = nn.Linear(config.hidden, config.length, bias=config.bias)
 
     def forward(
-        self,
-        x: Ragged,
-        *,
-        cache: StateSlot | None = None,
-        context: WatchContext | None = None,  # noqa: ARG002, it has no heads
+        self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None
     ) -> Ragged:
+        del context  # it has no heads
         refuse_cache(cache)
         length = self.config.length
         wrong = next((tokens for tokens in x.lengths.each if tokens != length), None)

@@ -192,13 +192,11 @@ class MixtureOfExperts(nn.Module):
         visits = torch.zeros_like(logits, dtype=torch.int).scatter(1, experts, 1).sum(0)
         output = self._visit(x, weights, experts, visits)
         if self.shared is not None:
-            output = output + self._share(x, like, context)
+            shared = self.shared(x, like, context)
+            if self.shared_gate is not None:
+                shared = self.shared_gate(x).sigmoid() * shared
+            output = output + shared
         return output, router_losses(logits, visits, self.config.top_k)
-
-    def _share(self, x: Float[Tensor, "n c"], like: Ragged, context: WatchContext | None) -> Tensor:
-        assert self.shared is not None
-        written: Tensor = self.shared(x, like, context)
-        return written if self.shared_gate is None else self.shared_gate(x).sigmoid() * written
 
     def _visit(
         self,

@@ -149,7 +149,7 @@ class _Features(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, top: Tensor | None, eps: float) -> Tensor:
         out = x.new_empty(*x.shape[:2], w.shape[1])
         filler = x if top is None else top.contiguous()
-        _launch(_features, (x, w, filler, out), (eps,), x, w, KEYS=top is not None)
+        _launch(_features, (x, w, filler, out), (eps,), KEYS=top is not None)
         ctx.save_for_backward(x, w, out)
         ctx.eps, ctx.keys = eps, top is not None
         return out
@@ -160,18 +160,13 @@ class _Features(torch.autograd.Function):
         x, w, out = ctx.saved_tensors
         d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
         tensors = (x, w, out, d_out.contiguous(), d_x)
-        _launch(_features_back, tensors, (ctx.eps,), x, w, KEYS=ctx.keys)
+        _launch(_features_back, tensors, (ctx.eps,), KEYS=ctx.keys)
         return d_x, None, None, None
 
 
-def _launch(
-    kernel: Any,
-    tensors: tuple[Any, ...],
-    more: tuple[float, ...],
-    x: Tensor,
-    w: Tensor,
-    **kind: Any,
-) -> None:
+def _launch(kernel: Any, tensors: tuple[Any, ...], more: tuple[float, ...], **kind: Any) -> None:
+    """Run a kernel for blocks of tokens of every head; the first tensors are `x` and `w`."""
+    x, w = tensors[:2]
     (tokens, heads, d), features = x.shape, w.shape[1]
     kernel[(triton.cdiv(tokens, TOKENS), heads)](
         *tensors,
@@ -196,7 +191,7 @@ def key_peaks(x: Tensor, w: Tensor) -> Tensor:
     """The logarithm of the largest feature of each key, without a gradient."""
     x = side_by_side(x.detach())
     peaks = x.new_empty(x.shape[:2], dtype=torch.float32)
-    _launch(_peaks, (x, w.float().contiguous(), peaks), (), x, w)
+    _launch(_peaks, (x, w.float().contiguous(), peaks), ())
     return peaks
 
 

@@ -20,6 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from manyheads.mixers.kernels.triton_decay import side_by_side
+
 ACTIVATIONS = ("none", "silu", "sigmoid")
 # Numbers of one program: as many rows as have so many.
 NUMBERS = 4096
@@ -149,7 +151,7 @@ class _GatedNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gate: Tensor | None, weight: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
-        x, gate = _rows_side_by_side(x), None if gate is None else _rows_side_by_side(gate)
+        x, gate = side_by_side(x), None if gate is None else side_by_side(gate)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _launch(_norm, x, gate, weight, options, out)
         ctx.save_for_backward(x, gate, weight)
@@ -168,11 +170,6 @@ class _GatedNorm(torch.autograd.Function):
         _launch(_norm_back, x, gate, weight, ctx.options, d_out.contiguous(), d_x, filler, shares)
         d_weight = None if weight is None else shares.sum(0).to(weight.dtype)
         return d_x, d_gate, d_weight, None
-
-
-def _rows_side_by_side(x: Tensor) -> Tensor:
-    """A token may be further from the next than it is wide, as part of a projection is."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def _rows_per_program(x: Tensor) -> int:

@@ -181,22 +181,10 @@ def _walk_groups(
     h = torch.empty_like(kv) if store else kv
     ht = kv.new_empty(groups.counts.total, *kv.shape[1:])
     g_group = g_chunk.new_empty(groups.counts.total, heads)
-    _walk[(groups.counts.total, heads, triton.cdiv(size, BLOCK))](
-        kv,
-        g_chunk,
-        ht if h0 is None else h0.contiguous(),
-        groups.starts,
-        groups.ends,
-        h,
-        ht,
-        g_group,
-        heads,
-        size,
-        CONTINUED=h0 is not None,
-        STORE=store,
-        FAN=FAN,
-        BLOCK=BLOCK,
-    )
+    before, grid = ht if h0 is None else h0.contiguous(), (len(ht), heads, triton.cdiv(size, BLOCK))
+    tensors = (kv, g_chunk, before, groups.starts, groups.ends, h, ht, g_group)
+    kind = {"CONTINUED": h0 is not None, "STORE": store}
+    _walk[grid](*tensors, heads, size, **kind, FAN=FAN, BLOCK=BLOCK)
     return h, ht, g_group
 
 
@@ -217,25 +205,12 @@ def _walk_groups_back(
     parts = None if h is None else g_chunk.new_empty(len(d_h), heads, blocks)
     d_h0 = d_h.new_empty(groups.counts.total, *d_h.shape[1:])
     g_group = g_chunk.new_empty(groups.counts.total, heads)
-    _walk_back[(groups.counts.total, heads, blocks)](
-        d_h,
-        g_chunk,
-        d_h0 if d_ht is None else d_ht.contiguous(),
-        groups.starts,
-        groups.ends,
-        d_h if h is None else h,
-        d_kv,
-        g_chunk if parts is None else parts,
-        d_h0,
-        g_group,
-        heads,
-        size,
-        CONTINUED=d_ht is not None,
-        STORE=store,
-        DECAYS=h is not None,
-        FAN=FAN,
-        BLOCK=BLOCK,
-    )
+    after = d_h0 if d_ht is None else d_ht.contiguous()
+    inputs = (d_h, g_chunk, after, groups.starts, groups.ends, d_h if h is None else h)
+    results = (d_kv, g_chunk if parts is None else parts, d_h0, g_group)
+    kind = {"CONTINUED": d_ht is not None, "STORE": store, "DECAYS": h is not None}
+    grid = (groups.counts.total, heads, blocks)
+    _walk_back[grid](*inputs, *results, heads, size, **kind, FAN=FAN, BLOCK=BLOCK)
     return d_kv, None if parts is None else parts.sum(-1), d_h0, g_group
 
 

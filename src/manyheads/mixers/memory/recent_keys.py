@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manyheads.cache import StateSlot
 from manyheads.errors import InputError
+from manyheads.mixers.head_weights import Vectors
 from manyheads.ragged import Lengths
 
 
@@ -27,12 +28,7 @@ class RecentKeys:
 
     @classmethod
     def join(
-        cls,
-        key: Float[Tensor, "n h d"],
-        value: Float[Tensor, "n h d"],
-        lengths: Lengths,
-        cache: StateSlot | None,
-        limit: int,
+        cls, key: Vectors, value: Vectors, lengths: Lengths, cache: StateSlot | None, limit: int
     ) -> "RecentKeys":
         """The new tokens with those of the cache, up to `limit` tokens of each text."""
         none = torch.zeros(lengths.count, dtype=torch.long, device=key.device)
@@ -49,14 +45,10 @@ class RecentKeys:
                     f"needs {(limit, *key.shape[1:])}",
                     "use a cache of this model: model.new_cache()",
                 )
-        old_key, old_value, before = recent
-        return cls(
-            torch.cat([old_key.flatten(0, 1), key]),
-            torch.cat([old_value.flatten(0, 1), value]),
-            lengths,
-            limit,
-            before,
-        )
+        *old, before = recent
+        pairs = zip(old, (key, value), strict=True)
+        keys, values = (torch.cat([stored.flatten(0, 1), new]) for stored, new in pairs)
+        return cls(keys, values, lengths, limit, before)
 
     def rows(
         self, text: Int[Tensor, " c"], position: Int[Tensor, "c s"]

@@ -32,9 +32,9 @@ LARGEST_OF_TRITON = 128
 Keys = Float[Tensor, "n g d"]
 Values = Float[Tensor, "n h e"]
 LogDecay = Float[Tensor, "n h"] | None
-States = Float[Tensor, "b h d e"]
+State = Float[Tensor, "b h d e"]
 # The outputs of all tokens, and the state after each sequence.
-Result = tuple[Values, States]
+Result = tuple[Values, State]
 
 
 def suits_kernels(x: Tensor, largest: int) -> bool:
@@ -46,7 +46,7 @@ def suits_kernels(x: Tensor, largest: int) -> bool:
 
 
 def naive_decay_recurrence(
-    q: Keys, k: Keys, v: Values, log_decay: LogDecay, lengths: Lengths, state: States
+    q: Keys, k: Keys, v: Values, log_decay: LogDecay, lengths: Lengths, state: State
 ) -> Result:
     """The formula token by token: the oracle of the tests."""
     outputs, states = torch.zeros_like(v), []
@@ -61,7 +61,7 @@ def naive_decay_recurrence(
 
 
 def run_decay_recurrence(
-    q: Keys, k: Keys, v: Values, log_decay: LogDecay, lengths: Lengths, state: States | None
+    q: Keys, k: Keys, v: Values, log_decay: LogDecay, lengths: Lengths, state: State | None
 ) -> Result:
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is None or lengths.longest != 1 or not lengths.uniform:
@@ -78,7 +78,7 @@ def recur_in_chunks(
     v: Values,
     log_decay: LogDecay,
     lengths: Lengths,
-    state: States | None = None,
+    state: State | None = None,
     *,
     chunk: int | None = None,
     by_triton: bool | None = None,
@@ -127,8 +127,8 @@ def recur_in_chunks(
 
 
 def _join_states(
-    kv: Float[Tensor, "c h d e"], g_chunk: Float[Tensor, "c h"], h0: States, chunks: ChunkLayout
-) -> tuple[Float[Tensor, "c h d e"], States]:
+    kv: Float[Tensor, "c h d e"], g_chunk: Float[Tensor, "c h"], h0: State, chunks: ChunkLayout
+) -> tuple[Float[Tensor, "c h d e"], State]:
     """The state before each chunk and after each sequence."""
     first = chunks.first_of_sequence
     h0_present = h0[chunks.sequence_of_first]
@@ -149,7 +149,7 @@ def _product_by_group(
     return (left @ wide).unflatten(3, (-1, size)).transpose(2, 3).flatten(1, 2)
 
 
-def recur_one_token(q: Keys, k: Keys, v: Values, log_decay: LogDecay, state: States) -> Result:
+def recur_one_token(q: Keys, k: Keys, v: Values, log_decay: LogDecay, state: State) -> Result:
     """One more token of each sequence: its output and the new state."""
     if log_decay is not None:
         state = state * log_decay.float().exp()[..., None, None]

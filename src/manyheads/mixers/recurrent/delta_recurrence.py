@@ -41,15 +41,15 @@ LARGEST_TRITON_KEY = 128
 # Of n tokens: h heads with d channels of keys and e of values; a state for each of b sequences.
 Keys = Float[Tensor, "n h d"]
 Values = Float[Tensor, "n h e"]
-Rates = Float[Tensor, "n h"]
+Rate = Float[Tensor, "n h"]
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
-States = Float[Tensor, "b h d e"]
+State = Float[Tensor, "b h d e"]
 # The outputs of all tokens, and the state after each sequence.
-Result = tuple[Values, States]
+Result = tuple[Values, State]
 
 
 def naive_delta_rule(
-    q: Keys, k: Keys, v: Values, beta: Rates, log_decay: Decay, lengths: Lengths, state: States
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, lengths: Lengths, state: State
 ) -> Result:
     """The formulas token by token: the oracle of the tests."""
     outputs, states = torch.zeros_like(v), []
@@ -65,13 +65,7 @@ def naive_delta_rule(
 
 
 def run_delta_rule(
-    q: Keys,
-    k: Keys,
-    v: Values,
-    beta: Rates,
-    log_decay: Decay,
-    lengths: Lengths,
-    state: States | None,
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, lengths: Lengths, state: State | None
 ) -> Result:
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is not None and lengths.longest == 1 and lengths.uniform:
@@ -85,10 +79,10 @@ def delta_by_fla(
     q: Keys,
     k: Keys,
     v: Values,
-    beta: Rates,
+    beta: Rate,
     log_decay: Decay,
     lengths: Lengths,
-    state: States | None = None,
+    state: State | None = None,
 ) -> Result:
     """The same as `delta_in_chunks` by the Triton kernels of fla-core, the extra `fla`."""
     if log_decay.ndim == 3:
@@ -139,10 +133,10 @@ def delta_in_chunks(
     q: Keys,
     k: Keys,
     v: Values,
-    beta: Rates,
+    beta: Rate,
     log_decay: Decay,
     lengths: Lengths,
-    state: States | None = None,
+    state: State | None = None,
     *,
     chunk: int | None = None,
     by_triton: bool | None = None,
@@ -187,7 +181,7 @@ class _ChunkParts(NamedTuple):
 
 
 def _prepare_chunks(
-    q: Keys, k: Keys, v: Values, beta: Rates, log_decay: Decay, chunks: ChunkLayout, by_triton: bool
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, chunks: ChunkLayout, by_triton: bool
 ) -> _ChunkParts:
     """All that does not depend on the state, for all chunks at once."""
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
@@ -212,8 +206,8 @@ def _prepare_chunks(
 
 
 def _walk(
-    parts: _ChunkParts, h0: States, chunks: ChunkLayout
-) -> tuple[Float[Tensor, "c h s e"], States]:
+    parts: _ChunkParts, h0: State, chunks: ChunkLayout
+) -> tuple[Float[Tensor, "c h s e"], State]:
     """The outputs of every chunk and the state after each sequence, one chunk after another."""
     # One product reads the state, one reads and keeps what the chunk writes.
     reading = torch.cat([parts.w, parts.q_decayed], dim=2)
@@ -243,7 +237,7 @@ def _walk(
 
 
 def delta_one_token(
-    q: Keys, k: Keys, v: Values, beta: Rates, log_decay: Decay, state: States
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, state: State
 ) -> Result:
     """One more token of each sequence: its output and the new state."""
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
@@ -254,7 +248,7 @@ def delta_one_token(
     return (query @ state).squeeze(-2).to(v.dtype), state
 
 
-def delta_pattern(q: Keys, k: Keys, beta: Rates, log_decay: Decay) -> Float[Tensor, "h n n"]:
+def delta_pattern(q: Keys, k: Keys, beta: Rate, log_decay: Decay) -> Float[Tensor, "h n n"]:
     """The weight of every value in the output of every query of one sequence."""
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
     query, key = (x.float().transpose(0, 1) for x in (q, k))

@@ -15,10 +15,9 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
 from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, MixerSettings, by_head, observe_heads, state_of
+from manyheads.mixers.recurrent import head_norms, time_step
 from manyheads.mixers.recurrent.delta_recurrence import Decay, run_delta_rule
-from manyheads.mixers.recurrent.head_norms import gated_norm, unit
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Ragged
 from manyheads.taps import WatchContext
 
@@ -88,7 +87,7 @@ class DeltaMixer(Mixer):
         weights = partial(DeltaWeights, query, key, beta, log_decay, x.lengths)
         mixed = watch_pattern(context if h0 is None else None, weights, value, mixed)
         gate, eps = by_head(gate, self.config.heads), self.config.eps
-        gated = gated_norm(mixed, gate, self.norm_weight, eps, self.gate_activation)
+        gated = head_norms.gated_norm(mixed, gate, self.norm_weight, eps, self.gate_activation)
         return self.write(gated, x, context)
 
 
@@ -103,7 +102,7 @@ class GatedDeltaLayer(DeltaMixer):
         self.rates = nn.Linear(config.width, narrow, bias=False)
         channels = rows["query"] + rows["key"] + rows["value"]
         self.convolution = ShortConvolution(channels, config.convolution, bias=False)
-        self.dt_bias = nn.Parameter(draw_dt_bias(config.heads))
+        self.dt_bias = nn.Parameter(time_step.draw_dt_bias(config.heads))
         self.A_log = nn.Parameter(torch.empty(config.heads).uniform_(0.01, 16).log())
         self.norm_weight = nn.Parameter(torch.ones(config.head_size))
         self.output = nn.Linear(rows["value"], config.width, bias=False)
@@ -116,8 +115,8 @@ class GatedDeltaLayer(DeltaMixer):
         beta, dt = self.rates(x.values).chunk(2, dim=-1)
         mixed, recent = self.convolution(x.with_values(mixed), state_of(cache, 2)[1])
         query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)
-        query = unit(by_head(query, config.key_heads), config.key_size**-0.5)
-        key = unit(by_head(key, config.key_heads))
+        query = head_norms.unit(by_head(query, config.key_heads), config.key_size**-0.5)
+        key = head_norms.unit(by_head(key, config.key_heads))
         repeats = config.heads // config.key_heads
         if repeats > 1:
             query, key = (part.repeat_interleave(repeats, dim=1) for part in (query, key))

@@ -21,8 +21,9 @@ from manyheads.cache import StateSlot
 from manyheads.devices import runs_triton, without_autocast
 from manyheads.kernels.reference import in_chunks
 from manyheads.mixers.mixer import Mixer, MixerSettings, state_of
-from manyheads.mixers.recurrent import chunk_layout, short_convolution, time_step
+from manyheads.mixers.recurrent import chunk_layout, time_step
 from manyheads.mixers.recurrent.diagonal_scan import diagonal_scan, naive_diagonal_scan
+from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import WatchContext
 
@@ -30,16 +31,16 @@ from manyheads.taps import WatchContext
 BLOCK = {"cpu": 2**20, "cuda": 2**27}
 # Tokens whose decays are computed at once where a loop visits every token.
 WALKED = 16
-# States per channel that the kernels take.
+# State per channel that the kernels take.
 LARGEST_OF_TRITON = 64
 
 # Of n tokens: c channels, each with s states; a state for each of b sequences.
 Channels = Float[Tensor, "n c"]
 Rates = Float[Tensor, "c s"]
 Mixing = Float[Tensor, "n s"]
-States = Float[Tensor, "b c s"]
+State = Float[Tensor, "b c s"]
 # The outputs of all tokens, and the states after each sequence.
-Scanned = tuple[Channels, States]
+Scanned = tuple[Channels, State]
 
 
 @check_fields
@@ -72,9 +73,7 @@ class MambaLayer(Mixer):
         inner, rank = config.inner, config.dt_rank
         self.sizes = (rank, config.state_size, config.state_size)
         self.project = nn.Linear(config.width, 2 * inner, bias=config.bias)
-        self.convolution = short_convolution.ShortConvolution(
-            inner, config.convolution, bias=config.convolution_bias
-        )
+        self.convolution = ShortConvolution(inner, config.convolution, bias=config.convolution_bias)
         self.x_proj = nn.Linear(inner, sum(self.sizes), bias=False)
         self.dt_weight = nn.Parameter(torch.empty(inner, rank).uniform_(-1, 1) * rank**-0.5)
         self.dt_bias = nn.Parameter(time_step.draw_dt_bias(inner))
@@ -106,7 +105,7 @@ class MambaLayer(Mixer):
 
 
 def naive_selective_scan(
-    x: Channels, dt: Channels, A: Rates, B: Mixing, C: Mixing, lengths: Lengths, state: States
+    x: Channels, dt: Channels, A: Rates, B: Mixing, C: Mixing, lengths: Lengths, state: State
 ) -> Scanned:
     """The formula token by token, without D: the oracle of the tests."""
     decay = (dt.unsqueeze(-1) * A).exp()
@@ -123,7 +122,7 @@ def scan_channels(
     B: Mixing,
     C: Mixing,
     lengths: Lengths,
-    state: States | None = None,
+    state: State | None = None,
     *,
     by_triton: bool | None = None,
 ) -> Scanned:
@@ -161,13 +160,7 @@ def scan_channels(
 
 
 def _scan_block(
-    x: Channels,
-    dt: Channels,
-    A: Rates,
-    B: Mixing,
-    C: Mixing,
-    lengths: Lengths,
-    state: States | None,
+    x: Channels, dt: Channels, A: Rates, B: Mixing, C: Mixing, lengths: Lengths, state: State | None
 ) -> Scanned:
     decay = (dt.unsqueeze(-1) * A).exp()
     added = (dt * x).unsqueeze(-1) * B.unsqueeze(1)
@@ -176,13 +169,7 @@ def _scan_block(
 
 
 def _walk(
-    x: Channels,
-    dt: Channels,
-    A: Rates,
-    B: Mixing,
-    C: Mixing,
-    lengths: Lengths,
-    state: States | None,
+    x: Channels, dt: Channels, A: Rates, B: Mixing, C: Mixing, lengths: Lengths, state: State | None
 ) -> Scanned:
     """Token by token, which is fastest on a CPU: the states of a token stay in its caches."""
     after = x.new_zeros(lengths.count, *A.shape) if state is None else state.clone()

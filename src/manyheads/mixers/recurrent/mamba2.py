@@ -19,10 +19,8 @@ from manyheads.cache import StateSlot
 from manyheads.errors import ConfigError
 from manyheads.mixers.head_weights import DecayWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, MixerSettings, by_head, observe_heads, state_of
+from manyheads.mixers.recurrent import head_norms, short_convolution, time_step
 from manyheads.mixers.recurrent.decay_recurrence import run_decay_recurrence
-from manyheads.mixers.recurrent.head_norms import gated_norm
-from manyheads.mixers.recurrent.short_convolution import ShortConvolution
-from manyheads.mixers.recurrent.time_step import draw_dt_bias
 from manyheads.ragged import Ragged
 from manyheads.taps import WatchContext
 
@@ -72,10 +70,10 @@ class Mamba2Layer(Mixer):
         super().__init__(config)
         self.sizes = (config.inner, config.channels, config.heads)
         self.project = nn.Linear(config.width, sum(self.sizes), bias=config.bias)
-        self.convolution = ShortConvolution(
+        self.convolution = short_convolution.ShortConvolution(
             self.sizes[1], config.convolution, bias=config.convolution_bias
         )
-        self.dt_bias = nn.Parameter(draw_dt_bias(config.heads))
+        self.dt_bias = nn.Parameter(time_step.draw_dt_bias(config.heads))
         self.A_log = nn.Parameter(torch.arange(1.0, config.heads + 1).log())
         self.D = nn.Parameter(torch.ones(config.heads))
         self.norm_weight = nn.Parameter(torch.ones(config.inner))
@@ -110,5 +108,5 @@ class Mamba2Layer(Mixer):
         heads = heads + value * self.D.to(value.dtype)[:, None]
         # All heads together are gated, then normed; the gated delta net does it in the other order.
         together, gate = by_head(heads.flatten(1), 1), by_head(gate, 1)
-        gated = gated_norm(together, gate, self.norm_weight, config.eps, gate_first=True)
+        gated = head_norms.gated_norm(together, gate, self.norm_weight, config.eps, gate_first=True)
         return self.write(by_head(gated.flatten(1), config.heads), x, context)

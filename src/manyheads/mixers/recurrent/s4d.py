@@ -24,6 +24,10 @@ from manyheads.mixers.recurrent import chunk_layout, time_step
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import WatchContext
 
+# Numbers of s states for each of c channels, and the states after each of b texts.
+System = Complex[Tensor, "c s"]
+States = Complex[Tensor, "b c s"]
+
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +46,8 @@ class S4D(MixerSettings):
 
 
 def naive_s4d(
-    u: Float[Tensor, "t c"],
-    step: Complex[Tensor, "c s"],
-    C: Complex[Tensor, "c s"],
-    state: Complex[Tensor, "c s"],
-) -> tuple[Float[Tensor, "t c"], Complex[Tensor, "c s"]]:
+    u: Float[Tensor, "t c"], step: System, C: System, state: System
+) -> tuple[Float[Tensor, "t c"], System]:
     """The formula token by token, of one text, without D and with dt A in `step`: the oracle."""
     outputs, h = torch.zeros_like(u), state
     for t in range(len(u)):
@@ -106,12 +107,12 @@ class S4DLayer(Mixer):
 class Powers:
     """P^l for every l = i m + j, a product of P^(i m), in `high`, and P^j, in `low`."""
 
-    step: Complex[Tensor, "c s"]
+    step: System
     low: Complex[Tensor, "c s m"]
     high: Complex[Tensor, "c s i"]
 
     @classmethod
-    def of(cls, step: Complex[Tensor, "c s"], longest: int) -> "Powers":
+    def of(cls, step: System, longest: int) -> "Powers":
         m = isqrt(max(longest - 1, 0)) + 1
         return cls(step, _raised(step, m), _raised(step * m, -(-longest // m)))
 
@@ -121,7 +122,7 @@ class Powers:
         products = (weights.unsqueeze(-1) * high).transpose(-2, -1) @ self.low
         return 2 * products.real.flatten(-2)[..., :length]
 
-    def summed(self, u: Float[Tensor, "c l"]) -> Complex[Tensor, "c s"]:
+    def summed(self, u: Float[Tensor, "c l"]) -> System:
         """The states after a text that starts without any."""
         m = self.low.shape[-1]
         blocks = -(-u.shape[1] // m)
@@ -131,7 +132,7 @@ class Powers:
         return (inner * self.high[..., :blocks].flip(-1)).sum(-1)
 
 
-def _raised(step: Complex[Tensor, "c s"], count: int) -> Complex[Tensor, "c s n"]:
+def _raised(step: System, count: int) -> Complex[Tensor, "c s n"]:
     """P^0 to P^(count - 1); phases of many turns need float64."""
     exponent = torch.arange(count, device=step.device, dtype=torch.float64)
     size = (step.real.unsqueeze(-1) * exponent.float()).exp()
@@ -144,17 +145,14 @@ def convolve_texts(
     powers: Powers,
     C: Complex[Tensor, "w c s"],
     lengths: Lengths,
-    state: Complex[Tensor, "b c s"] | None = None,
+    state: States | None = None,
 ) -> Float[Tensor, "n c"]:
     """The outputs of every text, those of about the same length in one Fourier transform."""
     output = torch.zeros_like(u)
     sizes = [1 << max(length - 1, 0).bit_length() for length in lengths.each]
     for size in dict.fromkeys(sizes):
-        chosen = [
-            index
-            for index, text_size in enumerate(sizes)
-            if text_size == size and lengths.each[index]
-        ]
+        alike = (index for index, text_size in enumerate(sizes) if text_size == size)
+        chosen = [index for index in alike if lengths.each[index]]
         if not chosen:
             continue
         rows, group_lengths = None, lengths
@@ -180,11 +178,8 @@ def convolve_texts(
 
 
 def last_states(
-    u: Float[Tensor, "n c"],
-    powers: Powers,
-    lengths: Lengths,
-    state: Complex[Tensor, "b c s"] | None = None,
-) -> Complex[Tensor, "b c s"]:
+    u: Float[Tensor, "n c"], powers: Powers, lengths: Lengths, state: States | None = None
+) -> States:
     """The states after every text."""
     states = []
     for index, tokens in enumerate(lengths.slices()):

@@ -203,7 +203,7 @@ class Rotary:
         exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=device) / channels
         plain = self.theta**-exponent
         match self.scaling:
-            case NoScaling():
+            case NoScaling() | DynamicScaling():
                 return plain
             case LinearScaling(factor=factor):
                 return plain / factor
@@ -214,8 +214,6 @@ class Rotary:
                 return _yarn(plain, self.theta, channels, self.scaling)
             case Llama3Scaling():
                 return _llama3(plain, self.scaling)
-            case DynamicScaling():
-                return plain
             case LongRopeScaling(short=short):
                 return plain / torch.tensor(short, dtype=plain.dtype, device=device)
 

@@ -140,9 +140,9 @@ def test_routers_that_jump_leave_a_reported_rest() -> None:
 
 def test_steps_that_are_no_path_are_refused() -> None:
     model, batch = small(DECODERS["gpt2"]), ids((5, 4))
-    with refuses(InputError, "steps", "got 0", "1 or more"):
+    with refuses(InputError, "steps", "got 0", "use 1 to"):
         integrate_inputs(model, batch, steps=0)
-    with refuses(InputError, "steps", "got -2", "1 or more"):
+    with refuses(InputError, "steps", "got -2", "use 1 to"):
         integrate_heads(model, batch, steps=-2)
     with refuses(InputError, "steps", "got 5000", "1 to 4096"):
         integrate_heads(model, batch, steps=5000)

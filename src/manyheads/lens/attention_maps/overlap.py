@@ -1,7 +1,6 @@
 """How similar the attention of two heads is, without storing their patterns."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -65,13 +64,15 @@ def overlap(
     if measure not in ("cosine", "jensen-shannon"):
         raise InputError(f"measure={measure!r} is unknown", 'use "cosine" or "jensen-shannon"')
     scope = head_scope(model, stack, sublayer)
-    sums = _OverlapSums.of(scope, measure)
+    sums = torch.zeros(2, len(scope.heads), len(scope.heads), dtype=torch.float64)
+    sums = sums.to(next(model.parameters()).device)
 
     def visit(inputs: model_interface.ModelInputs, _: list[int]) -> None:
-        watcher = _OverlapWatcher(scope, sums.zeros(), partners)
+        watcher = _OverlapWatcher(scope, torch.zeros_like(sums), measure, partners)
         with torch.inference_mode():
             model.run_hidden(inputs, watcher)
-        sums.add(watcher.finish())
+            watcher.finish()
+        sums.add_(watcher.sums)
 
     summary = for_each_batch(
         model,
@@ -81,47 +82,27 @@ def overlap(
         batch_tokens=batch_tokens,
         progress=progress,
     )
+    means = (sums[0] / sums[1]).cpu().numpy()
     metadata = summary.metadata | {"measure": measure, "partners": partners}
-    return ByPair(kind=KIND, blocks=scope.blocks, values=sums.means(), metadata=metadata)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OverlapSums:
-    """Overlaps summed over queries, and the number of queries of each pair of heads."""
-
-    measure: OverlapMeasure
-    slices: dict[int, slice]
-    overlap: Float[Tensor, "h h"]
-    queries: Float[Tensor, "h h"]
-
-    @classmethod
-    def of(cls, scope: HeadScope, measure: OverlapMeasure) -> "_OverlapSums":
-        slices, start = {}, 0
-        for block in scope.blocks:
-            slices[block.layer] = slice(start, start + block.heads)
-            start += block.heads
-        zeros = torch.zeros(start, start, dtype=torch.float64)
-        device = next(scope.model.parameters()).device
-        return cls(measure, slices, zeros.to(device), zeros.clone().to(device))
-
-    def zeros(self) -> "_OverlapSums":
-        empty = torch.zeros_like(self.overlap), torch.zeros_like(self.queries)
-        return _OverlapSums(self.measure, self.slices, *empty)
-
-    def add(self, batch: "_OverlapSums") -> None:
-        self.overlap.add_(batch.overlap)
-        self.queries.add_(batch.queries)
-
-    def means(self) -> Float[np.ndarray, "h h"]:
-        means = (self.overlap / self.queries).cpu().numpy()
-        return np.asarray((means + means.T) / 2)
+    return ByPair(kind=KIND, blocks=scope.blocks, values=(means + means.T) / 2, metadata=metadata)
 
 
 class _OverlapWatcher:
-    """A watcher that stores the queries and keys of all layers, or compares within each layer."""
+    """A watcher that stores the queries and keys of all layers, or compares within each layer.
 
-    def __init__(self, scope: HeadScope, sums: _OverlapSums, partners: Partners) -> None:
-        self._scope, self._sums, self._partners = scope, sums, partners
+    `sums` are the overlaps summed over queries, and the number of queries of each pair of heads.
+    """
+
+    def __init__(
+        self,
+        scope: HeadScope,
+        sums: Float[Tensor, "2 h h"],
+        measure: OverlapMeasure,
+        partners: Partners,
+    ) -> None:
+        self.sums = sums
+        self._scope, self._measure, self._partners = scope, measure, partners
+        self._head_layers = torch.tensor([head.layer for head in scope.heads])
         self._reader = ScoreReader({scope.stack_name: scope.stack})
         self._layers: dict[int, TiledScores] = {}
 
@@ -131,92 +112,68 @@ class _OverlapWatcher:
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         tiled = self._reader.see(site, value)
-        if tiled is None:
-            return
-        if self._partners == "all":
+        if tiled is not None:
             self._layers[site.layer] = tiled
+            if self._partners == "same layer":
+                self.finish()
+
+    def finish(self) -> None:
+        """Add all stored layers, which have the same queries and keys but perhaps other masks."""
+        if not self._layers:
+            return
+        by_layer = list(self._layers.values())
+        request = by_layer[0].request
+        for sequence, length in enumerate(request.queries.each):
+            if length == 0 or request.keys.each[sequence] == 0:
+                continue
+            keys = [tiled.keys_of(sequence) for tiled in by_layer]
+            for rows in _row_ranges(by_layer, sequence, length):
+                tiles = [tiled.tile(sequence, rows) for tiled in by_layer]
+                self._add_tiles(list(zip(by_layer, tiles, keys, strict=True)))
+        self._layers.clear()
+
+    def _add_tiles(self, layers: list[tuple[TiledScores, Tile, Float[Tensor, "g s d"]]]) -> None:
+        """Compare the weights of some queries between all heads of these layers."""
+        union = _union([tile for _, tile, _ in layers])
+        if not union:
+            return
+        device, rows = self.sums.device, len(layers[0][1].rows)
+        counts = [tiled.query.shape[1] for tiled, _, _ in layers]
+        # One more column for a learned sink.
+        weights = torch.zeros(sum(counts), rows, len(union) + 1, device=device)
+        sees_key = torch.zeros(len(layers), rows, dtype=torch.bool, device=device)
+        parts = zip(weights.split(counts), sees_key, layers, strict=True)
+        for own, sees, (tiled, tile, keys) in parts:
+            if tile.keys:
+                columns = slice(tile.keys.start - union.start, tile.keys.stop - union.start)
+                own[..., columns], own[..., -1], sees[:] = _exponentials(tiled, tile, keys)
+        both = (sees_key.float() @ sees_key.float().T).double()
+        owner = torch.repeat_interleave(torch.arange(len(layers)), torch.tensor(counts)).to(device)
+        if self._measure == "cosine":
+            overlaps = _cosines(weights[..., :-1])
         else:
-            _sum_layers({site.layer: tiled}, self._sums)
-
-    def finish(self) -> _OverlapSums:
-        if self._layers:
-            with torch.inference_mode():
-                _sum_layers(self._layers, self._sums)
-        return self._sums
+            overlaps = _jensen_shannon(weights, sees_key[owner])
+        # Layers without a pattern leave gaps between those that have one.
+        stored = torch.isin(self._head_layers, torch.tensor(list(self._layers)))
+        indices = stored.nonzero().squeeze(1).to(device)
+        self.sums[:, indices[:, None], indices] += torch.stack((overlaps, both[owner][:, owner]))
 
 
-def _sum_layers(tiled_layers: dict[int, TiledScores], sums: _OverlapSums) -> None:
-    """Add all layers, which have the same queries and keys but perhaps different masks."""
-    first = next(iter(tiled_layers.values()))
-    for sequence, length in enumerate(first.request.queries.each):
-        if length == 0 or first.request.keys.each[sequence] == 0:
-            continue
-        keys = {layer: tiled.keys_of(sequence) for layer, tiled in tiled_layers.items()}
-        for rows in _row_ranges(tiled_layers, sequence, length):
-            tiles = {layer: tiled.tile(sequence, rows) for layer, tiled in tiled_layers.items()}
-            _sum_tiles(tiled_layers, tiles, keys, sums)
-
-
-def _row_ranges(
-    tiled_layers: dict[int, TiledScores], sequence: int, length: int
-) -> Iterator[range]:
+def _row_ranges(by_layer: list[TiledScores], sequence: int, length: int) -> Iterator[range]:
     """Ranges of queries whose weights of all heads fit into memory."""
-    queries = [tiled.query for tiled in tiled_layers.values()]
-    device = "cpu" if queries[0].device.type == "cpu" else "cuda"
-    heads = sum(query.shape[1] for query in queries)
+    device = "cpu" if by_layer[0].query.device.type == "cpu" else "cuda"
+    heads = sum(tiled.query.shape[1] for tiled in by_layer)
     for first in range(0, length, ROWS[device]):
         rows = range(first, min(first + ROWS[device], length))
-        width = len(_union([tiled.tile(sequence, rows) for tiled in tiled_layers.values()]))
+        width = len(_union([tiled.tile(sequence, rows) for tiled in by_layer]))
         step = max(1, CHUNK_WEIGHTS[device] // max(1, heads * width))
         for start, stop in pairwise((*range(rows.start, rows.stop, step), rows.stop)):
             yield range(start, stop)
 
 
 def _union(tiles: Sequence[Tile]) -> range:
-    keys = [tile.keys for tile in tiles if tile.keys]
-    if not keys:
-        return range(0)
+    keys = [tile.keys for tile in tiles if tile.keys] or [range(0)]
     return range(min(span.start for span in keys), max(span.stop for span in keys))
-
-
-def _sum_tiles(
-    tiled_layers: dict[int, TiledScores],
-    tiles: dict[int, Tile],
-    keys: dict[int, Float[Tensor, "g s d"]],
-    sums: _OverlapSums,
-) -> None:
-    """Compare the weights of some queries between all heads of these layers."""
-    union = _union(list(tiles.values()))
-    if not union:
-        return
-    layers = list(tiled_layers)
-    device = tiled_layers[layers[0]].query.device
-    rows = len(tiles[layers[0]].rows)
-    counts = [tiled_layers[layer].query.shape[1] for layer in layers]
-    # One more column for a learned sink.
-    weights = torch.zeros(sum(counts), rows, len(union) + 1, device=device)
-    sees_key = torch.zeros(len(layers), rows, dtype=torch.bool, device=device)
-    start = 0
-    for index, layer in enumerate(layers):
-        tile, heads = tiles[layer], slice(start, start + counts[index])
-        start += counts[index]
-        if not tile.keys:
-            continue
-        columns = slice(tile.keys.start - union.start, tile.keys.stop - union.start)
-        powers, sink, sees_key[index] = _exponentials(tiled_layers[layer], tile, keys[layer])
-        weights[heads, :, columns] = powers
-        weights[heads, :, -1] = sink
-    both = (sees_key.float() @ sees_key.float().T).double()
-    owner = torch.repeat_interleave(torch.arange(len(layers)), torch.tensor(counts)).to(device)
-    if sums.measure == "cosine":
-        overlaps = _cosines(weights[..., :-1])
-    else:
-        overlaps = _jensen_shannon(weights, sees_key[owner])
-    # Layers without a pattern leave gaps between those that have one.
-    every_head = torch.arange(len(sums.overlap), device=device)
-    indices = torch.cat([every_head[sums.slices[layer]] for layer in layers])
-    sums.overlap[indices[:, None], indices] += overlaps
-    sums.queries[indices[:, None], indices] += both[owner][:, owner]
 
 
 def _exponentials(
@@ -245,15 +202,11 @@ def _jensen_shannon(
 ) -> Float[Tensor, "h h"]:
     """1 - JSD / ln 2, summed over the queries that see a key in both heads."""
     weights = powers / powers.sum(-1, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny)
-    entropy = _entropy(weights)
+    entropy = torch.special.entr(weights).sum(-1)
     overlaps = torch.zeros(len(weights), len(weights), dtype=torch.float64, device=weights.device)
     for head in range(len(weights)):
-        mixed = _entropy((weights[head] + weights[head:]) / 2)
+        mixed = torch.special.entr((weights[head] + weights[head:]) / 2).sum(-1)
         divergence = (mixed - (entropy[head] + entropy[head:]) / 2).clamp(min=0)
         similarity = (1 - divergence / np.log(2)) * (sees_key[head] & sees_key[head:])
         overlaps[head, head:] = overlaps[head:, head] = similarity.double().sum(-1)
     return overlaps
-
-
-def _entropy(weights: Float[Tensor, "*h t w"]) -> Float[Tensor, "*h t"]:
-    return -torch.xlogy(weights, weights).sum(-1)

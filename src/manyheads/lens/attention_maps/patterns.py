@@ -1,6 +1,6 @@
 """Patterns of some heads, texts and queries, in full or only the largest weights of each query."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
+from manyheads.formatting import plain_table
 from manyheads.lens.attention_maps.typology import PatternType, typology
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, TiledScores
@@ -161,14 +162,12 @@ class PatternSet(tables.Tabular):
 
     def table(self) -> Any:
         """A rich table with the type of each pattern."""
-        from rich.table import Table
-
-        table = Table("head", "text", "type", "score", box=None, pad_edge=False)
+        rows = []
         for pattern in self.each:
             kind = pattern.typology()
             cells = pattern.address, pattern.text, kind.full_name, f"{kind.score:.2f}"
-            table.add_row(*map(str, cells))
-        return table
+            rows.append([*map(str, cells)])
+        return plain_table(["head", "text", "type", "score"], [], rows)
 
     def __str__(self) -> str:
         return "\n".join(
@@ -181,11 +180,7 @@ class PatternSet(tables.Tabular):
 
 @wrapping_models
 def patterns(
-    model: Model,
-    texts: Inputs,
-    heads: addresses.Heads | None = None,
-    *,
-    rows: range | None = None,
+    model: Model, texts: Inputs, heads: addresses.Heads | None = None, *, rows: range | None = None
 ) -> PatternSet:
     """The patterns of some heads (None: all) on each text, for all queries or only for `rows`.
 
@@ -221,14 +216,9 @@ class _RequestWatcher:
     """A watcher that computes the requested patterns."""
 
     def __init__(
-        self,
-        model: Model,
-        heads: addresses.Heads | None,
-        rows: range | None,
-        top_k: int | None,
+        self, model: Model, heads: addresses.Heads | None, rows: range | None, top_k: int | None
     ) -> None:
         self.results: list[Pattern | TopKeys] = []
-        self._stacks: Mapping[str, Stack] = model.stacks()
         names = ("all",) if heads is None else addresses.head_names(heads)
         if not names:
             raise InputError("the list of heads is empty", "name some, or pass None for all")
@@ -241,7 +231,7 @@ class _RequestWatcher:
                 f"rows={rows} must be a non-empty range with step 1", "use range(start, stop)"
             )
         self._rows, self._top_k = rows, top_k
-        self._reader = ScoreReader(self._stacks)
+        self._reader = ScoreReader(model.stacks())
 
     def run(self, model: Model, texts: Inputs) -> "list[Pattern | TopKeys]":
         inputs = read_inputs(model, texts)
@@ -272,24 +262,17 @@ class _RequestWatcher:
     def _compute(
         self, tiled: TiledScores, address: addresses.Address, text: int, rows: range
     ) -> Pattern | TopKeys:
+        group, member = divmod(address.head.head, tiled.group_size)
+        groups = range(group, group + 1)
         if self._top_k is None:
-            weights, visible = _head_rows(tiled, text, rows, address.head.head)
-            return Pattern(address, text, rows, weights, visible)
+            weights, visible = pattern_rows(tiled, text, rows, groups)
+            return Pattern(address, text, rows, weights[member], visible)
         count = tiled.request.keys.each[text]
         step = max(1, CHUNK_WEIGHTS // max(1, count * tiled.group_size))
         chunks = []
         for start in range(rows.start, rows.stop, step):
             chunk = range(start, min(start + step, rows.stop))
-            weights, _ = _head_rows(tiled, text, chunk, address.head.head)
-            chunks.append(weights.topk(min(self._top_k, count), dim=-1))
+            weights, _ = pattern_rows(tiled, text, chunk, groups)
+            chunks.append(weights[member].topk(min(self._top_k, count), dim=-1))
         keys = torch.cat([largest.indices for largest in chunks])
         return TopKeys(address, text, rows, keys, torch.cat([largest.values for largest in chunks]))
-
-
-def _head_rows(
-    tiled: TiledScores, text: int, rows: range, head: int
-) -> tuple[Float[Tensor, "t s"], Bool[Tensor, "t s"]]:
-    """The same for one head."""
-    group, member = divmod(head, tiled.group_size)
-    weights, visible = pattern_rows(tiled, text, rows, range(group, group + 1))
-    return weights[member], visible

@@ -105,36 +105,26 @@ class _Network:
     def flow(self, source: int, sink: int) -> float:
         total = 0.0
         while True:
-            levels = self._levels(source)
-            if levels[self.depth, sink] < 0:
+            # The distance of each node from the source along free capacities; -1: unreachable.
+            self.levels = np.full((self.depth + 1, self.width), -1, dtype=np.int64)
+            self.levels[0, source] = 0
+            step = 0
+            while (ahead := self.levels == step).any():
+                step += 1
+                for layer in np.flatnonzero(ahead.any(1)):
+                    for neighbor, table in self._neighbors(int(layer)):
+                        reached = (table[ahead[layer]] > MIN_CAPACITY).any(0)
+                        self.levels[neighbor, reached & (self.levels[neighbor] < 0)] = step
+            if self.levels[self.depth, sink] < 0:
                 return total
-            self.levels = levels
-            self.tried: NDArray[np.int64] = np.zeros((self.depth + 1, self.width), dtype=np.int64)
+            self.tried = np.zeros_like(self.levels)
             while (pushed := self._push(0, source, sink, np.inf)) > 0:
                 total += pushed
 
-    def _levels(self, source: int) -> NDArray[np.int64]:
-        """The distance of each node from the source along free capacities; -1: unreachable."""
-        levels = np.full((self.depth + 1, self.width), -1, dtype=np.int64)
-        levels[0, source] = 0
-        step = 0
-        while (levels == step).any():
-            ahead = levels == step
-            for layer in np.flatnonzero(ahead.any(1)):
-                for neighbor, table in self._neighbors(int(layer)):
-                    reached = (table[ahead[layer]] > MIN_CAPACITY).any(0) & (levels[neighbor] < 0)
-                    levels[neighbor, reached] = step + 1
-            step += 1
-        return levels
-
     def _neighbors(self, layer: int) -> list[tuple[int, NDArray[np.float64]]]:
         """The adjacent layers, each with the free capacities to it."""
-        neighbors = []
-        if layer < self.depth:
-            neighbors.append((layer + 1, self.down[layer]))
-        if layer > 0:
-            neighbors.append((layer - 1, self.up[layer - 1]))
-        return neighbors
+        below = [(layer + 1, self.down[layer])] if layer < self.depth else []
+        return below + ([(layer - 1, self.up[layer - 1])] if layer > 0 else [])
 
     def _push(self, layer: int, node: int, sink: int, limit: float) -> float:
         """Push flow along one shortest path from a node to the sink."""

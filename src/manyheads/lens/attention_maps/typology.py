@@ -67,12 +67,16 @@ def typology(
         )
     if visible is None:
         visible = torch.ones_like(pattern, dtype=torch.bool)
-        square = pattern.shape[0] == pattern.shape[1]
-        if square and not bool(pattern.triu(1).any()):
+        if pattern.shape[0] == pattern.shape[1] and not pattern.triu(1).any():
             visible = visible.tril()
+    # The column with the largest weight among those that at least half of the queries see.
+    queries = visible.sum(0)
+    means = (pattern * visible).sum(0) / queries.clamp(min=1)
+    means = means.masked_fill(2 * queries < len(pattern), -1.0)
+    column = int(means.argmax())
     candidates = [
         *_offsets(pattern),
-        _vertical(pattern, visible),
+        _Candidate("vertical", max(0.0, float(means[column])), column),
         *_blocks(pattern, visible, segments),
         _Candidate("uniform", _uniform_overlap(pattern, visible)),
     ]
@@ -84,8 +88,8 @@ def typology(
     # Ties go to the first: a single query fits every ideal.
     winner = max(best.values(), key=lambda ideal: round(ideal.score, 9))
     if winner.score < MIXED_BELOW:
-        return PatternType("mixed", winner.score, None, scores)
-    return PatternType(winner.name, winner.score, winner.detail, scores)
+        winner = _Candidate("mixed", winner.score)
+    return PatternType(*winner, scores)
 
 
 def _offsets(pattern: Float[Tensor, "t s"]) -> Iterator[_Candidate]:
@@ -101,15 +105,6 @@ def _offsets(pattern: Float[Tensor, "t s"]) -> Iterator[_Candidate]:
             yield _Candidate(names.get(offset, "offset"), float(weights.mean()), detail)
 
 
-def _vertical(pattern: Float[Tensor, "t s"], visible: Bool[Tensor, "t s"]) -> _Candidate:
-    """The column with the largest weight among those that at least half of the queries see."""
-    queries = visible.sum(0)
-    means = (pattern * visible).sum(0) / queries.clamp(min=1)
-    means = means.masked_fill(2 * queries < len(pattern), -1.0)
-    column = int(means.argmax())
-    return _Candidate("vertical", max(0.0, float(means[column])), column)
-
-
 def _blocks(
     pattern: Float[Tensor, "t s"], visible: Bool[Tensor, "t s"], segments: Sequence[int] | None
 ) -> Iterator[_Candidate]:
@@ -117,21 +112,18 @@ def _blocks(
     if queries != keys:
         return
     position = torch.arange(keys, device=pattern.device)
-    owners: dict[int | None, Tensor] = {size: position // size for size in _block_sizes(keys)}
+    sizes: Sequence[int] = range(2, keys // 2 + 1)
+    if keys > 128:
+        # Powers of two and the sizes halfway between.
+        powers = [2**exponent for exponent in range(1, keys.bit_length())]
+        sizes = [size for power in powers for size in (power, power * 3 // 2) if size <= keys // 2]
+    owners: dict[int | None, Tensor] = {size: position // size for size in sizes}
     if segments is not None:
         starts = torch.tensor(sorted({0, *segments}), device=pattern.device)
         owners = {None: torch.searchsorted(starts, position, right=True)}
     for size, owner in owners.items():
         same = visible & (owner[:, None] == owner)
         yield _Candidate("block", _uniform_overlap(pattern, same), size)
-
-
-def _block_sizes(keys: int) -> list[int]:
-    """All sizes for short texts; for long ones powers of two and the sizes halfway between."""
-    if keys <= 128:
-        return list(range(2, keys // 2 + 1))
-    powers = [2**exponent for exponent in range(1, keys.bit_length())]
-    return [size for power in powers for size in (power, power * 3 // 2) if size <= keys // 2]
 
 
 def _uniform_overlap(pattern: Float[Tensor, "t s"], allowed: Bool[Tensor, "t s"]) -> float:

@@ -87,15 +87,13 @@ class Attribution(Tabular):
 
     def indices(self, top_k: int | None = None) -> list[int]:
         """Indices of the largest contributions; tokens stay in order and include the last ones."""
-        order = sorted(
-            range(len(self.contributions)), key=lambda index: -abs(self.contributions[index].value)
-        )
+        sizes = [abs(contribution.value) for contribution in self.contributions]
+        order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
         if not self.by_token:
             return order[:top_k]
-        if top_k is None:
-            return sorted(order)
-        first_of_last = len(order) - int(top_k * LAST_FRACTION)
-        order.sort(key=lambda index: index < first_of_last)
+        if top_k is not None:
+            first_of_last = len(order) - int(top_k * LAST_FRACTION)
+            order.sort(key=lambda index: index < first_of_last)
         return sorted(order[:top_k])
 
     def rows(self) -> list[dict[str, Any]]:
@@ -111,8 +109,8 @@ class Attribution(Tabular):
         if self.by_token:
             table.add_column("at", justify="right")
         table.add_column("token" if self.by_token else "part")
-        table.add_column("weight" if self.method == "rollout" else "adds", justify="right")
-        sign = "" if self.method == "rollout" else "+"
+        title, sign = ("weight", "") if self.method == "rollout" else ("adds", "+")
+        table.add_column(title, justify="right")
         for index in self.indices(max_rows):
             part, value = self.contributions[index].part, self.contributions[index].value
             cells = [str(index), Text(repr(part))] if self.by_token else [Text(part)]
@@ -192,7 +190,13 @@ def attribute(
     rollout need a model that generates; the result's `steps` then has the logit lens. A `Seq2Seq`
     takes a (source, target) pair.
     """
-    _check_arguments(target, against, method, steps)
+    if method == "rollout" and (target is not None or against is not None):
+        raise InputError("rollout follows attention, not a word", "leave out the words")
+    if steps is not None and method not in ("integrated", "heads"):
+        raise InputError(
+            f"the method {method!r} has no integration steps, got steps={steps}",
+            'leave it out, or use the method "integrated" or "heads"',
+        )
     if model.reads_pairs and isinstance(text, str):
         source, tab, begun = text.partition("\t")
         if not tab:
@@ -231,7 +235,9 @@ def attribute(
         answer = int(direct_logits.logit_lens(model, inputs, top_k=1).answers[-1, 0, 0])
     else:
         answer = find_token(tokenizer, target, written)
-    fields = _attribute(model, inputs, answer, distractor, words, method, steps, progress)
+    fields = _attribute(
+        model, inputs, answer, distractor, words, method, steps=steps, progress=progress
+    )
     return Attribution(
         method=method,
         target=_decode(tokenizer, answer),
@@ -260,19 +266,6 @@ def find_token(tokenizer: Any, word: str, after: str = "") -> int:
     )
 
 
-def _check_arguments(
-    target: str | None, against: str | None, method: Method, steps: int | None
-) -> None:
-    """Refuse wrong arguments before the text is read."""
-    if method == "rollout" and (target is not None or against is not None):
-        raise InputError("rollout follows attention, not a word", "leave out the words")
-    if steps is not None and method not in ("integrated", "heads"):
-        raise InputError(
-            f"the method {method!r} has no integration steps, got steps={steps}",
-            'leave it out, or use the method "integrated" or "heads"',
-        )
-
-
 def _attribute(
     model: build.Model,
     inputs: model_interface.ModelInputs,
@@ -280,8 +273,7 @@ def _attribute(
     distractor: int | None,
     words: Sequence[str],
     method: Method,
-    steps: int | None,
-    progress: bool,
+    **options: Any,
 ) -> dict[str, Any]:
     """The fields of an `Attribution` that depend on the method."""
     if method == "direct":
@@ -297,13 +289,19 @@ def _attribute(
             "completeness": direct.completeness,
             "contributions": tuple(map(Contribution, added.keys(), added.values())),
         }
-    metric = metrics.CustomMetric(_Logit(answer, distractor))
+
+    def logit(logits: Ragged | Tensor, _texts: Sequence[int]) -> Float[Tensor, " b"]:
+        assert isinstance(logits, Ragged), "a model that predicts the next token scores every token"
+        last = logits.values[logits.lengths.offsets[1:].long() - 1]
+        return last[:, answer] - (0 if distractor is None else last[:, distractor])
+
+    metric = metrics.CustomMetric(logit)
     path: gradients.TokenAttribution | gradients.HeadAttribution
     if method == "integrated":
-        path = gradients.integrate_inputs(model, inputs, metric, steps=steps, progress=progress)
+        path = gradients.integrate_inputs(model, inputs, metric, **options)
         parts = tuple(map(Contribution, words, path.of(0).tolist()))
     else:
-        path = gradients.integrate_heads(model, inputs, metric, steps=steps, progress=progress)
+        path = gradients.integrate_heads(model, inputs, metric, **options)
         pairs = path.heads["attribution"].items()
         parts = tuple(Contribution(str(head), mean) for head, mean in pairs)
     return {
@@ -314,35 +312,18 @@ def _attribute(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Logit:
-    """The logit of a token at the last position of each text, minus that of another."""
-
-    answer: int
-    distractor: int | None
-
-    def __call__(self, logits: Ragged | Tensor, _texts: Sequence[int]) -> Float[Tensor, " b"]:
-        assert isinstance(logits, Ragged), "a model that predicts the next token scores every token"
-        last = logits.values[logits.lengths.offsets[1:].long() - 1]
-        value = last[:, self.answer]
-        return value if self.distractor is None else value - last[:, self.distractor]
-
-
 def _steps(
     model: build.Model, inputs: model_interface.ModelInputs, tokenizer: Any, answer: int
 ) -> tuple[LayerPrediction, ...]:
     lens = direct_logits.logit_lens(model, inputs, [answer], top_k=1)
     assert lens.answer_log_probabilities is not None
     assert lens.answer_ranks is not None
+    probabilities = lens.log_probabilities[:, 0, 0].exp(), lens.answer_log_probabilities[:, 0].exp()
+    columns = lens.answers[:, 0, 0], *probabilities, lens.answer_ranks[:, 0]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     return tuple(
-        LayerPrediction(
-            layer=layer - 1,
-            prediction=_decode(tokenizer, int(lens.answers[layer, 0, 0])),
-            probability=float(lens.log_probabilities[layer, 0, 0].exp()),
-            answer=float(lens.answer_log_probabilities[layer, 0].exp()),
-            rank=int(lens.answer_ranks[layer, 0]),
-        )
-        for layer in range(len(lens.answers))
+        LayerPrediction(layer, _decode(tokenizer, token), *numbers)
+        for layer, (token, *numbers) in enumerate(rows, start=-1)
     )
 
 

@@ -1,7 +1,7 @@
 """Where a logit comes from: what every head and layer adds to it, and what each layer would say."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -14,9 +14,10 @@ from manyheads.errors import InputError
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results import addresses, files, tables
+from manyheads.lens.weights import circuits
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model, eval_mode
-from manyheads.models.layer import Layer, Residual
+from manyheads.models.layer import Residual
 from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.parts import feedforward, norms
 from manyheads.ragged import Lengths, Ragged
@@ -59,14 +60,13 @@ class DirectLogits(files.Result):
         return float((self.total - self.logits).abs().max())
 
     def __str__(self) -> str:
-        lines = [
+        heads = (f"  {address}  {mean:+.4f}" for address, mean in self.heads["logit"].ranked()[:5])
+        first = (
             f"logit {float(self.logits.mean()):.4f} over {len(self.logits)} texts: "
             f"embedding {float(self.embedding.mean()):.4f}, biases {float(self.bias.mean()):.4f}, "
             f"off by at most {self.completeness:.1e}"
-        ]
-        for address, mean in self.heads["logit"].ranked()[:5]:
-            lines.append(f"  {address}  {mean:+.4f}")
-        return "\n".join(lines)
+        )
+        return "\n".join((first, *heads))
 
 
 @automatic.wrapping_models
@@ -102,12 +102,10 @@ def attribute_logits(
         model.run_inputs(inputs, record)
         final = record[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
-        table = model.table
-        towards, bias, logits = _direction(readout, table, final, rows, answer, distractor)
-        kind = _BackwardWalk if model.native else _WrappedWalk
-        back = kind(scope, record, rows, towards)
-        back.walk()
-    return back.result(bias, logits)
+        towards, bias, logits = _direction(readout, model.table, final, rows, answer, distractor)
+        walk = (_BackwardWalk if model.native else _WrappedWalk)(scope, record, rows, towards)
+        walk.run()
+    return walk.result(bias, logits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,13 +138,14 @@ class _BackwardWalk:
         self.heads: dict[addresses.Block, Tensor] = {}
         self.layers: dict[tuple[Sublayer, int], Tensor] = {}
 
-    def walk(self) -> None:
+    def run(self) -> None:
         stack = self.scope.stack
         last = len(stack.layers) - 1
         if last >= 0:
-            self._pull(stack.final_norm, self._value(*self._end(last)))
+            branches = [part for part in SUBLAYERS if _inner(stack.layers[last], part) is not None]
+            self._pull(stack.final_norm, self._value(last, Tap.AFTER, branches[-1]))
         for layer in range(last, -1, -1):
-            module = cast(Layer, stack.layers[layer])
+            module = stack.layers[layer]
             for sublayer in reversed(SUBLAYERS):
                 inner = _inner(module, sublayer)
                 if inner is not None:
@@ -172,11 +171,6 @@ class _BackwardWalk:
             bias=(self.bias + bias).cpu(),
             logits=logits.cpu(),
         )
-
-    def _end(self, layer: int) -> tuple[int, Tap, Sublayer]:
-        module = self.scope.stack.layers[layer]
-        present = [sublayer for sublayer in SUBLAYERS if _inner(module, sublayer) is not None]
-        return layer, Tap.AFTER, present[-1]
 
     def _value(self, layer: int, tap: Tap, sublayer: Sublayer) -> Tensor:
         site = Site(layer, tap, sublayer, self.scope.stack_name)
@@ -247,35 +241,30 @@ class _BackwardWalk:
         """Move the direction in front of a norm with a frozen divisor, and set its bias aside."""
         if isinstance(norm, norms.ChannelScale):
             self.towards = self.towards * norm.weight.double()
-        if not isinstance(norm, norms.Normalize):
-            return
-        self._add_bias(norm.bias, self.towards)
-        weight = norm.weight.double() + (1 if norm.config.centered else 0)
-        towards = self.towards * weight
-        if isinstance(norm.config, norms.LayerNorm):
-            at = at - at.mean(-1, keepdim=True)
-            towards = towards - towards.mean(-1, keepdim=True)
-        self.towards = towards / (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
+        if isinstance(norm, norms.Normalize):
+            self._add_bias(norm.bias, self.towards)
+            if isinstance(norm.config, norms.LayerNorm):
+                at = at - at.mean(-1, keepdim=True)
+            divisor = (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
+            self.towards = circuits.folded(self.towards, norm) / divisor
 
 
 class _WrappedWalk(_BackwardWalk):
     """The same through layers of `transformers`: what they add is what they leave behind."""
 
-    def walk(self) -> None:
+    def run(self) -> None:
         stack = cast(wrapped_parts.WrappedStack, self.scope.stack)
-        self._pull(stack.final_norm, self._value(*self._end(stack.facts.depth - 1)))
         for layer in range(stack.facts.depth - 1, -1, -1):
-            rest = self._value(*self._end(layer)) - self._value(
-                layer, Tap.BEFORE, Sublayer.ATTENTION
-            )
+            crosses = stack.layers[layer].cross is not None
+            last = Sublayer.CROSS if crosses else Sublayer.ATTENTION
+            after = self._value(layer, Tap.AFTER, last)
+            if layer == stack.facts.depth - 1:
+                self._pull(stack.final_norm, after)
+            rest = after - self._value(layer, Tap.BEFORE, Sublayer.ATTENTION)
             for facts, index in stack.facts.attentions:
                 if index == layer:
                     rest = rest - self._attention_of(layer, facts)
             self.layers[Sublayer.FEEDFORWARD, layer] = self._along(rest, self.towards)
-
-    def _end(self, layer: int) -> tuple[int, Tap, Sublayer]:
-        crosses = self.scope.stack.layers[layer].cross is not None
-        return layer, Tap.AFTER, Sublayer.CROSS if crosses else Sublayer.ATTENTION
 
     def _attention_of(self, layer: int, facts: structure.ProbedAttention) -> Float[Tensor, "m c"]:
         """Split what an attention adds among its heads and its bias, and return it."""
@@ -284,15 +273,14 @@ class _WrappedWalk(_BackwardWalk):
         assert facts.write is not None
         assert facts.projection is not None
         weight, bias = structure.linear_weight(facts.projection).double(), facts.projection.bias
-        raw = outputs.flatten(1) @ weight.T
-        raw = raw + bias.double() if isinstance(bias, Tensor) else raw
+        written = outputs.flatten(1) @ weight.T + (bias.double() if isinstance(bias, Tensor) else 0)
         towards = self.towards * facts.write.factor
-        written = raw * facts.write.factor
         if facts.write.norm is not None:
-            frozen = residual_writes.FrozenNorm.of(facts.write.norm, raw)
-            written = frozen.apply(raw) * facts.write.factor
+            frozen = residual_writes.FrozenNorm.of(facts.write.norm, written)
+            written = frozen.apply(written)
             self._add_bias(frozen.bias, towards)
             towards = frozen.pull(towards)
+        written = written * facts.write.factor
         self.layers[sublayer, layer] = self._along(written, self.towards)
         self._add_bias(bias, towards)
         self._add_heads(layer, sublayer, outputs, weight, towards)
@@ -328,7 +316,7 @@ def _check_stream(scope: cached_run.HeadScope) -> None:
 
 
 def _inner(layer: Any, sublayer: Sublayer) -> Any:
-    """The sublayer of a layer or of its config, or the constant that pruning left of it."""
+    """The sublayer of a layer, or the constant that pruning left of it."""
     inner = getattr(layer, sublayer.value)
     if inner is None and sublayer is Sublayer.ATTENTION:
         inner = getattr(layer, Sublayer.MIXER.value, None)
@@ -339,14 +327,9 @@ def _sites(scope: cached_run.HeadScope) -> list[Site]:
     name = scope.stack_name
     sites = [Site(-1, tap, stack=name) for tap in (Tap.EMBEDDINGS, Tap.FINAL)]
     for layer, config in enumerate(scope.stack.config.layers):
-        for sublayer in SUBLAYERS:
-            branch = _inner(config, sublayer)
-            if branch is None:
-                continue
+        for sublayer, branch in config.branches.items():
             taps = [Tap.BEFORE, Tap.OUTPUT, Tap.AFTER]
-            if isinstance(branch.inner, AttentionConfig) or (
-                sublayer is Sublayer.ATTENTION and addresses.heads_in(config, sublayer)
-            ):
+            if sublayer is not Sublayer.FEEDFORWARD and addresses.heads_in(config, sublayer):
                 taps.append(Tap.HEAD_OUTPUT)
             if isinstance(branch.inner, AttentionConfig):
                 taps += [Tap.GATE_FINAL for gate in branch.inner.gates if gate.at == "final"]
@@ -361,16 +344,13 @@ def _linear_readout(model: Model) -> ReadoutLayer:
             f"this {type(model).__name__} has no readout and thus no logits",
             "use a model with a language or class head",
         )
-    if getattr(readout.config, "pool", None) == "first_and_mean":
-        raise InputError(
-            "the classes of this model are read from the first token and from a mean of the others",
-            "use ablation, patching or integrated gradients",
-        )
+    problem = ""
     if readout.config.transform is not None:
-        raise InputError(
-            "the readout of this model is not linear, so that its logits are no sums",
-            "use ablation, patching or integrated gradients",
-        )
+        problem = "the readout of this model is not linear, so that its logits are no sums"
+    if getattr(readout.config, "pool", None) == "first_and_mean":
+        problem = "this model reads its classes from the first token and a mean of the others"
+    if problem:
+        raise InputError(problem, "use ablation, patching or integrated gradients")
     return readout
 
 
@@ -405,15 +385,10 @@ def _direction(
         answer = (hidden @ vectors.T * scale + biases).argmax(-1).tolist()
     towards, bias = vectors.new_zeros(hidden.shape), vectors.new_zeros(len(hidden))
     for sign, answers in ((1, answer), (-1, distractor)):
-        if answers is None:
-            continue
-        if len(answers) != rows.texts:
-            raise InputError(
-                f"got {len(answers)} answers for {rows.texts} texts", "give one per text"
-            )
-        chosen = torch.tensor(list(answers), device=vectors.device)
-        towards = towards + sign * scale * vectors[chosen]
-        bias = bias + sign * biases[chosen]
+        if answers is not None:
+            chosen = _answer_ids(answers, hidden)
+            towards = towards + sign * scale * vectors[chosen]
+            bias = bias + sign * biases[chosen]
     return towards, bias, (hidden * towards).sum(-1) + bias
 
 
@@ -437,11 +412,10 @@ class LogitLens(files.Result):
         return first.shape[0] - agrees.sum(0)
 
     def __str__(self) -> str:
-        settled = self.settled().float().mean()
-        steps = self.answers.shape[0] - 1
+        steps, texts, _ = self.answers.shape
         return (
-            f"logit lens of {self.answers.shape[1]} texts: the answer is final after "
-            f"{float(settled):.1f} of {steps} layers"
+            f"logit lens of {texts} texts: the answer is final after "
+            f"{float(self.settled().float().mean()):.1f} of {steps - 1} layers"
         )
 
 
@@ -481,20 +455,19 @@ def logit_lens(
         logits = model.readout.logits(torch.cat(rows), model.table).float()
         scores = logits.log_softmax(-1).unflatten(0, (len(rows), -1))
     top = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
+    lens = LogitLens(answers=top.indices, log_probabilities=top.values)
     if answer is None:
-        return LogitLens(answers=top.indices, log_probabilities=top.values)
-    if len(answer) != scores.shape[1]:
-        raise InputError(
-            f"got {len(answer)} answers for {scores.shape[1]} texts", "give one per text"
-        )
-    tokens = torch.tensor(list(answer), device=scores.device).expand(len(rows), -1).unsqueeze(-1)
+        return lens
+    tokens = _answer_ids(answer, scores[0]).expand(len(rows), -1).unsqueeze(-1)
     own = scores.gather(-1, tokens)
-    return LogitLens(
-        answers=top.indices,
-        log_probabilities=top.values,
-        answer_log_probabilities=own.squeeze(-1),
-        answer_ranks=(scores > own).sum(-1),
-    )
+    ranks = (scores > own).sum(-1)
+    return replace(lens, answer_log_probabilities=own.squeeze(-1), answer_ranks=ranks)
+
+
+def _answer_ids(answers: Sequence[int], texts: Float[Tensor, "b *rest"]) -> Int[Tensor, " b"]:
+    if len(answers) != len(texts):
+        raise InputError(f"got {len(answers)} answers for {len(texts)} texts", "give one per text")
+    return torch.tensor(list(answers), device=texts.device)
 
 
 def token_indices(lengths: Lengths, at: At) -> Int[Tensor, " b"]:

@@ -12,15 +12,9 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, ShapeError
 from manyheads.formatting import pluralise
-from manyheads.lens.inputs.cached_run import (
-    ActivationEditor,
-    CachedRun,
-    EditFunction,
-    HeadScope,
-    StackName,
-    head_scope,
-)
-from manyheads.lens.inputs.metrics import BoundMetric, Metric, bind_metric, weighted_mean
+from manyheads.lens.inputs import cached_run
+from manyheads.lens.inputs.cached_run import StackName, head_scope
+from manyheads.lens.inputs.metrics import Metric, bind_metric, weighted_mean
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
@@ -136,9 +130,16 @@ def integrate_inputs(
     bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
     with eval_mode(model):
         with torch.no_grad():
-            cached = CachedRun(scope, inputs, layers=(), record=[start])
+            cached = cached_run.CachedRun(scope, inputs, layers=(), record=[start])
             end = cached[start]
-            start_values = _start_values(baseline, end)
+            start_values = torch.zeros_like(end.values)
+            if isinstance(baseline, Ragged):
+                start_values, lengths = baseline.values.to(end.values), baseline.lengths.each
+                if lengths != end.lengths.each:
+                    raise ShapeError(
+                        f"the baseline has lengths {lengths}, the texts {end.lengths.each}",
+                        "give a baseline with the lengths of the texts",
+                    )
             at_start = bound_metric(cached.continue_from(end.with_values(start_values), 0))[0]
             expected = (bound_metric(cached.hidden)[0] - at_start).double()
         difference = end.values - start_values
@@ -181,8 +182,26 @@ def integrate_heads(
     bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
     with eval_mode(model):
         with torch.no_grad():
-            gates = _Gates(scope, CachedRun(scope, inputs, layers=chosen), chosen, bound_metric)
-            expected = (gates.value(1.0) - gates.value(0.0)).double().cpu()
+            cached = cached_run.CachedRun(scope, inputs, layers=chosen)
+
+        def gated(opened: float) -> tuple[Float[Tensor, " b"], list[Float[Tensor, "b h"]]]:
+            """The metric with the gates at this number, and the gates of each layer."""
+            gates, edits = [], {}
+            for layer in chosen:
+                outputs = cached.head_outputs(layer)
+                gate = outputs.values.new_full((len(outputs), outputs.values.shape[1]), opened)
+                gates.append(gate.requires_grad_())
+                spread = gate[outputs.lengths.sequence_of_token].unsqueeze(-1)
+                edits[scope.site(layer, Tap.HEAD_OUTPUT)] = spread.mul
+            hidden = cached.resume(min(chosen), cached_run.ActivationEditor(edits))
+            return bound_metric(hidden)[0], gates
+
+        def gradient(opened: float) -> Float[Tensor, "b heads"]:
+            value, gates = gated(opened)
+            return torch.cat(torch.autograd.grad(value.sum(), gates), dim=1).double()
+
+        with torch.no_grad():
+            expected = (gated(1.0)[0] - gated(0.0)[0]).double().cpu()
 
         def result(summed: Tensor, count: int) -> HeadAttribution:
             by_head = summed.cpu()
@@ -196,7 +215,7 @@ def integrate_heads(
             )
             return HeadAttribution(heads=heads, by_head=by_head, expected=expected, steps=count)
 
-        return _integrate(gates.gradient, result, steps, progress)
+        return _integrate(gradient, result, steps, progress)
 
 
 @wrapping_models
@@ -226,13 +245,11 @@ def gradient_times_attention(
         model.run_inputs(inputs, watch)
         hidden = watch[Site(-1, Tap.FINAL, stack=final)]
         assert isinstance(hidden, Ragged)
-        by_layer = {layer: watch[site] for layer, site in sites.items()}
-        flat = [weights for patterns in by_layer.values() for weights in _patterns(patterns).each]
+        by_layer = {layer: watch.patterns(site) for layer, site in sites.items()}
+        flat = [weights for patterns in by_layer.values() for weights in patterns]
         gradients = iter(torch.autograd.grad(bound_metric(hidden).sum(), flat))
     return {
-        layer: Patterns(
-            tuple((weights * next(gradients)).detach() for weights in _patterns(patterns).each)
-        )
+        layer: Patterns(tuple((weights * next(gradients)).detach() for weights in patterns))
         for layer, patterns in by_layer.items()
     }
 
@@ -248,45 +265,10 @@ class _Tracked(Record):
         super().see(site, value)
         return value
 
-
-class _Gates:
-    """The metric as a function of one number per head and text, by which outputs are multiplied."""
-
-    def __init__(
-        self, scope: HeadScope, cached: CachedRun, layers: Sequence[int], bound_metric: BoundMetric
-    ) -> None:
-        self.scope, self.cached, self.bound_metric = scope, cached, bound_metric
-        self.layers = tuple(layers)
-
-    def value(self, opened: float) -> Float[Tensor, " b"]:
-        return self._run([self._gate(layer, opened) for layer in self.layers])
-
-    def gradient(self, opened: float) -> Float[Tensor, "b heads"]:
-        gates = [self._gate(layer, opened).requires_grad_() for layer in self.layers]
-        gradients = torch.autograd.grad(self._run(gates).sum(), gates)
-        return torch.cat(gradients, dim=1).double()
-
-    def _gate(self, layer: int, opened: float) -> Float[Tensor, "b h"]:
-        outputs = self.cached.head_outputs(layer)
-        return outputs.values.new_full((len(outputs), outputs.values.shape[1]), opened)
-
-    def _run(self, gates: list[Tensor]) -> Float[Tensor, " b"]:
-        changes: dict[Site, EditFunction] = {}
-        for layer, gate in zip(self.layers, gates, strict=True):
-            spread = gate[self.cached.head_outputs(layer).lengths.sequence_of_token].unsqueeze(-1)
-            changes[self.scope.site(layer, Tap.HEAD_OUTPUT)] = spread.mul
-        return self.bound_metric(self.cached.resume(min(self.layers), ActivationEditor(changes)))[0]
-
-
-def _start_values(baseline: Literal["zero"] | Ragged, end: Ragged) -> Float[Tensor, "n c"]:
-    if isinstance(baseline, str):
-        return torch.zeros_like(end.values)
-    if baseline.lengths.each != end.lengths.each:
-        raise ShapeError(
-            f"the baseline has lengths {baseline.lengths.each}, the texts {end.lengths.each}",
-            "give a baseline with the lengths of the texts",
-        )
-    return baseline.values.to(end.values)
+    def patterns(self, site: Site) -> tuple[Tensor, ...]:
+        value = self[site]
+        assert isinstance(value, Patterns)
+        return value.each
 
 
 def _integrate(
@@ -313,12 +295,10 @@ def _integrate(
 
 def _check_steps(steps: int | None) -> None:
     """Refuse a wrong number of steps before the model runs."""
-    if steps is None:
-        return
-    if not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be an integer of at least 1, got {steps}", "use 1 or more")
-    if steps > MAX_STEPS:
-        raise InputError(f"steps must be at most {MAX_STEPS}, got {steps}", f"use 1 to {MAX_STEPS}")
+    if steps is not None and (not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS):
+        raise InputError(
+            f"steps must be an integer from 1 to {MAX_STEPS}, got {steps}", f"use 1 to {MAX_STEPS}"
+        )
 
 
 def _points(steps: int) -> list[tuple[float, float]]:
@@ -333,8 +313,3 @@ def _points(steps: int) -> list[tuple[float, float]]:
     points, weights = (points + 1) / 2, weights / 2
     stretched = weights * POWER * points ** (POWER - 1)
     return list(zip((points**POWER).tolist(), stretched.tolist(), strict=True))
-
-
-def _patterns(value: Ragged | Patterns) -> Patterns:
-    assert isinstance(value, Patterns)
-    return value

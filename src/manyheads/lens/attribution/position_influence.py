@@ -59,74 +59,65 @@ def influence(
     bar = Progress("influence of positions", total=len(inputs), unit="texts", enabled=progress)
     with eval_mode(model), torch.enable_grad(), bar:
         for text in range(len(inputs)):
-            jacobians = _Jacobians(model, inputs.select([text]), start, end)
-            norms.append(jacobians.norms(directions, seed))
+            norms.append(
+                _jacobian_norms(_Ends(model, start, end), inputs.select([text]), directions, seed)
+            )
             bar.advance()
     return tuple(norms)
 
 
-class _Jacobians:
-    """The Jacobians of one text between two sites."""
-
-    def __init__(self, model: Model, inputs: ModelInputs, start: Site, end: Site) -> None:
-        self.model, self.inputs, self.start, self.end = model, inputs, start, end
-
-    def norms(self, directions: int, seed: int) -> Float[Tensor, "t t"]:
-        _, output = self._run(1)
-        length, width = output.values.shape
-        if length > MAX_TOKENS:
-            raise InputError(
-                f"a text has {length:,} tokens, and each costs backward passes of its own",
-                f"use texts of at most {MAX_TOKENS} tokens",
-            )
-        count = min(directions, width)
-        normal = torch.randn(width, count, generator=torch.Generator().manual_seed(seed))
-        orthogonal = torch.linalg.qr(normal).Q.T.to(output.values)
-        squares = torch.zeros(length, length, dtype=torch.float64, device=output.device)
-        pairs = torch.cartesian_prod(torch.arange(length), torch.arange(count)).to(output.device)
-        for group in pairs.split(max(1, BATCH_TOKENS // max(1, length))):
-            rows, numbers = group.unbind(1)
-            gradients = self._gradients(rows, orthogonal[numbers])
-            squares.index_add_(0, rows, gradients.double().square().sum(-1))
-        return (squares * (width / count)).sqrt().float()
-
-    def _gradients(
-        self, rows: Tensor, towards: Float[Tensor, "copies c"]
-    ) -> Float[Tensor, "copies t c"]:
-        """Of one output position in one direction, in each copy of the text."""
-        copies = len(rows)
-        entered, output = self._run(copies)
+def _jacobian_norms(
+    ends: "_Ends", inputs: ModelInputs, directions: int, seed: int
+) -> Float[Tensor, "t t"]:
+    """The norms of the Jacobians of one text."""
+    _, output = ends.run(inputs)
+    length, width = output.values.shape
+    if length > MAX_TOKENS:
+        raise InputError(
+            f"a text has {length:,} tokens, and each costs backward passes of its own",
+            f"use texts of at most {MAX_TOKENS} tokens",
+        )
+    count = min(directions, width)
+    normal = torch.randn(width, count, generator=torch.Generator().manual_seed(seed))
+    orthogonal = torch.linalg.qr(normal).Q.T.to(output.values)
+    squares = torch.zeros(length, length, dtype=torch.float64, device=output.device)
+    pairs = torch.cartesian_prod(torch.arange(length), torch.arange(count)).to(output.device)
+    for group in pairs.split(max(1, BATCH_TOKENS // max(1, length))):
+        # Each copy of the text gives one output position in one direction.
+        rows, numbers = group.unbind(1)
+        copies = len(group)
+        entered, output = ends.run(inputs.repeat(copies))
         values = output.values.unflatten(0, (copies, -1))
-        along = (values[torch.arange(copies, device=rows.device), rows] * towards).sum()
-        [gradient] = torch.autograd.grad(along, entered)
-        return gradient.unflatten(0, (copies, -1))
-
-    def _run(self, copies: int) -> tuple[Tensor, Ragged]:
-        watcher = _Ends(self.start, self.end)
-        self.model.run_hidden(self.inputs.repeat(copies), watcher)
-        if watcher.entered is None or watcher.output is None:
-            raise InputError(
-                f"the model shows no {self.start if watcher.entered is None else self.end}",
-                "choose a layer that has attention or a mixer",
-            )
-        return watcher.entered, watcher.output
+        own = values[torch.arange(copies, device=rows.device), rows]
+        [gradient] = torch.autograd.grad((own * orthogonal[numbers]).sum(), entered)
+        squares.index_add_(0, rows, gradient.unflatten(0, (copies, -1)).double().square().sum(-1))
+    return (squares * (width / count)).sqrt().float()
 
 
 class _Ends:
     """A watcher that starts a graph at one site and takes its end at another."""
 
-    def __init__(self, start: Site, end: Site) -> None:
-        self._start, self._end = start, end
-        self.entered: Tensor | None = None
-        self.output: Ragged | None = None
+    def __init__(self, model: Model, start: Site, end: Site) -> None:
+        self._model, self._start, self._end = model, start, end
+        self._values: dict[Site, Ragged] = {}
+
+    def run(self, inputs: ModelInputs) -> tuple[Tensor, Ragged]:
+        """What entered at the start, and the output at the end."""
+        self._values.clear()
+        self._model.run_hidden(inputs, self)
+        for site in (self._start, self._end):
+            if site not in self._values:
+                raise InputError(
+                    f"the model shows no {site}", "choose a layer that has attention or a mixer"
+                )
+        return self._values[self._start].values, self._values[self._end]
 
     def wants(self, site: Site) -> bool:
         return site in (self._start, self._end)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
         assert isinstance(value, Ragged), "no pattern is requested"
-        if site == self._end:
-            self.output = value
-            return None
-        self.entered = value.values.detach().requires_grad_()
-        return value.with_values(self.entered)
+        if site == self._start:
+            value = value.with_values(value.values.detach().requires_grad_())
+        self._values[site] = value
+        return value

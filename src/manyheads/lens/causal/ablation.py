@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table, standard_error
-from manyheads.lens.causal.evaluate import BatchValues, Effects, Evaluation, HeadSet, is_harmful
+from manyheads.lens.causal import evaluate
+from manyheads.lens.causal.evaluate import BatchValues, Effects, HeadSet
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges
 from manyheads.lens.results import addresses, files, tables
@@ -41,8 +42,7 @@ class ReplacementValues:
         if self.means:
             return {layer: self.means[layer].unsqueeze(0) for layer in layers}
         weight = next(self.scope.model.parameters())
-        heads = {layer: self.scope.heads_of(layer) for layer in layers}
-        return {layer: weight.new_zeros(1, count, 1) for layer, count in heads.items()}
+        return {layer: weight.new_zeros(1, self.scope.heads_of(layer), 1) for layer in layers}
 
     def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
         sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
@@ -53,11 +53,8 @@ class ReplacementValues:
         owners, by_layer = lengths.sequence_of_token, {}
         for layer, site in sites.items():
             # The token at the same position of the donor, which begins again if it is shorter.
-            starts, sizes = (
-                record[site].lengths.offsets[:-1].long(),
-                record[site].lengths.offsets.diff(),
-            )
-            tokens = starts[owners] + lengths.positions % sizes.long()[owners]
+            offsets = record[site].lengths.offsets.long()
+            tokens = offsets[owners] + lengths.positions % offsets.diff()[owners]
             by_layer[layer] = record[site].values[tokens]
         return by_layer
 
@@ -145,7 +142,7 @@ class AblationOptions(TypedDict, total=False):
 class HeadAblation:
     """Runs of a model without some of its heads, which share the layers below those heads."""
 
-    evaluation: Evaluation
+    evaluation: evaluate.Evaluation
     scope: cached_run.HeadScope
     heads: HeadSet
     replacement: ReplacementValues
@@ -170,7 +167,7 @@ class HeadAblation:
         names = addresses.head_names(heads)
         scope = cached_run.head_scope(model, stack, sublayer, heads=names, mixers=mixers)
         chosen = scope.find(names)
-        evaluation = Evaluation.of(
+        evaluation = evaluate.Evaluation.of(
             model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
         )
         inputs, batch_tokens = evaluation.inputs, evaluation.batch_tokens
@@ -195,8 +192,8 @@ class HeadAblation:
         The same as `measure` of those sets, but each step resumes at the layer of the head that it
         removes, since nothing changes below. Ctrl-C keeps the results so far.
         """
-        sets = tuple(tuple(order[: count + 1]) for count in range(len(order)))
-        runs = (run for texts in self.evaluation.batches for run in self._run_order(texts, order))
+        sets = [tuple(order[: count + 1]) for count in range(len(order))]
+        runs = (run for texts in self.evaluation.batches for run in self._run_order(texts, sets))
         return self._collect("ablating in order", sets, runs)
 
     def changes(self, heads: HeadSet) -> dict[Site, cached_run.EditFunction]:
@@ -208,9 +205,8 @@ class HeadAblation:
     def _collect(self, label: str, sets: Sequence[HeadSet], runs: Iterable[BatchValues]) -> Effects:
         evaluation, model = self.evaluation, self.scope.model
         tokens = sum(evaluation.sizes) * max(1, len(sets))
-        unembedding = []
-        if model.readout is not None and not model.reads_images:
-            unembedding = [model.readout.vectors(model.table)]
+        readout = None if model.reads_images else model.readout
+        unembedding = [] if readout is None else [readout.vectors(model.table)]
         parameters = [matrix for matrix in unembedding if isinstance(matrix, nn.Parameter)]
         with build.eval_mode(model), column_major_weights(model, tokens, *parameters):
             return replace(evaluation.collect(label, len(sets), runs), sets=tuple(sets))
@@ -227,45 +223,42 @@ class HeadAblation:
         cached = cached_run.CachedRun(
             self.scope, evaluation.inputs.select(texts), layers=layers, edits=changes
         )
-        weights = bound_metric.weights.double().cpu()
-        yield BatchValues(texts, [], bound_metric(cached.hidden).double().cpu(), weights)
+        yield BatchValues.of(bound_metric, cached.hidden)
         tokens = sum(evaluation.sizes[text] for text in texts)
         copies = max(1, evaluation.batch_tokens // max(1, tokens))
-        for start, indices in _by_first_layer(sets, copies):
+        first_layers = {
+            index: min(head.layer for head in heads) for index, heads in enumerate(sets) if heads
+        }
+        order = sorted(first_layers, key=first_layers.__getitem__)
+        # Sets that resume at the same layer run side by side.
+        for indices in evaluate.group_by(first_layers.__getitem__, order, copies):
+            start = first_layers[indices[0]]
             removed = [(*sets[index], *fixed) for index in indices]
             above = [layer for layer in layers if layer >= start]
             edits = cached_run.ActivationEditor(self._changes(removed, above, replacements))
             hidden = cached.resume_after_heads(start, edits, len(indices))
-            values = bound_metric(hidden, len(indices)).double().cpu()
-            yield BatchValues(texts, indices, values, weights)
+            yield BatchValues.of(bound_metric, hidden, indices)
 
-    def _run_order(self, texts: range, order: Sequence[Head]) -> Iterator[BatchValues]:
+    def _run_order(self, texts: range, sets: Sequence[HeadSet]) -> Iterator[BatchValues]:
         """Yield the baseline with all heads, then with one head fewer each time."""
-        scope, layers = self.scope, sorted({head.layer for head in order})
+        scope, layers = self.scope, sorted({heads[-1].layer for heads in sets})
         replacements = self.replacement.of(texts, layers)
         bound_metric = self.evaluation.bind(texts)
-        weights = bound_metric.weights.double().cpu()
         cached = cached_run.CachedRun(scope, self.evaluation.inputs.select(texts), layers=layers)
         entries = {layer: cached.entering(layer) for layer in layers}
-        yield BatchValues(texts, [], bound_metric(cached.hidden).double().cpu(), weights)
-        for index, head in enumerate(order):
-            removed = tuple(order[: index + 1])
-            rerun = [layer for layer in layers if layer >= head.layer]
-            above = {
-                layer: cached_run.entry_sites(scope.stack, layer)
-                for layer in rerun
-                if layer > head.layer
-            }
-            sites = [site for sites in above.values() for site in sites]
-            edits = cached_run.ActivationEditor(
-                self._changes([removed], rerun, replacements), sites
-            )
-            hidden = cached.continue_from(entries[head.layer], head.layer, edits)
+        yield BatchValues.of(bound_metric, cached.hidden)
+        for index, removed in enumerate(sets):
+            start = removed[-1].layer
+            above = [layer for layer in layers if layer > start]
+            entry_sites = {layer: cached_run.entry_sites(scope.stack, layer) for layer in above}
+            changes = self._changes([removed], [start, *above], replacements)
+            edits = cached_run.ActivationEditor(changes, chain(*entry_sites.values()))
+            hidden = cached.continue_from(entries[start], start, edits)
             entries |= {
                 layer: cached_run.join_streams([edits[site] for site in sites])
-                for layer, sites in above.items()
+                for layer, sites in entry_sites.items()
             }
-            yield BatchValues(texts, [index], bound_metric(hidden).double().cpu(), weights)
+            yield BatchValues.of(bound_metric, hidden, [index])
 
     def _changes(
         self, removed: Sequence[HeadSet], layers: Sequence[int], replacements: Mapping[int, Tensor]
@@ -296,19 +289,6 @@ def replace_heads(
     return change
 
 
-def _by_first_layer(sets: Sequence[HeadSet], copies: int) -> Iterator[tuple[int, list[int]]]:
-    """Indices of sets that resume at the same layer, at most `copies` together."""
-
-    def first(index: int) -> int:
-        return min(head.layer for head in sets[index])
-
-    order = sorted((index for index in range(len(sets)) if sets[index]), key=first)
-    for layer, indices in groupby(order, key=first):
-        group = list(indices)
-        for start in range(0, len(group), copies):
-            yield layer, group[start : start + copies]
-
-
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class Ablation(tables.ByHead):
     """The metric without each head alone ("metric") and its change ("change"), with errors.
@@ -330,7 +310,7 @@ class Ablation(tables.ByHead):
         """Heads whose removal improves the metric by more than `errors` standard errors."""
         sign = 1.0 if self.metadata["better"] == "lower" else -1.0
         column = self["change"]
-        harmful = is_harmful(sign, column.means, column.errors, errors)
+        harmful = evaluate.is_harmful(sign, column.means, column.errors, errors)
         pairs = zip(self.addresses, column.means.tolist(), harmful, strict=True)
         return sorted(
             ((address, change) for address, change, harms in pairs if harms),
@@ -404,10 +384,10 @@ class CumulativeAblation(tables.Tabular):
         return plain_table(["", "head"], ["value", "change", "±"], rows)
 
     def __str__(self) -> str:
-        lines = [f"with all heads: {self.baseline:.4f}"]
-        for row in self.rows():
-            lines.append(f"  {row['removed']:>4}  {row['head']:<8} {row['value']:.4f}")
-        return "\n".join(lines)
+        steps = (
+            f"  {row['removed']:>4}  {row['head']:<8} {row['value']:.4f}" for row in self.rows()
+        )
+        return "\n".join([f"with all heads: {self.baseline:.4f}", *steps])
 
 
 @wrapping_models
@@ -477,10 +457,7 @@ def ablate(
 
 @wrapping_models
 def ablate_together(
-    model: build.Model,
-    texts: Inputs,
-    heads: addresses.Heads,
-    **options: Unpack[AblationOptions],
+    model: build.Model, texts: Inputs, heads: addresses.Heads, **options: Unpack[AblationOptions]
 ) -> JointAblation:
     """Ablate a set of heads together."""
     ablation = HeadAblation.of(model, texts, heads, **options)
@@ -489,10 +466,7 @@ def ablate_together(
 
 @wrapping_models
 def ablate_in_order(
-    model: build.Model,
-    texts: Inputs,
-    order: addresses.Heads,
-    **options: Unpack[AblationOptions],
+    model: build.Model, texts: Inputs, order: addresses.Heads, **options: Unpack[AblationOptions]
 ) -> CumulativeAblation:
     """Ablate the first head, the first two, and so on: the pruning curve of arXiv 1905.10650."""
     ablation = HeadAblation.of(model, texts, order, **options)
@@ -523,19 +497,16 @@ def ablate_greedily(
     removed: HeadSet = ()
     steps_done: list[JointAblation] = []
     first: Effects | None = None
-    complete = True
     for _ in range(steps):
         try:
             effects = ablation.measure([(head,) for head in remaining], fixed=removed)
         except KeyboardInterrupt:
             if first is None:
                 raise
-            complete = False
             break
         first = first or effects
         if not effects.complete:
             # The best of the heads measured so far need not be the best of all.
-            complete = False
             break
         values = [effects.of(index)[0] for index in range(len(remaining))]
         best = int(np.argmin(ablation.evaluation.sign * np.array(values)))
@@ -545,6 +516,7 @@ def ablate_greedily(
         step = replace(effects, sets=(removed,), baseline=first.baseline, values=without)
         steps_done.append(_joint(step, 0))
     assert first is not None
+    complete = len(steps_done) == steps
     return CumulativeAblation(tuple(steps_done), first.baseline_mean[0], complete)
 
 

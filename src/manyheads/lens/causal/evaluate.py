@@ -2,20 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from itertools import groupby
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.lens.inputs import metrics
 from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction
-from manyheads.lens.inputs.metrics import (
-    BoundMetric,
-    Metric,
-    better_direction,
-    bind_metric,
-    weighted_mean,
-)
 from manyheads.lens.inputs.texts import (
     Inputs,
     Targets,
@@ -25,6 +21,7 @@ from manyheads.lens.inputs.texts import (
 )
 from manyheads.models import build, model_interface
 from manyheads.progress import Progress
+from manyheads.ragged import Ragged
 from manyheads.taps import Head, Site, Tap
 
 HeadSet = tuple[Head, ...]
@@ -53,6 +50,18 @@ def is_harmful(sign: float, change: Any, error: Any, errors: float = 1.0) -> Any
     return -sign * change > errors * error
 
 
+Item = TypeVar("Item")
+
+
+def group_by(
+    key: Callable[[Item], Any], items: Iterable[Item], max_size: int
+) -> Iterator[list[Item]]:
+    """Items with the same key that follow each other, at most `max_size` together."""
+    for _, members in groupby(items, key):
+        group = list(members)
+        yield from (group[start : start + max_size] for start in range(0, len(group), max_size))
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Effects:
     """The metric of each text under each version of a model; NaN where it was not measured.
@@ -70,7 +79,7 @@ class Effects:
     def baseline_mean(self) -> tuple[float, float]:
         """The metric of the unmodified model over the measured texts, and its standard error."""
         measured = ~self.baseline.isnan()
-        mean, error = weighted_mean(self.baseline[measured], self.weights[measured])
+        mean, error = metrics.weighted_mean(self.baseline[measured], self.weights[measured])
         return float(mean), float(error)
 
     def of(self, index: int) -> tuple[float, float, float]:
@@ -82,8 +91,8 @@ class Effects:
         if not bool((self.weights[measured] > 0).any()):
             return (torch.nan,) * 3
         after, weights = self.values[measured, index], self.weights[measured]
-        change, error = weighted_mean(after - self.baseline[measured], weights)
-        return float(weighted_mean(after, weights)[0]), float(change), float(error)
+        change, error = metrics.weighted_mean(after - self.baseline[measured], weights)
+        return float(metrics.weighted_mean(after, weights)[0]), float(change), float(error)
 
     def from_first(self) -> "Effects":
         """The effects relative to the first version, which becomes the baseline."""
@@ -100,6 +109,14 @@ class BatchValues:
     indices: Sequence[int]
     values: Float[Tensor, "copies b"]
     weights: Float[Tensor, " b"]
+
+    @classmethod
+    def of(
+        cls, metric: metrics.BoundMetric, hidden: Ragged, indices: Sequence[int] = ()
+    ) -> "BatchValues":
+        """The metric of the last hidden states, a copy of the batch for each version."""
+        values = metric(hidden, max(1, len(indices))).double().cpu()
+        return cls(metric.texts, indices, values, metric.weights.double().cpu())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +148,7 @@ class Evaluation:
 
     model: build.Model
     inputs: model_interface.ModelInputs
-    metric: Metric
+    metric: metrics.Metric
     targets: Targets | None
     batch_tokens: int
     progress: bool
@@ -142,21 +159,20 @@ class Evaluation:
         cls,
         model: build.Model,
         texts: Inputs,
-        metric: Metric = "loss",
+        metric: metrics.Metric = "loss",
         targets: Targets | None = None,
         *,
         batch_tokens: int | None = None,
         progress: bool = True,
     ) -> "Evaluation":
         inputs = read_inputs(model, texts)
-        if batch_tokens is None:
-            batch_tokens = default_batch_tokens(model)
+        limit = default_batch_tokens(model) if batch_tokens is None else batch_tokens
         return cls(
             model=model,
             inputs=inputs,
             metric=metric,
             targets=targets,
-            batch_tokens=1 if inputs.examples else batch_tokens,
+            batch_tokens=1 if inputs.examples else limit,
             progress=progress,
             sizes=inputs.sizes(model),
         )
@@ -164,16 +180,16 @@ class Evaluation:
     @property
     def sign(self) -> float:
         """1 where a higher metric is worse, else -1."""
-        return 1.0 if better_direction(self.metric) == "lower" else -1.0
+        return 1.0 if metrics.better_direction(self.metric) == "lower" else -1.0
 
     @property
     def batches(self) -> list[range]:
         """The texts that run together."""
         return list(batch_ranges(self.sizes, self.batch_tokens))
 
-    def bind(self, texts: range) -> BoundMetric:
+    def bind(self, texts: range) -> metrics.BoundMetric:
         """The metric of these texts, read off the model's last hidden states."""
-        return bind_metric(self.model, self.inputs, texts, self.metric, self.targets)
+        return metrics.bind_metric(self.model, self.inputs, texts, self.metric, self.targets)
 
     def measure(
         self, variants: Sequence[Variant | Callable[[], Variant]], label: str = "measuring"
@@ -216,18 +232,16 @@ class Evaluation:
     def _run_variants(
         self, variants: Sequence[Variant | Callable[[], Variant]]
     ) -> Iterator[BatchValues]:
-        metrics = {texts: self.bind(texts) for texts in self.batches}
+        bound_metrics = [self.bind(texts) for texts in self.batches]
         for index, source in enumerate((Variant(self.model), *variants), start=-1):
             variant = source if isinstance(source, Variant) else source()
-            for texts, bound_metric in metrics.items():
+            for metric in bound_metrics:
                 record = ActivationEditor(variant.changes, [_last(variant.model)])
                 with build.eval_mode(variant.model):
-                    variant.model.run_hidden(self.inputs.select(texts), record)
-                hidden = record[_last(variant.model)]
+                    variant.model.run_hidden(self.inputs.select(metric.texts), record)
+                hidden, indices = record[_last(variant.model)], [index] if index >= 0 else []
                 # Not bound to a name, so that the model is freed afterwards.
-                values = replace(bound_metric, model=variant.model)(hidden).double().cpu()
-                indices = [index] if index >= 0 else []
-                yield BatchValues(texts, indices, values, bound_metric.weights.double().cpu())
+                yield BatchValues.of(replace(metric, model=variant.model), hidden, indices)
             del variant
 
     def gradient_scores(
@@ -245,43 +259,30 @@ class Evaluation:
         """
         sums: list[list[Tensor]] = [[] for _ in sites]
         weights, batches = [], self.batches
-        tracked = {site: _tracked_after((changes or {}).get(site)) for site in sites}
-        with Progress(
-            "differentiating", total=len(batches), unit="runs", enabled=self.progress
-        ) as bar:
+        edits, last = dict(changes or {}), _last(self.model)
+        edits |= {site: partial(_track, edits.get(site)) for site in sites}
+        label, total = "differentiating", len(batches)
+        with Progress(label, total=total, unit="runs", enabled=self.progress) as bar:
             for texts in batches:
-                record = ActivationEditor(
-                    {**(changes or {}), **tracked}, [*sites, *keep, _last(self.model)]
-                )
-                weights.append(self._add_gradients(texts, sites, product, record, sums))
+                record = ActivationEditor(edits, [*sites, *keep, last])
+                metric = self.bind(texts)
+                with build.eval_mode(self.model), torch.enable_grad():
+                    self.model.run_hidden(self.inputs.select(texts), record)
+                    tracked = [record[site].values for site in sites]
+                    gradients = torch.autograd.grad(metric(record[last]).sum(), tracked)
+                for by_batch, site, gradient in zip(sums, sites, gradients, strict=True):
+                    along = product(record, site, gradient).detach().double()
+                    both = torch.stack((along.abs(), -along), dim=-1)
+                    owner = record[site].lengths.sequence_of_token
+                    summed = both.new_zeros(len(texts), *both.shape[1:]).index_add(0, owner, both)
+                    by_batch.append(summed.cpu())
+                weights.append(metric.weights.double().cpu())
                 bar.advance()
         scores = []
-        for summed in sums:
-            means, errors = weighted_mean(torch.cat(summed), torch.cat(weights))
+        for by_batch in sums:
+            means, errors = metrics.weighted_mean(torch.cat(by_batch), torch.cat(weights))
             scores.append(GradientScores(means[:, 0], means[:, 1], errors[:, 1], errors[:, 0]))
         return scores
-
-    def _add_gradients(
-        self,
-        texts: range,
-        sites: Sequence[Site],
-        product: Product,
-        record: ActivationEditor,
-        sums: Sequence[list[Tensor]],
-    ) -> Float[Tensor, " b"]:
-        """Append the products of a batch at each site, and return the weights of its texts."""
-        bound_metric = self.bind(texts)
-        with build.eval_mode(self.model), torch.enable_grad():
-            self.model.run_hidden(self.inputs.select(texts), record)
-            total = bound_metric(record[_last(self.model)]).sum()
-            gradients = torch.autograd.grad(total, [record[site].values for site in sites])
-        for sums_at_site, site, gradient in zip(sums, sites, gradients, strict=True):
-            along = product(record, site, gradient).detach().double()
-            both = torch.stack((along.abs(), -along), dim=-1)
-            owner = record[site].lengths.sequence_of_token
-            summed = both.new_zeros(len(texts), *both.shape[1:]).index_add(0, owner, both)
-            sums_at_site.append(summed.cpu())
-        return bound_metric.weights.double().cpu()
 
     def activations(
         self, sites: Sequence[Site], label: str, changes: Mapping[Site, EditFunction] | None = None
@@ -301,9 +302,6 @@ def _last(model: build.Model) -> Site:
     return Site(-1, Tap.FINAL, stack=model.readout_stack)
 
 
-def _tracked_after(change: EditFunction | None) -> EditFunction:
-    def track(values: Tensor) -> Tensor:
-        values = values if change is None else change(values)
-        return values if values.requires_grad else values.detach().requires_grad_()
-
-    return track
+def _track(change: EditFunction | None, values: Tensor) -> Tensor:
+    values = values if change is None else change(values)
+    return values if values.requires_grad else values.detach().requires_grad_()

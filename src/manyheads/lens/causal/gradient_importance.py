@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -60,12 +61,9 @@ def importance(
     )
     sites = [scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers]
     scores = evaluation.gradient_scores(sites, product_by_head)
-    smallest = torch.finfo(torch.float64).tiny
     means = {
         "importance": [layer.importance for layer in scores],
-        "normalized": [
-            layer.importance / layer.importance.norm().clamp(min=smallest) for layer in scores
-        ],
+        "normalized": [F.normalize(layer.importance, dim=0, eps=1e-300) for layer in scores],
         "predicted": [layer.predicted for layer in scores],
     }
     errors = {
@@ -88,7 +86,10 @@ def rank_correlation(first: Float[np.ndarray, " h"], second: Float[np.ndarray, "
     0.5
     """
     measured = ~(np.isnan(first) | np.isnan(second))
-    ranks = [_ranks(values[measured]) for values in (first, second)]
+    ranks = []
+    for values in (first[measured], second[measured]):
+        _, owner, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts + 1) / 2)[owner])
     if measured.sum() < 2 or any(values.std() == 0 for values in ranks):
         return float("nan")
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
@@ -97,8 +98,3 @@ def rank_correlation(first: Float[np.ndarray, " h"], second: Float[np.ndarray, "
 def product_by_head(record: ActivationEditor, site: Site, gradient: Tensor) -> Float[Tensor, "n h"]:
     """Output . gradient of every head of a layer, for every token."""
     return (record[site].values.detach() * gradient).sum(-1)
-
-
-def _ranks(values: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    _, owner, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts + 1) / 2)[owner]

@@ -1,8 +1,8 @@
 """Activation patching: how much of a clean run one activation restores in a corrupted run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.lens.causal.evaluate import default_batch_tokens
+from manyheads.lens.causal.evaluate import default_batch_tokens, group_by
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.tables import Tabular
@@ -61,22 +61,15 @@ class Patching(Tabular):
 
     def rows(self) -> list[dict[str, Any]]:
         return [
-            {
-                "component": patch.component,
-                "layer": patch.layer,
-                "head": patch.head,
-                "position": patch.position,
-                "recovered": recovered,
-                "recovered_error": self.errors.get(patch, float("nan")),
-            }
+            asdict(patch)
+            | {"recovered": recovered, "recovered_error": self.errors.get(patch, float("nan"))}
             for patch, recovered in self.recovered.items()
         ]
 
     def __str__(self) -> str:
-        lines = [f"clean {self.clean:.4f}, corrupted {self.corrupted:.4f}; best patches:"]
-        return "\n".join(
-            lines + [f"  {patch}  {fraction:.3f}" for patch, fraction in self.ranked(10)]
-        )
+        first = f"clean {self.clean:.4f}, corrupted {self.corrupted:.4f}; best patches:"
+        best = (f"  {patch}  {fraction:.3f}" for patch, fraction in self.ranked(10))
+        return "\n".join((first, *best))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -137,9 +130,8 @@ class RunPair:
 
     @property
     def lengths(self) -> Lengths:
-        return self.corrupted[
-            cached_run.layer_input_site(self.scope.stack, self.scope.layers[0])
-        ].lengths
+        site = cached_run.layer_input_site(self.scope.stack, self.scope.layers[0])
+        return self.corrupted[site].lengths
 
     @property
     def copies(self) -> int:
@@ -191,7 +183,7 @@ def _measure(runs: RunPair, patches: list[Patch], progress: bool) -> Patching:
     recovered, errors, complete = {}, {}, True
     with Progress("patching", total=len(patches), unit="patches", enabled=progress) as bar:
         try:
-            for group in _groups(patches, runs.copies):
+            for group in group_by(attrgetter("component", "layer"), patches, runs.copies):
                 for patch, values in zip(group, _run(runs, group).double().cpu(), strict=True):
                     recovered[patch], errors[patch] = runs.recovered(values)
                 bar.advance(len(group))
@@ -258,10 +250,3 @@ def _patches(
         for layer in layers:
             heads = range(runs.scope.heads_of(layer)) if component == "head" else (None,)
             yield from (Patch(component, layer, head, at) for head in heads for at in chosen)
-
-
-def _groups(patches: list[Patch], copies: int) -> Iterator[list[Patch]]:
-    """Patches of one component of one layer, as many as run side by side."""
-    for _, patches_of_layer in groupby(patches, key=lambda patch: (patch.component, patch.layer)):
-        group = list(patches_of_layer)
-        yield from (group[start : start + copies] for start in range(0, len(group), copies))

@@ -1,6 +1,8 @@
 """Path patching: the direct effect of one head on another, with all other heads frozen."""
 
 from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import Tensor
 from manyheads.attention import AttentionConfig
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
+from manyheads.lens.causal.evaluate import group_by
 from manyheads.lens.causal.patching import RunPair
 from manyheads.lens.inputs import cached_run, metrics, texts
 from manyheads.lens.results import addresses, tables
@@ -82,10 +85,10 @@ class _Paths:
     def measure(self, senders: Sequence[Head], progress: bool) -> tables.ByHead:
         indices = {head: index for index, head in enumerate(self.scope.heads)}
         columns = np.full((2, len(indices)), np.nan)
-        complete = True
+        complete, layer = True, attrgetter("layer")
         with Progress("patching paths", total=len(senders), unit="heads", enabled=progress) as bar:
             try:
-                for group in self._groups(senders):
+                for group in group_by(layer, sorted(senders, key=layer), self.runs.copies):
                     for head, values in zip(group, self._run(group), strict=True):
                         columns[:, indices[head]] = self.runs.recovered(values, self.base)
                     bar.advance(len(group))
@@ -105,15 +108,6 @@ class _Paths:
                 "complete": complete,
             },
         )
-
-    def _groups(self, senders: Sequence[Head]) -> list[list[Head]]:
-        """Senders of one layer, as many as run side by side."""
-        groups = []
-        step = self.runs.copies
-        for layer in sorted({head.layer for head in senders}):
-            heads = [head for head in senders if head.layer == layer]
-            groups += [heads[start : start + step] for start in range(0, len(heads), step)]
-        return groups
 
     def _run(self, senders: list[Head]) -> Float[Tensor, "copies b"]:
         copies, layer = len(senders), senders[0].layer
@@ -145,7 +139,7 @@ class _Paths:
                 copies = copies.clone()
                 for copy, head in zip(copies, senders, strict=True):
                     copy[:, head.head] = self.other_run[site].values[:, head.head]
-            changes[site] = _always(copies.flatten(0, 1))
+            changes[site] = partial(_replace, copies.flatten(0, 1))
         return changes
 
     def _receive(
@@ -165,19 +159,16 @@ class _Paths:
         return change
 
 
-def _always(values: Tensor) -> cached_run.EditFunction:
-    return lambda _: values
+def _replace(values: Tensor, _: Tensor) -> Tensor:
+    return values
 
 
 def _frozen_sites(scope: cached_run.HeadScope) -> list[Site]:
     """The outputs of all heads and feed-forwards of the stack."""
     sites = []
     for layer, config in enumerate(scope.stack.config.layers):
-        for sublayer in (Sublayer.ATTENTION, Sublayer.CROSS):
-            if addresses.heads_in(config, sublayer):
-                sites.append(Site(layer, Tap.HEAD_OUTPUT, sublayer, scope.stack_name))
-        if config.mixer is not None and not addresses.heads_in(config, Sublayer.ATTENTION):
-            sites.append(Site(layer, Tap.OUTPUT, Sublayer.ATTENTION, scope.stack_name))
-        if config.feedforward is not None:
-            sites.append(Site(layer, Tap.OUTPUT, Sublayer.FEEDFORWARD, scope.stack_name))
+        for sublayer in config.branches:
+            heads = sublayer is not Sublayer.FEEDFORWARD and addresses.heads_in(config, sublayer)
+            tap = Tap.HEAD_OUTPUT if heads else Tap.OUTPUT
+            sites.append(Site(layer, tap, sublayer, scope.stack_name))
     return sites

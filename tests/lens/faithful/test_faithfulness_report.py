@@ -86,9 +86,8 @@ def handmade(sharpness: float = 8.0, *, equal_values: bool = False) -> Encoder:
 
 def decision_of(model: Any, texts: Any, **more: Any) -> Decision:
     part = head_scope(model, more.pop("stack", None), more.pop("sublayer", Sublayer.ATTENTION))
-    return decisions_of(part, part.layers, read_inputs(model, texts), more.pop("at", "last"))[
-        0
-    ].run()
+    inputs = read_inputs(model, texts)
+    return decisions_of(part, part.layers, inputs, more.pop("at", "last"))[0]()
 
 
 def test_attention_that_decides_alone_explains() -> None:

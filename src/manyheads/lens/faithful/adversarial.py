@@ -74,7 +74,7 @@ def find_adversary(
     if iterations < 1:
         raise InputError(f"iterations must be at least 1, got {iterations}", "use 1 or more")
     search = _Search(decision, within)
-    if not search.can_move:
+    if not any(bool(free.any()) for free in search.free):
         return Adversary(nan, nan)
     scores = search.starts(seed)
     optimizer = torch.optim.Adam(scores, lr=RATE)
@@ -83,8 +83,7 @@ def find_adversary(
     for _ in range(iterations):
         with torch.enable_grad():
             divergence, moved = search.measure(search.weights(scores))
-            over = (moved - within).clamp(min=0)
-            loss = PENALTY * over - divergence
+            loss = PENALTY * (moved - within).clamp(min=0) - divergence
             gradients = torch.autograd.grad(loss.sum(), scores)
         losses.append(loss.detach())
         best = search.better(best, divergence.detach(), moved.detach())
@@ -96,16 +95,12 @@ def find_adversary(
     history = torch.stack(losses)
     if history.isnan().any():
         return Adversary(nan, nan, settled=False)
-    return replace(search.draw_back(best, scores), settled=_settled(history))
-
-
-def _settled(losses: Float[Tensor, "iterations copies"]) -> bool:
-    """Whether no copy's loss fell noticeably in the last quarter of the search."""
-    early = losses[: len(losses) * 3 // 4]
-    if not len(early):
-        return False
-    before, after = early.amin(0), losses.amin(0)
-    return bool((before - after <= SETTLED * before.abs().clamp(min=MAX_DIVERGENCE)).all())
+    settled, early = False, history[: iterations * 3 // 4]
+    if len(early):
+        before, after = early.amin(0), history.amin(0)
+        fell = before - after > SETTLED * before.abs().clamp(min=MAX_DIVERGENCE)
+        settled = not bool(fell.any())
+    return replace(search.draw_back(best, scores), settled=settled)
 
 
 class _Search:
@@ -118,10 +113,6 @@ class _Search:
         # A query that sees a single key cannot attend elsewhere.
         self.free = [visible.sum(-1) > 1 for visible in self.visible]
         self.index = {layer: index for index, layer in enumerate(decision.layers)}
-
-    @property
-    def can_move(self) -> bool:
-        return any(bool(free.any()) for free in self.free)
 
     def starts(self, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)

@@ -6,7 +6,7 @@ their attention weights, which can be inspected, differentiated and replaced.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, nan
 
 import torch
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.errors import InputError
-from manyheads.lens.attribution.direct_logits import At
+from manyheads.lens.attribution.direct_logits import At, token_indices
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
 from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import ClassHead
@@ -118,8 +118,7 @@ class Decision:
     @property
     def copies_at_once(self) -> int:
         """How many copies run side by side."""
-        heads = max(len(weights) for weights in self.weights.values())
-        keys = max(weights.shape[-1] for weights in self.weights.values())
+        heads, _, keys = map(max, zip(*(own.shape for own in self.weights.values()), strict=True))
         return max(1, WEIGHTS_AT_ONCE // (heads * self._queries * keys))
 
     @property
@@ -141,37 +140,14 @@ class Decision:
         return readout.logits(x, model.table).float().softmax(-1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingDecision:
-    """A decision whose text has not been run yet."""
-
-    scope: HeadScope
-    layers: tuple[int, ...]
-    inputs: ModelInputs
-    rows: range
-
-    def run(self) -> Decision:
-        """Run the text once; everything else resumes from the first of the layers."""
-        device = next(self.scope.model.parameters()).device
-        with torch.no_grad():
-            cached = CachedRun(self.scope, self.inputs, layers=self.layers)
-        rows = torch.arange(self.rows.start, self.rows.stop, device=device)
-        return Decision(self.scope, self.layers, cached, rows)
-
-
 def decisions_of(
     scope: HeadScope, layers: Sequence[int], inputs: ModelInputs, at: At
-) -> list[PendingDecision]:
-    """The decision of each text, to be run one after another."""
-    _check(scope, at, inputs)
-    return [
-        PendingDecision(scope, tuple(layers), inputs.select([text]), _rows(scope, length, text, at))
-        for text, length in enumerate(inputs.lengths(scope.model).each)
-    ]
+) -> list[Callable[[], Decision]]:
+    """The decision of each text, to be called one after another.
 
-
-def _check(scope: HeadScope, at: At, inputs: ModelInputs) -> None:
-    model = scope.model
+    Each runs its text once; everything else resumes from the first of the layers.
+    """
+    model, config = scope.model, scope.model.config.readout
     if model.readout is None:
         raise InputError(
             f"this {type(model).__name__} has no readout and thus no answer",
@@ -181,32 +157,28 @@ def _check(scope: HeadScope, at: At, inputs: ModelInputs) -> None:
         raise InputError(
             "the encoder's tokens have no readout", 'use stack="decoder", or Sublayer.CROSS'
         )
-    by_text = isinstance(model.config.readout, ClassHead)
-    if by_text and at != "last":
-        raise InputError(f"a class belongs to the whole text, got at={at}", "leave out at")
-    if not by_text and at == "last" and not model.generates:
-        raise InputError(
-            f"this {type(model).__name__} predicts at every token",
-            "set at to one position per text",
-        )
-    if at != "last" and len(at) != len(inputs):
-        raise InputError(f"at has {len(at)} positions for {len(inputs)} texts", "give one per text")
-
-
-def _rows(scope: HeadScope, length: int, text: int, at: At) -> range:
-    config = scope.model.config.readout
+    lengths = inputs.lengths(model)
     if isinstance(config, ClassHead):
-        pooled_rows = {
-            "first": range(1),
-            "last": range(length - 1, length),
-            "mean": range(length),
-            "first_and_mean": range(length),
-        }
-        return pooled_rows[config.pool]
-    position = length - 1 if at == "last" else at[text]
-    if not 0 <= position < length:
-        raise InputError(f"text {text} has no position {position}", f"use 0 to {length - 1}")
-    return range(position, position + 1)
+        if at != "last":
+            raise InputError(f"a class belongs to the whole text, got at={at}", "leave out at")
+        pooled = {"first": slice(1), "last": slice(-1, None)}.get(config.pool, slice(None))
+        rows = [range(length)[pooled] for length in lengths.each]
+    else:
+        if at == "last" and not model.generates:
+            raise InputError(
+                f"this {type(model).__name__} predicts at every token",
+                "set at to one position per text",
+            )
+        positions = (token_indices(lengths, at) - lengths.offsets[:-1]).tolist()
+        rows = [range(position, position + 1) for position in positions]
+
+    def decide(text: int) -> Decision:
+        with torch.no_grad():
+            cached = CachedRun(scope, inputs.select([text]), layers=layers)
+        queries = torch.tensor(rows[text], device=next(model.parameters()).device)
+        return Decision(scope, tuple(layers), cached, queries)
+
+    return [partial(decide, text) for text in range(len(inputs))]
 
 
 ORDERS = ("attention", "gradient", "gradient_times_attention", "random")
@@ -264,17 +236,13 @@ def erase_key_weights(
 ) -> Float[Tensor, "copies v"]:
     """The probabilities of all answers, each copy using only some keys."""
     sinks = decision.has_sink
-    answers = []
-    for batch in keys.split(decision.copies_at_once):
 
-        def without(
-            layer: int, copy: int, weights: Tensor, batch: Bool[Tensor, "few s"] = batch
-        ) -> Tensor:
-            return renormalize(weights, batch[copy], sink=sinks[layer])
+    def without(batch: Tensor, layer: int, copy: int, weights: Tensor) -> Tensor:
+        return renormalize(weights, batch[copy], sink=sinks[layer])
 
-        with torch.no_grad():
-            answers.append(decision.under(without, len(batch)))
-    return torch.cat(answers)
+    batches = keys.split(decision.copies_at_once)
+    with torch.no_grad():
+        return torch.cat([decision.under(partial(without, own), len(own)) for own in batches])
 
 
 def erase(decision: Decision, order: Sequence[int] | Int[Tensor, " k"], steps: int) -> Erasure:

@@ -1,6 +1,6 @@
 """Whether attention explains a model's answers: erasure, adversarial weights and gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,15 +276,15 @@ def faithfulness(
     chosen = scope.layers if layers is None else tuple(layers)
     if not chosen or not set(chosen) <= set(scope.layers):
         raise InputError(f"layers {chosen} do not all have heads", f"use layers of {scope.layers}")
-    tests = _Tests(steps, draws, within, iterations, torch.Generator().manual_seed(seed))
-    named = texts if isinstance(texts, Mapping) else {"these texts": texts}
-    tasks = []
-    for name, texts_of_task in named.items():
-        position = at[name] if isinstance(at, Mapping) else at
-        tasks.append(tests.run(name, scope, chosen, texts_of_task, position, progress))
     options = {"steps": steps, "draws": draws, "within": within, "iterations": iterations}
-    metadata = {"layers": list(chosen), "thresholds": THRESHOLDS} | options
-    return Faithfulness(tuple(tasks), metadata)
+    generator = torch.Generator().manual_seed(seed)
+    tests = _Tests(scope, chosen, generator, progress, steps, draws, within, iterations)
+    named = texts if isinstance(texts, Mapping) else {"these texts": texts}
+    tasks = tuple(
+        tests.run(name, texts_of_task, at[name] if isinstance(at, Mapping) else at)
+        for name, texts_of_task in named.items()
+    )
+    return Faithfulness(tasks, {"layers": list(chosen), "thresholds": THRESHOLDS} | options)
 
 
 def kendall(x: Float[np.ndarray, " k"], y: Float[np.ndarray, " k"]) -> float:
@@ -307,56 +307,50 @@ def kendall(x: Float[np.ndarray, " k"], y: Float[np.ndarray, " k"]) -> float:
 class _Tests:
     """The settings of all tests."""
 
+    scope: HeadScope
+    layers: Sequence[int]
+    generator: torch.Generator
+    progress: bool
     steps: int
     draws: int
     within: float
     iterations: int
-    generator: torch.Generator
 
-    def run(
-        self,
-        name: str,
-        scope: HeadScope,
-        layers: Sequence[int],
-        texts: Inputs,
-        at: At,
-        progress: bool,
-    ) -> TaskVerdict:
-        tested: list[_TextTests] = []
-        complete = True
-        decisions = erasure.decisions_of(scope, layers, read_inputs(scope.model, texts), at)
-        with (
-            Progress("erasing", total=len(decisions), unit="texts", enabled=progress) as bar,
-            build.eval_mode(scope.model),
-        ):
+    def run(self, name: str, texts: Inputs, at: At) -> TaskVerdict:
+        model, tested, complete = self.scope.model, list[_TextTests](), True
+        decisions = erasure.decisions_of(self.scope, self.layers, read_inputs(model, texts), at)
+        bar = Progress("erasing", total=len(decisions), unit="texts", enabled=self.progress)
+        with bar, build.eval_mode(model):
             try:
-                for decision in decisions:
-                    tested.append(self._test(decision.run()))
+                for decide in decisions:
+                    tested.append(self._test(decide()))
                     bar.advance()
             except KeyboardInterrupt:
                 if not tested:
                     raise
                 complete = False
-        by_class = isinstance(scope.model.config.readout, readout.ClassHead)
-        by_order = {order: [text.erasures[order] for text in tested] for order in erasure.ORDERS}
+
+        def by_order(measure: Callable[[erasure.Erasure], Any]) -> dict[str, np.ndarray]:
+            """The mean over draws of each text."""
+            return {
+                order: np.array(
+                    [np.mean([*map(measure, text.erasures[order])], axis=0) for text in tested]
+                )
+                for order in erasure.ORDERS
+            }
+
+        by_class = isinstance(model.config.readout, readout.ClassHead)
+        curves = by_order(lambda erased: erased.curve.double().cpu().numpy())
+        adversaries = [text.adversary for text in tested]
         return TaskVerdict(
             name=name,
             decides="classes" if by_class else "tokens",
-            erased={
-                order: np.array([np.mean([draw.fraction for draw in draws]) for draws in texts])
-                for order, texts in by_order.items()
-            },
-            flipped={
-                order: np.array([np.mean([draw.flipped for draw in draws]) for draws in texts])
-                for order, texts in by_order.items()
-            },
-            curves={
-                order: np.mean([_mean_curve(draws) for draws in texts], axis=0)
-                for order, texts in by_order.items()
-            },
-            divergence=np.array([text.adversary.divergence for text in tested]),
-            moved=np.array([text.adversary.moved for text in tested]),
-            settled=np.array([float(text.adversary.settled) for text in tested]),
+            erased=by_order(lambda erased: erased.fraction),
+            flipped=by_order(lambda erased: erased.flipped),
+            curves={order: by_text.mean(0) for order, by_text in curves.items()},
+            divergence=np.array([adversary.divergence for adversary in adversaries]),
+            moved=np.array([adversary.moved for adversary in adversaries]),
+            settled=np.array([float(adversary.settled) for adversary in adversaries]),
             agreement={
                 name: np.array([text.agreement[name] for text in tested])
                 for name in tested[0].agreement
@@ -365,16 +359,18 @@ class _Tests:
         )
 
     def _test(self, decision: erasure.Decision) -> "_TextTests":
-        ranks = erasure.rank_keys(decision)
-        erasures = {}
-        for name, scores in ranks.items():
-            order = decision.keys[scores.argsort(descending=True, stable=True)]
-            erasures[name] = [erasure.erase(decision, order, self.steps)]
-        erasures["random"] = []
-        for _ in range(self.draws):
-            order = torch.randperm(len(decision.keys), generator=self.generator)
-            mixed = decision.keys[order.to(decision.keys.device)]
-            erasures["random"].append(erasure.erase(decision, mixed, self.steps))
+        keys, ranks = decision.keys, erasure.rank_keys(decision)
+        orders = {
+            name: [scores.argsort(descending=True, stable=True)] for name, scores in ranks.items()
+        }
+        orders["random"] = [
+            torch.randperm(len(keys), generator=self.generator).to(keys.device)
+            for _ in range(self.draws)
+        ]
+        erasures = {
+            name: [erasure.erase(decision, keys[order], self.steps) for order in draws]
+            for name, draws in orders.items()
+        }
         adversary = find_adversary(
             decision,
             within=self.within,
@@ -398,7 +394,3 @@ class _TextTests:
     erasures: dict[str, list[erasure.Erasure]]
     adversary: Adversary
     agreement: dict[str, float]
-
-
-def _mean_curve(draws: Sequence[erasure.Erasure]) -> Float[np.ndarray, " steps"]:
-    return torch.stack([draw.curve for draw in draws]).double().mean(0).cpu().numpy()

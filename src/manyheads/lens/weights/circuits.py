@@ -82,8 +82,7 @@ class TokenVectors:
         readout = model.readout
         if isinstance(model, Vision) or not isinstance(model.config.readout, LanguageHead):
             raise InputError(
-                f"this {type(model).__name__} has no language head",
-                "use a model that has one",
+                f"this {type(model).__name__} has no language head", "use a model that has one"
             )
         assert readout is not None
         stack = head_scope(model).stack
@@ -138,14 +137,12 @@ class Circuits:
         index = head.head if what == "query" else config.owners[head.head]
         rows = attention.projections()[what].detach()
         mine = rearrange(rows, "(h d) c -> h d c", d=config.size)[index].double()
-        if self.scope.sublayer is Sublayer.CROSS and what != "query":
-            return mine
-        return folded(mine, self._norm(head.layer))
-
-    def _norm(self, layer: int) -> torch.nn.Module:
-        residual = self._residual(layer)
+        residual = self._residual(head.layer)
         assert residual is not None, "only native models have projections to read"
-        return torch.nn.Identity() if isinstance(residual.placement, PostNorm) else residual.norm
+        from_memory = self.scope.sublayer is Sublayer.CROSS and what != "query"
+        if from_memory or isinstance(residual.placement, PostNorm):
+            return mine
+        return folded(mine, residual.norm)
 
     def _residual(self, layer: int) -> Residual | None:
         """The norms around the attention; None in a wrapped model."""
@@ -193,18 +190,21 @@ def score_circuits(
     copying = matching = None
     if isinstance(model.config.readout, LanguageHead):
         tokens = TokenVectors.of(model)
-        copying = _Copying(tokens, _draw(tokens, sample, seed), top_k)
+        copying = _Copying(tokens, sample, seed, top_k)
         matching = _product(tokens.embed, tokens.embed)
 
     def score(head: Head) -> dict[str, float]:
-        alone = _alone(factored, head)
-        if copying is None or matching is None:
-            return alone
-        qk = factored.qk(head)
-        values = torch.linalg.eigvals(qk.right @ matching @ qk.left)
-        return (
-            alone | {"matching_eigenvalues": eigenvalue_score(values)} | copying(factored.ov(head))
-        )
+        ov, qk = factored.ov(head), factored.qk(head)
+        scores = {
+            "ov_rank": float(ov.rank()),
+            "ov_stable_rank": ov.stable_rank(),
+            "ov_eigenvalues": eigenvalue_score(ov.eigenvalues()),
+            "qk_eigenvalues": eigenvalue_score(qk.eigenvalues()),
+        }
+        if copying is not None and matching is not None:
+            values = torch.linalg.eigvals(qk.right @ matching @ qk.left)
+            scores |= {"matching_eigenvalues": eigenvalue_score(values)} | copying(ov)
+        return scores
 
     return _each_head(scope, score, top_k, 0 if copying is None else len(copying.drawn), progress)
 
@@ -222,12 +222,10 @@ def score_copying(
     """Only "copying" and "copying_eigenvalues" of `score_circuits`, at a fraction of the cost."""
     scope = head_scope(model, stack, sublayer, mixers=False)
     factored, tokens = Circuits(scope), TokenVectors.of(model)
-    copying = _Copying(tokens, _draw(tokens, sample, seed), top_k)
-
-    def score(head: Head) -> dict[str, float]:
-        return copying(factored.ov(head))
-
-    return _each_head(scope, score, top_k, len(copying.drawn), progress)
+    copying = _Copying(tokens, sample, seed, top_k)
+    return _each_head(
+        scope, lambda head: copying(factored.ov(head)), top_k, len(copying.drawn), progress
+    )
 
 
 def _each_head(
@@ -271,7 +269,12 @@ def copying_score(
     # Chunks are strided, as the first tokens of a vocabulary are often unlike the rest.
     chunks = -(-len(tokens.unembed) // TOKENS_AT_ONCE)
     for first in range(chunks):
-        scored = _scored(read[remaining], left, tokens.unembed[first::chunks])
+        alive, unembed = read[remaining], tokens.unembed[first::chunks]
+        # The cheaper product first.
+        if len(alive) < left.shape[1]:
+            scored = (alive @ left.T) @ unembed.T
+        else:
+            scored = alive @ (unembed @ left).T
         itself = (drawn[remaining] % chunks == first).nonzero().squeeze(1)
         scored[itself, drawn[remaining[itself]] // chunks] = -torch.inf
         beaten_by[remaining] += (scored >= least[remaining, None]).sum(1)
@@ -281,29 +284,16 @@ def copying_score(
     return len(remaining) / len(drawn)
 
 
-def _scored(
-    read: Float[Tensor, "k d"], left: Float[Tensor, "c d"], unembed: Float[Tensor, "w c"]
-) -> Float[Tensor, "k w"]:
-    """read left' unembed', the cheaper product first."""
-    cheaper = len(read) < left.shape[1]
-    return (read @ left.T) @ unembed.T if cheaper else read @ (unembed @ left).T
-
-
-def _alone(factored: Circuits, head: Head) -> dict[str, float]:
-    ov, qk = factored.ov(head), factored.qk(head)
-    return {
-        "ov_rank": float(ov.rank()),
-        "ov_stable_rank": ov.stable_rank(),
-        "ov_eigenvalues": eigenvalue_score(ov.eigenvalues()),
-        "qk_eigenvalues": eigenvalue_score(qk.eigenvalues()),
-    }
-
-
 class _Copying:
     """The copying scores of a head."""
 
-    def __init__(self, tokens: TokenVectors, drawn: Tensor, top_k: int) -> None:
-        self.tokens, self.drawn, self.top_k = tokens, drawn, top_k
+    def __init__(self, tokens: TokenVectors, sample: int | None, seed: int, top_k: int) -> None:
+        count = len(tokens.embed)
+        drawn = torch.arange(count)
+        if sample is not None and sample < count:
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+            drawn = order[:sample].sort().values
+        self.tokens, self.drawn, self.top_k = tokens, drawn.to(tokens.embed.device), top_k
         self._product = _product(tokens.embed, tokens.unembed)
 
     def __call__(self, ov: FactoredMatrix) -> dict[str, float]:
@@ -320,14 +310,6 @@ def _product(one: Float[Tensor, "v c"], other: Float[Tensor, "v c"]) -> Float[Te
     for rows, others in zip(one.split(8192), other.split(8192), strict=True):
         gram += rows.double().T @ others.double()
     return gram
-
-
-def _draw(tokens: TokenVectors, sample: int | None, seed: int) -> Tensor:
-    count = len(tokens.embed)
-    if sample is None or sample >= count:
-        return torch.arange(count, device=tokens.embed.device)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[:sample].sort().values.to(tokens.embed.device)
 
 
 def folded(rows: Float[Tensor, "d c"], norm: torch.nn.Module) -> Float[Tensor, "d c"]:
@@ -390,12 +372,9 @@ def vocabulary_projection(model: Model, stack: StackName | None = None) -> Vocab
     """The projection onto the vocabulary of a model's stack."""
     if isinstance(model, Vision):
         raise InputError("a Vision model has no vocabulary", "use a model that reads text")
-    embedding, end = model.embedding, model.stack if not isinstance(model, Seq2Seq) else None
-    if isinstance(model, Seq2Seq):
-        end = model.encoder if stack == "encoder" else model.decoder
-        if stack != "encoder" and model.target_embedding is not None:
-            embedding = model.target_embedding
-    assert end is not None
+    embedding, end = model.embedding, model.stacks()[stack or model.readout_stack]
+    if isinstance(model, Seq2Seq) and stack != "encoder" and model.target_embedding is not None:
+        embedding = model.target_embedding
     check_one_stream(end)
     table = embedding.tokens.weight.detach().float()
     with torch.no_grad():

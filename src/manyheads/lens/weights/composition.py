@@ -34,7 +34,9 @@ def composition_scores(model: Model, through: Through, *, stack: StackName | Non
     scope = head_scope(model, stack, mixers=False)
     factored = Circuits(scope)
     heads = scope.heads
-    before = [_written(factored.ov(head)) for head in heads]
+    # Matrices with the norm of OV when multiplied from the left.
+    circuits = [factored.ov(head) for head in heads]
+    before = [ov.left @ torch.linalg.qr(ov.right.T).R.T for ov in circuits]
     after = [_read(factored, head, through) for head in heads]
     norms = [torch.stack([matrix.norm() for matrix in side]) for side in (before, after)]
     values = torch.full((len(heads), len(heads)), torch.nan, dtype=torch.float64)
@@ -84,11 +86,6 @@ def weight_similarity(
             f"trait must be writes, query, key, value, ov or qk, got {trait!r}", "use one of them"
         )
     return ByPair(kind=f"similarity of {trait}", blocks=scope.blocks, values=values.cpu().numpy())
-
-
-def _written(ov: FactoredMatrix) -> Float[Tensor, "c d"]:
-    """A matrix that has the same norm as OV when multiplied from the left."""
-    return ov.left @ torch.linalg.qr(ov.right.T).R.T
 
 
 def _read(factored: Circuits, head: Head, through: Through) -> Float[Tensor, "d c"]:

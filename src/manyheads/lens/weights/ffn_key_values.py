@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.errors import InputError
+from manyheads.errors import InputError, NativeModelError
 from manyheads.formatting import percent
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.results.files import Metadata
@@ -25,7 +25,6 @@ from manyheads.lens.weights.circuits import (
 )
 from manyheads.models.build import Model
 from manyheads.models.layer import Layer, Residual
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.stack import Stack
 from manyheads.parts.experts import MixtureOfExperts
 from manyheads.parts.feedforward import ACTIVATIONS, FeedForward
@@ -87,31 +86,29 @@ class FeedForwards:
 
     def size(self, layer: int, expert: Expert = None) -> int:
         """The number of neurons."""
-        module = self.module(layer)
-        if isinstance(module, FeedForward):
-            return module.config.hidden
-        return module.config.shared if expert == "shared" else module.config.hidden
+        module, _ = self._expert(layer, expert)
+        return module.config.hidden
 
     def keys(self, layer: int, expert: Expert = None) -> Float[Tensor, "f c"]:
         """What each neuron reads from the residual stream, the norm in front folded in.
 
         The key of a gated neuron is that of its gate, which decides whether it is active.
         """
-        residual = self.residual(layer)
-        rows = self._expanding(layer, expert)[: self.size(layer, expert)].float()
+        residual, (module, index) = self.residual(layer), self._expert(layer, expert)
+        if isinstance(module, FeedForward):
+            rows = module.expand.weight.detach()
+        else:
+            rows = module.expand.detach()[index].T
+        rows = rows[: module.config.hidden].float()
         return rows if isinstance(residual.placement, PostNorm) else folded(rows, residual.norm)
 
     def values(self, layer: int, expert: Expert = None) -> Float[Tensor, "f c"]:
         """What each neuron writes, including the weights of a norm after the feed-forward."""
-        module = self.module(layer)
+        module, index = self._expert(layer, expert)
         if isinstance(module, FeedForward):
             rows = module.contract.weight.detach().T
-        elif expert == "shared":
-            assert module.shared is not None
-            rows = module.shared.contract.weight.detach().T
         else:
-            assert isinstance(expert, int)
-            rows = module.contract.detach()[expert]
+            rows = module.contract.detach()[index]
         return through(rows.float(), self.residual(layer).second_norm)
 
     def coefficients(
@@ -123,22 +120,23 @@ class FeedForwards:
         not routed to the expert.
         """
         entered = self.residual(layer).read(before)
-        module = self.module(layer)
+        module, index = self._expert(layer, expert)
+        places = torch.tensor(list(indices), device=entered.device)
         if isinstance(module, FeedForward):
-            return _activations(module, entered, indices)
-        if expert == "shared":
-            assert module.shared is not None
-            activations = _activations(module.shared, entered, indices)
-            gate = module.shared_gate
+            gate = getattr(self.module(layer), "shared_gate", None)
+            activations = _activations(module, entered, places)
             return activations if gate is None else activations * gate(entered).sigmoid()
-        assert isinstance(expert, int)
-        weight = _routing_weight(module, entered, expert)
+        probabilities = module.router(entered).float().softmax(-1)
+        weights, experts = probabilities.topk(module.config.top_k, dim=-1)
+        if module.config.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        # The router's weight of this expert for each token, 0 where it is not selected.
+        weight = torch.where(experts == index, weights, 0.0).sum(-1)
         positions = weight.nonzero().squeeze(1)
-        rows = module.expand[expert].T.to(entered.dtype)
-        places = torch.tensor(list(indices), device=rows.device)
+        rows = module.expand[index].T.to(entered.dtype)
         halves = []
         for chosen in (places, places + module.config.hidden):
-            bias = None if module.expand_bias is None else module.expand_bias[expert][chosen]
+            bias = None if module.expand_bias is None else module.expand_bias[index][chosen]
             halves.append(F.linear(entered[positions], rows[chosen], bias))
         activations = module.activate(*halves)
         values = activations.new_zeros(len(entered), len(places))
@@ -161,12 +159,8 @@ class FeedForwards:
         return self._layer(layer).feedforward_residual
 
     def _address(self, named: Neuron | str | tuple[int, int]) -> Neuron:
-        neuron = named if isinstance(named, Neuron) else None
-        if isinstance(named, str):
-            neuron = Neuron.parse(named)
-        elif isinstance(named, tuple):
-            neuron = Neuron(*named)
-        assert neuron is not None
+        neuron = Neuron.parse(named) if isinstance(named, str) else named
+        neuron = neuron if isinstance(neuron, Neuron) else Neuron(*neuron)
         if neuron.layer not in self.layers:
             choices = ", ".join(map(str, self.layers))
             raise InputError(
@@ -186,15 +180,18 @@ class FeedForwards:
         assert isinstance(module, Layer)
         return module
 
-    def _expanding(self, layer: int, expert: Expert) -> Float[Tensor, "rows c"]:
+    def _expert(
+        self, layer: int, expert: Expert
+    ) -> tuple[FeedForward, None] | tuple[MixtureOfExperts, int]:
+        """A plain feed-forward or shared expert; of other experts the mixture and its index."""
         module = self.module(layer)
-        if isinstance(module, FeedForward):
-            return module.expand.weight.detach()
-        if expert == "shared":
+        if isinstance(module, MixtureOfExperts) and expert == "shared":
             assert module.shared is not None
-            return module.shared.expand.weight.detach()
+            module = module.shared
+        if isinstance(module, FeedForward):
+            return module, None
         assert isinstance(expert, int)
-        return module.expand.detach()[expert].T
+        return module, expert
 
     def groups(self) -> Iterator[tuple[int, Expert]]:
         """Every layer with every expert."""
@@ -205,29 +202,22 @@ class FeedForwards:
 
 def feed_forwards_of(model: Model, stack: StackName | None = None) -> FeedForwards:
     """The feed-forwards of the named stack, by default the decoder of a `Seq2Seq`."""
-    if not isinstance(model, Seq2Seq):
-        if stack not in (None, "main"):
-            raise InputError(f"this {type(model).__name__} has no stack {stack!r}", 'use "main"')
-        return _checked(FeedForwards(model.stack))
-    if stack == "main":
-        raise InputError("this Seq2Seq has no stack 'main'", 'use "encoder" or "decoder"')
-    return _checked(FeedForwards(model.encoder if stack == "encoder" else model.decoder))
-
-
-def _checked(feed_forwards: FeedForwards) -> FeedForwards:
+    stacks, name = model.stacks(), stack or model.readout_stack
+    if not model.native:
+        raise NativeModelError("a feed-forward")
+    if name not in stacks:
+        names = " or ".join(f'"{choice}"' for choice in stacks)
+        raise InputError(f"this {type(model).__name__} has no stack {name!r}", f"use {names}")
+    feed_forwards = FeedForwards(stacks[name])
     if not feed_forwards.layers:
-        raise InputError(
-            f"the {feed_forwards.stack.name} stack has no feed-forward",
-            "use another stack or model",
-        )
+        raise InputError(f"the {name} stack has no feed-forward", "use another stack or model")
     return feed_forwards
 
 
 def _activations(
-    module: FeedForward, entered: Float[Tensor, "n c"], indices: Sequence[int]
+    module: FeedForward, entered: Float[Tensor, "n c"], places: Int[Tensor, " k"]
 ) -> Float[Tensor, "n k"]:
     activate = ACTIVATIONS[module.config.activation]
-    places = torch.tensor(list(indices), device=entered.device)
 
     def read(rows: Tensor) -> Tensor:
         bias = None if module.expand.bias is None else module.expand.bias[rows]
@@ -236,17 +226,6 @@ def _activations(
     if not module.gated:
         return activate(read(places))
     return activate(read(places)) * read(places + module.config.hidden)
-
-
-def _routing_weight(
-    module: MixtureOfExperts, entered: Float[Tensor, "n c"], expert: int
-) -> Float[Tensor, " n"]:
-    """The router's weight of an expert for each token, 0 where it is not selected."""
-    probabilities = module.router(entered).float().softmax(-1)
-    weights, experts = probabilities.topk(module.config.top_k, dim=-1)
-    if module.config.renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return torch.where(experts == expert, weights, 0.0).sum(-1)
 
 
 KIND = "key-value memories"
@@ -275,6 +254,11 @@ class LayerKeyValues:
 
     def __len__(self) -> int:
         return len(self.written)
+
+    @property
+    def name(self) -> str:
+        """The layer, and the expert if there are any."""
+        return str(self.layer) + ("" if self.expert is None else f" expert {self.expert}")
 
     def summary(self, clear_above: float) -> dict[str, Any]:
         """Fractions of neurons that write a clear token, read one, and write the one they read."""
@@ -305,20 +289,14 @@ class KeyValueMemories(Tabular):
         for key_values in self.layers:
             if (key_values.layer, key_values.expert) == (layer, expert):
                 return key_values
-        raise InputError(
-            f"layer {layer} has no feed-forward"
-            + ("" if expert is None else f" of expert {expert}"),
-            f"use one of {', '.join(str(key_values.layer) for key_values in self.layers)}",
-        )
+        missing = "feed-forward" + ("" if expert is None else f" of expert {expert}")
+        layers = ", ".join(str(key_values.layer) for key_values in self.layers)
+        raise InputError(f"layer {layer} has no {missing}", f"use one of {layers}")
 
     def clear(self, top_k: int = 20) -> list[tuple[Neuron, int, float]]:
         """The neurons that write a token most clearly, with the token and its z-score."""
         scored = [
-            (
-                Neuron(layer.layer, int(index), layer.expert),
-                int(layer.written[index]),
-                float(score),
-            )
+            (Neuron(layer.layer, int(index), layer.expert), int(layer.written[index]), float(score))
             for layer in self.layers
             for index, score in enumerate(layer.written_z)
             if score > self.clear_above
@@ -337,39 +315,28 @@ class KeyValueMemories(Tabular):
         names = ("neurons", "write_clear", "read_clear", "write_what_is_read", "similarity")
         for name in names:
             table.add_column(name.replace("_", " "), justify="right")
-        for row in self.rows():
-            where = str(row["layer"]) + (
-                "" if row["expert"] is None else f" expert {row['expert']}"
-            )
+        for row, layer in zip(self.rows(), self.layers, strict=True):
             cells = [f"{row[name]:.3f}" for name in names[1:]]
-            table.add_row(where, str(row["neurons"]), *cells)
+            table.add_row(layer.name, str(row["neurons"]), *cells)
         return table
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    __repr__ = __str__
-
-    def _lines(self) -> Iterator[str]:
         neurons = sum(map(len, self.layers))
-        yield f"{neurons:,} neurons, values projected through the {self.metadata['through']}"
-        for row in self.rows():
-            where = f"layer {row['layer']}"
-            where += "" if row["expert"] is None else f" expert {row['expert']}"
-            yield (
-                f"  {where}: {percent(row['write_clear'])} write a clear token, "
+        lines = [f"{neurons:,} neurons, values projected through the {self.metadata['through']}"]
+        for row, layer in zip(self.rows(), self.layers, strict=True):
+            lines.append(
+                f"  layer {layer.name}: {percent(row['write_clear'])} write a clear token, "
                 f"{percent(row['read_clear'])} read one, "
                 f"{percent(row['write_what_is_read'])} write the one they read"
             )
+        return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 @wrapping_models
 def key_value_memories(
-    model: Model,
-    *,
-    clear_above: float = 6.0,
-    stack: StackName | None = None,
-    progress: bool = True,
+    model: Model, *, clear_above: float = 6.0, stack: StackName | None = None, progress: bool = True
 ) -> KeyValueMemories:
     """The keys and values of every feed-forward as tokens, from the weights alone.
 
@@ -389,12 +356,8 @@ def key_value_memories(
     feed_forwards, vocabulary = feed_forwards_of(model, stack), vocabulary_projection(model, stack)
     groups = list(feed_forwards.groups())
     memories = []
-    with (
-        Progress(
-            "reading weights", total=len(groups), unit="feed-forwards", enabled=progress
-        ) as bar,
-        torch.inference_mode(),
-    ):
+    bar = Progress("reading weights", total=len(groups), unit="feed-forwards", enabled=progress)
+    with bar, torch.inference_mode():
         for layer, expert in groups:
             memories.append(_layer(feed_forwards, vocabulary, layer, expert))
             bar.advance()

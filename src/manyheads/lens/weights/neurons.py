@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -42,9 +42,6 @@ class TopActivation:
     after: tuple[int, ...] = ()
     text: tuple[str, str, str] | None = None
 
-    def with_text(self, before: str, token: str, after: str) -> "TopActivation":
-        return replace(self, text=(before, token, after))
-
     def __str__(self) -> str:
         where = f"{self.value:+.3g} at {self.position} of text {self.number}"
         if self.text is not None:
@@ -78,18 +75,20 @@ class ActivationTracker:
         self._above += int((column > 0).sum())
         best = self._rank(column).topk(min(self._top_k, len(column))).indices
         owner, position = values.lengths.sequence_of_token, values.lengths.positions
-        activations = [
-            self._activation(
-                int(owner[index]), int(position[index]), float(column[index]), ids, numbers
-            )
-            for index in best.tolist()
-        ]
-        joined = [*self.top_activations, *activations]
-        order = self._rank(
-            torch.tensor([activation.value for activation in joined], dtype=torch.float64)
-        )
-        kept = order.argsort(descending=True, stable=True)[: self._top_k]
-        self.top_activations = [joined[index] for index in kept.tolist()]
+        joined = list(self.top_activations)
+        for index in best.tolist():
+            sequence, place = int(owner[index]), int(position[index])
+            activation = TopActivation(numbers[sequence], place, float(column[index]))
+            if ids is not None:
+                text = ids.of(sequence)
+                before = tuple(text[max(0, place - self._context) : place].tolist())
+                after = tuple(text[place + 1 : place + 1 + self._context].tolist())
+                token = int(text[place])
+                activation = replace(activation, token=token, before=before, after=after)
+            joined.append(activation)
+        joined_values = torch.tensor([top.value for top in joined], dtype=torch.float64)
+        order = self._rank(joined_values).argsort(descending=True, stable=True)
+        self.top_activations = [joined[index] for index in order[: self._top_k].tolist()]
 
     def spread(self) -> tuple[float, float, float]:
         """Mean, standard deviation and fraction above 0 over all tokens."""
@@ -98,30 +97,9 @@ class ActivationTracker:
         return mean, math.sqrt(max(0.0, self._squares / count - mean**2)), self._above / count
 
     def _rank(self, column: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        match self._order:
-            case "largest":
-                return column
-            case "smallest":
-                return -column
-            case "absolute":
-                return column.abs()
-
-    def _activation(
-        self,
-        sequence: int,
-        position: int,
-        value: float,
-        ids: Ragged | None,
-        numbers: Sequence[int],
-    ) -> TopActivation:
-        if ids is None:
-            return TopActivation(numbers[sequence], position, value)
-        text = ids.of(sequence)
-        before = text[max(0, position - self._context) : position].tolist()
-        after = text[position + 1 : position + 1 + self._context].tolist()
-        return TopActivation(
-            numbers[sequence], position, value, int(text[position]), tuple(before), tuple(after)
-        )
+        if self._order == "absolute":
+            return column.abs()
+        return column if self._order == "largest" else -column
 
 
 KIND = "neurons"
@@ -173,13 +151,8 @@ class NeuronSummary:
             f"{self.neuron}: coefficient {self.mean:.3g} ±{self.deviation:.2g}, above 0 for "
             f"{percent(self.active)} of tokens"
         ]
-        for name, words in (
-            ("raises", self.raised),
-            ("lowers", self.lowered),
-            ("reads", self.reads),
-        ):
-            if words:
-                lines.append(f"  {name}: {', '.join(map(str, words))}")
+        tokens = {"raises": self.raised, "lowers": self.lowered, "reads": self.reads}
+        lines += [f"  {name}: {', '.join(map(str, own))}" for name, own in tokens.items() if own]
         return "\n".join([*lines, *(f"  {activation}" for activation in self.top_activations)])
 
 
@@ -284,18 +257,13 @@ def neurons(
     passed = for_each_batch(
         model, texts, visit, label="reading", batch_tokens=batch_tokens, progress=progress
     )
-    vocabulary = None if isinstance(model, vision.Vision) else vocabulary_projection(model, stack)
+    vocabulary = tokenizer = None
+    if not isinstance(model, vision.Vision):
+        vocabulary, tokenizer = vocabulary_projection(model, stack), model.tokenizer
+    reader = _TokenReader(vocabulary, tokenizer, top_tokens)
+    summaries = [_summarize(feed_forwards, *pair, reader) for pair in trackers.items()]
     through = None if vocabulary is None else vocabulary.through
-    reader = _TokenReader(
-        vocabulary, None if isinstance(model, vision.Vision) else model.tokenizer, top_tokens
-    )
-    return Neurons(
-        tuple(
-            _summarize(feed_forwards, neuron, tracker, reader)
-            for neuron, tracker in trackers.items()
-        ),
-        passed.metadata | {"through": through, "by": by},
-    )
+    return Neurons(tuple(summaries), passed.metadata | {"through": through, "by": by})
 
 
 class _Coefficients:
@@ -360,14 +328,20 @@ class _TokenReader:
     ) -> tuple[ScoredToken, ...]:
         best = scores.topk(min(self.top_k, len(scores)), largest=largest)
         return tuple(
-            ScoredToken(token, score, self._text(token))
+            ScoredToken(token, score, None if self.tokenizer is None else self._decode([token]))
             for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         )
 
-    def _text(self, token: int) -> str | None:
-        if self.tokenizer is None:
-            return None
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+    def with_text(self, activation: TopActivation) -> TopActivation:
+        """The activation with its tokens as text, if the model has a tokenizer."""
+        if self.tokenizer is None or activation.token is None:
+            return activation
+        parts = activation.before, (activation.token,), activation.after
+        before, token, after = (self._decode(ids) if ids else "" for ids in parts)
+        return replace(activation, text=(before, token, after))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def _summarize(
@@ -381,7 +355,7 @@ def _summarize(
     mean, deviation, active = tracker.spread()
     return NeuronSummary(
         neuron=neuron,
-        top_activations=tuple(_decoded(tracker.top_activations, reader.tokenizer)),
+        top_activations=tuple(map(reader.with_text, tracker.top_activations)),
         raised=raised,
         lowered=lowered,
         reads=reads,
@@ -389,16 +363,3 @@ def _summarize(
         deviation=deviation,
         active=active,
     )
-
-
-def _decoded(top_activations: Sequence[TopActivation], tokenizer: Any) -> Iterator[TopActivation]:
-    """Activations with their tokens as text, if the model has a tokenizer."""
-    for activation in top_activations:
-        if tokenizer is None or activation.token is None:
-            yield activation
-            continue
-        parts = (
-            tokenizer.decode(list(ids), skip_special_tokens=False) if ids else ""
-            for ids in (activation.before, (activation.token,), activation.after)
-        )
-        yield activation.with_text(*parts)

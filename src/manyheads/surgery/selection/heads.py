@@ -68,7 +68,7 @@ def select_heads(
     >>> len(selection.heads), len(selection.curve), selection.met
     (2, 2, True)
     """
-    request = orders.Request("heads", by, fraction, budget, iterative)
+    request = orders.SelectionRequest("heads", by, fraction, budget, iterative)
     ablation = HeadAblation.of(
         model,
         texts,

@@ -74,7 +74,7 @@ def select_layers(
     >>> len(selection.layers), selection.met
     (1, True)
     """
-    request = orders.Request("layers", by, fraction, budget, iterative)
+    request = orders.SelectionRequest("layers", by, fraction, budget, iterative)
     evaluation = Evaluation.of(
         model, texts, metric, targets, batch_tokens=batch_tokens, progress=progress
     )

@@ -85,7 +85,7 @@ def select_neurons(
     >>> len(selection.neurons[0]), len(selection.curve)
     (32, 10)
     """
-    request = orders.Request("neurons", by, fraction, budget, iterative)
+    request = orders.SelectionRequest("neurons", by, fraction, budget, iterative)
     if points < 1:
         raise InputError(f"points must be at least 1, got {points}", "use 1 or more")
     evaluation = Evaluation.of(

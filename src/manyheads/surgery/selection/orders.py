@@ -154,7 +154,7 @@ Ranking = tuple[list[Candidate[Each]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SelectionRequest:
     """Which units to select; checked before anything is measured."""
 
     unit: UnitName
@@ -177,7 +177,7 @@ class Request:
             raise InputError(f"iterative has no effect with by={self.by!r}", "leave iterative out")
 
 
-def select(unit: Unit[Each], kind: type[AnySelection], request: Request) -> AnySelection:
+def select(unit: Unit[Each], kind: type[AnySelection], request: SelectionRequest) -> AnySelection:
     """Order the units, measure the curve of their removal, and count how many can go."""
     by, fraction, budget = request.by, request.fraction, request.budget
     total = len(unit.units)

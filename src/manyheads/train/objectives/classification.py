@@ -19,7 +19,7 @@ from manyheads.train.objectives.objective import Loss, PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Classification(objective.RoutedObjective):
+class ClassifyingObjective(objective.RoutedObjective):
     """One or more classes per text, token or image, from a model of this kind and its head."""
 
     classified: ClassVar[provenance.Classified] = "texts"
@@ -31,7 +31,7 @@ class Classification(objective.RoutedObjective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassObjective(Classification):
+class ClassObjective(ClassifyingObjective):
     """Cross-entropy over classes; labels below zero are ignored."""
 
     label_smoothing: objective.Smoothing = 0.0
@@ -90,7 +90,7 @@ class SequenceClassification(ClassObjective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLabelClassification(Classification):
+class MultiLabelClassification(ClassifyingObjective):
     """Any number of labels per text: binary cross-entropy, the mean over the classes.
 
     Evaluation counts texts as correct whose labels are all right.

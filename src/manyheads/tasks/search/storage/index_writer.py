@@ -246,8 +246,8 @@ class IndexWriter:
             codes=codes_name(self.plan) if self._codec is not None else "",
         )
         if manifest.kind in ("bm25", "hybrid"):
-            made = plan.table_name.removeprefix(index_manifest.TABLE)
-            name = f"{index_manifest.KEYWORDS}{made}-{manifest.version}"
+            stamp = plan.table_name.removeprefix(index_manifest.TABLE)
+            name = f"{index_manifest.KEYWORDS}{stamp}-{manifest.version}"
             if name not in self.location.names():
                 words = KeywordIndex.of(self._table.searched_texts(), code=plan.settings.code)
                 with self.location.new_folder(name) as folder:

@@ -76,12 +76,12 @@ def without_nan(value: Any) -> Any:
 
 
 def plain_table(
-    words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[Any]]
+    words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
 ) -> "Table":
     """A rich table without lines: columns of words, then columns of numbers on the right."""
     from rich.table import Table
 
-    table = Table(*words, box=None, pad_edge=False)
+    table = Table(*words, box=None, pad_edge=False, title=title or None, title_justify="left")
     for title in numbers:
         table.add_column(title, justify="right")
     for row in rows:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.formatting import percent, pluralise
+from manyheads.formatting import percent, plain_table, pluralise
 from manyheads.lens.attribution.direct_logits import At
 from manyheads.lens.faithful import erasure
 from manyheads.lens.faithful.adversarial import MAX_DIVERGENCE, Adversary, find_adversary
@@ -199,16 +199,13 @@ class Faithfulness(tables.Tabular):
 
     def table(self) -> Any:
         """A rich table: a row per measure, a column per task."""
-        from rich.table import Table
-
-        table = Table("measure", box=None, pad_edge=False, title=KIND, title_justify="left")
-        for task in self.tasks:
-            table.add_column(task.name, justify="right")
-        for name in self.tasks[0].measures():
-            measured = [task.measures()[name] for task in self.tasks]
-            values = [measure_names.format_value(mean, error=error) for mean, error in measured]
-            table.add_row(name.replace("_", " "), *values)
-        return table
+        by_task = [task.measures() for task in self.tasks]
+        rows = [
+            [name.replace("_", " ")]
+            + [measure_names.format_value(own[name][0], error=own[name][1]) for own in by_task]
+            for name in by_task[0]
+        ]
+        return plain_table(["measure"], [task.name for task in self.tasks], rows, title=KIND)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.tasks))

@@ -105,17 +105,6 @@ class Threshold:
         """The threshold of each head, by the score of uniform attention in its place."""
         return np.fmax(self.above, self.times_uniform * uniform)
 
-    def over_fixed_choice(self, baseline: Float[np.ndarray, " h"]) -> Float[np.ndarray, " h"]:
-        """The threshold of each head, above the accuracy of the best fixed choice."""
-        return np.fmax(self.above, baseline + self.over_baseline)
-
-    def has_weight(self, measured: WordTargetScores) -> Bool[np.ndarray, " h"]:
-        """Whether a head gives the right words enough weight: in all, and beside their rivals."""
-        enough = np.fmax(self.weight, self.times_uniform * measured.uniform)
-        return (measured.weight >= enough) & (
-            measured.weight >= self.times_rivals * measured.rivals
-        )
-
 
 @cache
 def _table() -> dict[str, Threshold]:
@@ -193,21 +182,16 @@ class KindScores:
             return f"it holds in {self.held[index]} of {self.draws} draws"
         return why
 
-    def share_of_threshold(self, index: int) -> float:
-        """The score relative to the threshold, at most 1."""
-        return min(1.0, float(self.scores[index]) / max(float(self.thresholds[index]), 1e-9))
-
     def score(self, index: int) -> Label:
         """The kind with its score at an index, whether or not the head gets it."""
         score, error = float(self.scores[index]), float(self.errors[index])
         samples = float(np.nan_to_num(self.samples[index]))
-        detail = "" if self.details is None else self.details[index]
         return Label(
             kind=self.kind,
             score=score,
             threshold=float(self.thresholds[index]),
             evidence=self.evidence(index),
-            detail=detail,
+            detail="" if self.details is None else self.details[index],
             error=error,
             interval=interval(score, error, samples if self.fraction else math.nan),
             samples=int(samples),
@@ -220,12 +204,9 @@ def with_draws(scores: KindScores, draws: Sequence[KindScores | None]) -> KindSc
     """Count in how many draws each head has the kind, in the same form; None did not measure it."""
     held = np.zeros(len(scores.scores), dtype=int)
     for draw in draws:
-        if draw is None:
-            continue
-        same = np.ones(len(held), dtype=bool)
-        if scores.details is not None and draw.details is not None:
-            same = np.array(scores.details) == np.array(draw.details)
-        held += draw.above & same
+        if draw is not None:
+            # Both are None where a kind has a single form.
+            held += draw.above & (np.array(scores.details) == np.array(draw.details))
     return replace(scores, draws=len(draws), held=held)
 
 
@@ -262,7 +243,8 @@ def label_heads(
         own.sort(key=lambda label: (order.index(label.kind), -label.margin))
         labels[address] = tuple(own)
         if tried and not own:
-            best = max(tried, key=lambda kind: kind.share_of_threshold(index))
+            shares = [kind.scores[index] / max(kind.thresholds[index], 1e-9) for kind in tried]
+            best = tried[int(np.argmax(np.fmin(shares, 1.0)))]
             label = best.score(index)
             nearest[address] = replace(label, evidence=f"{label.evidence}; {best.refusal(index)}")
     return labels, nearest
@@ -311,8 +293,7 @@ class WeightKinds:
 
     def punctuation(self) -> Iterator[KindScores]:
         """Heads that attend to punctuation, where the texts have any."""
-        fraction = self._fraction("punctuation")
-        if fraction:
+        if fraction := self._fraction("punctuation"):
             where = f"punctuation, which is {percent(fraction)} of the tokens,"
             yield self._on("punctuation", "on_punctuation", where, fraction)
 
@@ -398,9 +379,7 @@ class WeightKinds:
 def copying_scores(measured: ByHead, table: Thresholds) -> KindScores:
     """Copying heads, from the weights alone; the eigenvalues must agree."""
     tokens, top_k = measured.metadata["tokens"], measured.metadata["top_k"]
-    uniform = np.full_like(
-        measured.means["copying"], top_k / max(1, measured.metadata["vocabulary"])
-    )
+    uniform = top_k / max(1, measured.metadata["vocabulary"])
     eigenvalues = measured.means["copying_eigenvalues"]
     scores = np.where(eigenvalues > 0, measured.means["copying"], 0.0)
     scores = np.where(np.isnan(eigenvalues), np.nan, scores)
@@ -415,7 +394,7 @@ def copying_scores(measured: ByHead, table: Thresholds) -> KindScores:
     return KindScores(
         kind="copying",
         scores=scores,
-        thresholds=table["copying"].over_uniform(uniform),
+        thresholds=table["copying"].over_uniform(np.full_like(scores, uniform)),
         evidence=evidence,
         errors=np.sqrt(scores * (1 - scores) / max(1, tokens)),
         samples=np.full_like(scores, tokens),
@@ -433,7 +412,10 @@ def word_target_scores(
     min_words: int = MIN_WORDS,
 ) -> KindScores:
     """A kind by the fraction of words that attend most to the right word."""
-    threshold = table[kind]
+    threshold, weight = table[kind], measured.weight
+    # In all, and beside the rivals of the right words.
+    enough = weight >= np.fmax(threshold.weight, threshold.times_uniform * measured.uniform)
+    enough &= weight >= threshold.times_rivals * measured.rivals
 
     def evidence(index: int) -> str:
         columns = measured.accuracy, measured.baseline, measured.weight, measured.rivals
@@ -448,13 +430,13 @@ def word_target_scores(
     return KindScores(
         kind=kind,
         scores=np.where(measured.counts >= min_words, measured.accuracy, np.nan),
-        thresholds=threshold.over_fixed_choice(measured.baseline),
+        thresholds=np.fmax(threshold.above, measured.baseline + threshold.over_baseline),
         evidence=evidence,
         errors=measured.errors,
         samples=measured.counts,
         unit="words",
         fraction=True,
-        refusals={"the right word gets too little weight": ~threshold.has_weight(measured)},
+        refusals={"the right word gets too little weight": ~enough},
         details=[detail] * len(measured.counts) if detail else None,
         column=f"{kind} {detail}".rstrip(),
     )
@@ -502,10 +484,10 @@ def coreference_scores(measured: Sequence[WordTargetScores], table: Thresholds) 
         return replace(half, refusals={"only one half of counterbalanced text is given": alone})
     parts = [confirmed_word_scores("coreference", part, table) for part in measured]
     worse = (np.nan_to_num(parts[1].scores) < np.nan_to_num(parts[0].scores)).astype(int)
-    heads = np.arange(len(worse))
-
-    def worst(columns: Sequence[np.ndarray]) -> np.ndarray:
-        return np.stack(columns)[worse, heads]
+    worst = {
+        name: np.stack([getattr(part, name) for part in parts])[worse, np.arange(len(worse))]
+        for name in ("scores", "thresholds", "errors", "samples")
+    }
 
     def evidence(index: int) -> str:
         first, second = (percent(float(part.scores[index])) for part in parts)
@@ -513,11 +495,8 @@ def coreference_scores(measured: Sequence[WordTargetScores], table: Thresholds) 
 
     return KindScores(
         kind="coreference",
-        scores=worst([part.scores for part in parts]),
-        thresholds=worst([part.thresholds for part in parts]),
+        **worst,
         evidence=evidence,
-        errors=worst([part.errors for part in parts]),
-        samples=worst([part.samples for part in parts]),
         unit="words",
         fraction=True,
         refusals={"it does not hold in both halves": ~(parts[0].above & parts[1].above)},

@@ -12,18 +12,10 @@ from manyheads.encoding.text_reader import TextReader, require_text_model, resol
 from manyheads.formatting import pluralise
 from manyheads.kernels.contract import Request
 from manyheads.lens.head_kinds import criteria, image_attention, partners, word_targets
-from manyheads.lens.inputs import cached_run, synthetic
+from manyheads.lens.inputs import synthetic
 from manyheads.lens.inputs.annotated import AnnotatedText, align_texts
 from manyheads.lens.inputs.texts import Inputs, read_inputs
-from manyheads.lens.measure import row_sums, score_tiles
-from manyheads.lens.measure.measures import (
-    NEIGHBORS,
-    MeasureScope,
-    MeasureSums,
-    add_measures,
-    has_earlier_copy,
-    offset_name,
-)
+from manyheads.lens.measure import measures, row_sums, score_tiles
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.results import files, tables
 from manyheads.lens.results.addresses import Address, Block, blocks_of, mask_in
@@ -61,10 +53,10 @@ def uniform_scores(
             assert keys is not None
             by_mask[key] = _uniform_measures(queries, keys, mask, offsets, same=not crosses)
         by_block.append(by_mask[key])
-    names = dict.fromkeys(name for measures in by_block for name in measures)
+    names = dict.fromkeys(name for by_name in by_block for name in by_name)
     heads = [block.heads for block in blocks]
     return {
-        name: np.repeat([measures.get(name, np.nan) for measures in by_block], heads)
+        name: np.repeat([by_name.get(name, np.nan) for by_name in by_block], heads)
         for name in names
     }
 
@@ -73,21 +65,18 @@ def _uniform_measures(
     queries: Ragged, keys: Ragged, mask: Mask, offsets: Sequence[int], *, same: bool
 ) -> dict[str, float]:
     device = queries.device
-    query = torch.zeros(queries.lengths.total, 1, 1, device=device)
     request = Request(queries=queries.lengths, keys=keys.lengths, mask=mask, scale=1.0)
-    tiled = score_tiles.TiledScores(
-        query, torch.zeros(keys.lengths.total, 1, 1, device=device), request
-    )
-    every = tuple(dict.fromkeys((*NEIGHBORS, *offsets)))
+    query, key = (torch.zeros(ids.lengths.total, 1, 1, device=device) for ids in (queries, keys))
+    tiled = score_tiles.TiledScores(query, key, request)
     spec = row_sums.RowSumSpec(
-        offsets=every if same else (),
+        offsets=tuple(dict.fromkeys((*measures.NEIGHBORS, *offsets))) if same else (),
         marks=torch.zeros(keys.lengths.total, 0, device=device),
         ids=queries.values if same else None,
     )
-    repeats = has_earlier_copy(queries.values, queries.lengths) if same else None
-    scope = MeasureScope(classes=(), repeats=repeats, same=same)
-    sums, block = MeasureSums(), Block(0, 1)
-    add_measures(sums, block, tiled, spec, row_sums.sum_rows(tiled, spec), scope)
+    repeats = measures.has_earlier_copy(queries.values, queries.lengths) if same else None
+    scope = measures.MeasureScope(classes=(), repeats=repeats, same=same)
+    sums, block = measures.MeasureSums(), Block(0, 1)
+    measures.add_measures(sums, block, tiled, spec, row_sums.sum_rows(tiled, spec), scope)
     return {name: float(sums.means((block,), name)[0]) for name in sums.names}
 
 
@@ -100,8 +89,6 @@ PARTS = ("first half", "second half")
 COPYING_WORDS = 512
 # Longer sentences are skipped: their patterns are computed in full.
 MAX_SENTENCE_TOKENS = 512
-
-
 # Synthetic inputs are drawn this often; a label must hold in most of the draws.
 DRAWS = 5
 # Uniform attention is measured on so many tokens of given texts.
@@ -256,7 +243,7 @@ def measure_texts(
     tests.note(measured)
     sizes = np.cumsum(inputs.sizes(tests.model))
     first = inputs.select(range(max(1, int((sizes <= UNIFORM_TOKENS).sum()))))
-    offsets = [offset for offset in OFFSETS if offset_name(offset) in measured]
+    offsets = [offset for offset in OFFSETS if measures.offset_name(offset) in measured]
     uniform = uniform_scores(tests.model, first, measured.blocks, offsets)
     texts = measured.metadata["texts"]
     tests.metadata["texts"] = texts
@@ -296,39 +283,28 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
     if not model.native:
         tests.missing["copying"] = "the weights of a wrapped model are not read"
         return
-    stack: cached_run.StackName = "main"
-    sublayers = [Sublayer.ATTENTION]
+    config, sublayers = model.stacks()[model.readout_stack].config, [Sublayer.ATTENTION]
     if isinstance(model, seq2seq.Seq2Seq):
-        stack, sublayers = "decoder", [Sublayer.CROSS]
         # Circuits start at the source embedding, which the decoder reads only if it is shared.
-        if model.config.shared:
-            sublayers.append(Sublayer.ATTENTION)
-    if model.stacks()[stack].config.reversible:
+        sublayers = [Sublayer.CROSS, *(sublayers if model.config.shared else [])]
+    if config.reversible:
         tests.missing["copying"] = "the heads write to one of two residual streams"
         return
-    blocks = blocks_of(model)
-    layers = model.stacks()[stack].config.layers
-    present = {
-        sublayer
-        for sublayer in sublayers
-        if any(getattr(layer, sublayer.value) for layer in layers)
-    }
+    present = [
+        part for part in sublayers if any(getattr(layer, part.value) for layer in config.layers)
+    ]
     if not present:
         tests.missing["copying"] = "the heads of mixers read more than one token at a time"
         return
+    blocks = blocks_of(model)
     scored: dict[Address, dict[str, float]] = {}
     metadata: files.Metadata = {"vocabulary": model.config.embedding.vocabulary}
-    for sublayer in sublayers:
-        if sublayer in present:
-            circuits = score_copying(
-                model,
-                sample=COPYING_WORDS,
-                stack=stack,
-                sublayer=sublayer,
-                progress=tests.progress,
-            )
-            metadata |= circuits.metadata
-            scored |= {address: circuits.of(address) for address in circuits.addresses}
+    for sublayer in present:
+        circuits = score_copying(
+            model, sample=COPYING_WORDS, sublayer=sublayer, progress=tests.progress
+        )
+        metadata |= circuits.metadata
+        scored |= {address: circuits.of(address) for address in circuits.addresses}
     addresses = [address for block in blocks for address in block.addresses]
     means = {
         name: np.array([scored.get(address, {}).get(name, np.nan) for address in addresses])
@@ -340,11 +316,8 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
 
 def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
     """Brackets and quotes, and numbered lists."""
-    makers = {
-        "bracket": (synthetic.bracketed_texts, 10),
-        "numbering": (synthetic.numbered_lists, 7),
-    }
-    for kind, (make, count) in makers.items():
+    brackets, numbers = synthetic.bracketed_texts, synthetic.numbered_lists
+    for kind, make, count in (("bracket", brackets, 10), ("numbering", numbers, 7)):
         if not tests.complete:
             return
         texts = [
@@ -370,10 +343,9 @@ def measure_syntax(tests: HeadTests, sentences: Sequence[AnnotatedText]) -> None
     for task, scores in measured.items():
         if min(np.nanmax(half.counts) for half in scores.groups) < criteria.MIN_WORDS:
             rare.append(task)
-        else:
-            tests.scores.append(
-                criteria.confirmed_word_scores("syntactic", scores, tests.thresholds, task)
-            )
+            continue
+        confirmed = criteria.confirmed_word_scores("syntactic", scores, tests.thresholds, task)
+        tests.scores.append(confirmed)
     tests.metadata["rare_relations"] = rare
 
 
@@ -428,8 +400,7 @@ def measure_images(tests: HeadTests, model: vision.Vision, images: Any, seed: in
             for group in (patches, *patches.draws)
         )
         if by_draw:
-            draws_of_kinds = zip(*by_draw, strict=True)
-            whole = list(map(criteria.with_draws, whole, draws_of_kinds))
+            whole = list(map(criteria.with_draws, whole, zip(*by_draw, strict=True)))
         tests.scores += whole
 
 
@@ -438,9 +409,7 @@ def partners_of_induction(
 ) -> dict[Address, partners.InductionPartner]:
     """The heads that induction heads build on, by ablation unless the tests were interrupted."""
     induction = [
-        address
-        for address, own in labels.items()
-        if any(label.kind == "induction" for label in own)
+        address for address, own in labels.items() if "induction" in {label.kind for label in own}
     ]
     previous = next((kind.scores for kind in tests.scores if kind.kind == "previous-token"), None)
     if not induction or previous is None:

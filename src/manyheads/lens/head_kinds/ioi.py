@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
@@ -137,8 +136,12 @@ def find_ioi_heads(
     by_effect = assign_roles(scope.heads, column / abs(difference), attention)
     knockout = _Knockout(scope, task, direct)
     candidates = by_effect["name movers"] + by_effect["negative name movers"]
-    ablation, takeover = knockout.alone(candidates)
-    confirmed = {head for head in candidates if knockout.confirms(head)}
+    confirmed, ablations = set(), np.full((3, len(column)), np.nan)
+    for head in candidates:
+        index = scope.heads.index(head)
+        ablations[:, index] = knockout.alone(head)
+        if is_confirmed(float(column[index]), *ablations[:, index].tolist()):
+            confirmed.add(head)
     roles = {
         name: [head for head in heads if head in confirmed] for name, heads in by_effect.items()
     }
@@ -157,8 +160,8 @@ def find_ioi_heads(
         blocks=scope.blocks,
         means={
             "direct": column,
-            "ablation": ablation[0],
-            "takeover": takeover,
+            "ablation": ablations[0],
+            "takeover": ablations[2],
             "backup": backup[0],
             "inhibition": inhibition,
             "to_object": attention[0],
@@ -166,7 +169,7 @@ def find_ioi_heads(
         },
         errors={
             "direct": direct.heads["logit"].errors,
-            "ablation": ablation[1],
+            "ablation": ablations[1],
             "backup": backup[1],
         },
         metadata={
@@ -207,33 +210,24 @@ class _Knockout:
                 texts.read_inputs(scope.model, list(task.corrupted)), self._corrupted
             )
         self._index = {head: index for index, head in enumerate(scope.heads)}
-        self._effects: dict[Head, tuple[float, float, float]] = {}
+        self._weights = torch.ones(len(task.clean))
 
-    def alone(
-        self, heads: Sequence[Head]
-    ) -> tuple[Float[np.ndarray, "2 h"], Float[np.ndarray, " h"]]:
-        """How far the logit difference falls without each head, and how much others take over."""
-        columns = np.full((3, len(self._index)), np.nan)
-        for head in heads:
-            ablated = self._run([head])
-            change, error = map(float, _mean_and_errors(self.direct.logits - ablated.logits))
-            rises = ablated.by_head - self.direct.by_head
-            rises[:, self._index[head]] = 0
-            self._effects[head] = change, error, float(rises.sum(1).mean())
-            columns[:, self._index[head]] = self._effects[head]
-        return columns[:2], columns[2]
-
-    def confirms(self, head: Head) -> bool:
-        """Whether the logit difference moves as the direct effect says, or others take over."""
-        effect = float(self.direct.heads["logit"].means[self._index[head]])
-        return is_confirmed(effect, *self._effects[head])
+    def alone(self, head: Head) -> tuple[float, float, float]:
+        """How far the logit difference falls without a head, its error, and what others add."""
+        ablated = self._run([head])
+        fall = self.direct.logits - ablated.logits
+        change, error = map(float, metrics.weighted_mean(fall, self._weights))
+        rises = ablated.by_head - self.direct.by_head
+        rises[:, self._index[head]] = 0
+        return change, error, float(rises.sum(1).mean())
 
     def backups(self, movers: Sequence[Head]) -> tuple[Float[np.ndarray, "2 h"], list[Head]]:
         """How much direct effects rise without the name movers, and the heads that take over."""
         rise = np.full((2, len(self._index)), np.nan)
         if not movers:
             return rise, []
-        rise[:] = _mean_and_errors(self._run(movers).by_head - self.direct.by_head)
+        rises = self._run(movers).by_head - self.direct.by_head
+        rise[:] = torch.stack(metrics.weighted_mean(rises, self._weights)).numpy()
         rise[:, [self._index[head] for head in movers]] = np.nan
         to_object, to_subject = _last_token_attention(self.scope, self.task, self._edits(movers))
         least = BACKUP_ABOVE * abs(float(self.direct.logits.mean()))
@@ -254,14 +248,6 @@ class _Knockout:
             own = [head.head for head in heads if head.layer == layer]
             edits[site] = replace_heads([own], self._corrupted[site].values)
         return edits
-
-
-def _mean_and_errors(
-    values: Float[Tensor, "b *rest"],
-) -> tuple[Float[np.ndarray, "*rest"], Float[np.ndarray, "*rest"]]:
-    """The mean over prompts and its standard error."""
-    mean, error = metrics.weighted_mean(values, torch.ones(len(values)))
-    return mean.numpy(), error.numpy()
 
 
 def assign_roles(
@@ -326,8 +312,7 @@ def _last_token_attention(
         scope.model.run_inputs(inputs, editor)
     sums = np.zeros((2, len(scope.heads)))
     for text, pair in enumerate(zip(task.objects, task.subjects, strict=True)):
-        ids = inputs.ids.of(text)
-        positions = [int((ids == name).nonzero()[-1]) for name in pair]
+        positions = [int((inputs.ids.of(text) == name).nonzero()[-1]) for name in pair]
         rows = []
         for layer in scope.layers:
             patterns = editor.recorded[scope.site(layer, Tap.PATTERN)]

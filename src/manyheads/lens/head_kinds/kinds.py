@@ -12,7 +12,7 @@ import numpy as np
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import TextReader, require_text_model
 from manyheads.errors import InputError
-from manyheads.formatting import without_nan
+from manyheads.formatting import listed, without_nan
 from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.partners import InductionPartner, add_partners
 from manyheads.lens.inputs import annotated, conllu
@@ -23,6 +23,7 @@ from manyheads.lens.results.addresses import Address, HeadName, blocks_of, pick_
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, Tabular
 from manyheads.models import build, vision
+from manyheads.models.model_interface import ModelInputs
 
 KIND = "kinds"
 # The name of a head without a kind.
@@ -118,10 +119,10 @@ class Kinds(Tabular):
         parts = [f"{count} {kind}" for kind, count in counts.most_common()]
         parts.append(f"{len(self.heads(MIXED))} {MIXED}")
         lines = [f"kinds of {len(self.labels)} heads: {', '.join(parts)}"]
-        named = [(address, labels) for address, labels in self.labels.items() if labels]
-        width = max((len(str(address)) for address, _ in named), default=0)
+        named = [address for address, labels in self.labels.items() if labels]
+        width = max((len(str(address)) for address in named), default=0)
         lines += [
-            f"  {address!s:<{width}}  {self.describe(address)}" for address, _ in named[:MAX_ROWS]
+            f"  {address!s:<{width}}  {self.describe(address)}" for address in named[:MAX_ROWS]
         ]
         if len(named) > MAX_ROWS:
             lines.append(f"  and {len(named) - MAX_ROWS} more: table(max_rows=None), frame()")
@@ -140,9 +141,7 @@ class Kinds(Tabular):
         if not labels:
             near = self.nearest.get(pick_head(self.labels, head))
             return MIXED if near is None else f"{MIXED}, nearest {near.name} {near.score:.2f}"
-        text = ", ".join(str(label) for label in labels[:max_labels])
-        more = len(labels) - max_labels
-        return text if more <= 0 else f"{text} and {more} more"
+        return listed([*map(str, labels)], max_labels)
 
     def why_mixed(self, head: HeadName) -> str:
         """Why a head has no kind: what it comes nearest to, and what is lacking."""
@@ -238,13 +237,13 @@ def kinds(
         steps: list[HeadTest] = [partial(head_tests.measure_images, tests, model, texts, seed)]
     else:
         reader = require_text_model(model)
-        texts = None if texts is None else read_inputs(model, texts)
-        if not model.reads_token_ids or (texts is not None and texts.examples):
+        inputs = None if texts is None else read_inputs(model, texts)
+        if not model.reads_token_ids or (inputs is not None and inputs.examples):
             raise InputError(
                 "kinds are decided on texts, and these inputs have more than token ids",
                 "use statistics, patterns and ablation, or pass texts alone if the model can",
             )
-        steps = _tests_without_files(tests, reader, texts, measured, sequences, seed)
+        steps = _tests_without_files(tests, reader, inputs, measured, sequences, seed)
         steps += _tests_with_files(tests, reader, syntax, coreference)
     for step in steps:
         try:
@@ -261,7 +260,7 @@ def kinds(
 def _tests_without_files(
     tests: head_tests.HeadTests,
     model: TextReader,
-    texts: Inputs | None,
+    texts: ModelInputs | None,
     measured: Statistics | None,
     sequences: int,
     seed: int,
@@ -269,13 +268,11 @@ def _tests_without_files(
     """Tests on random tokens, given or synthetic texts, and weights."""
     synthetic = texts is None
     steps: list[HeadTest] = [
-        partial(head_tests.measure_repeats, tests, model, sequences, seed, positional=synthetic),
-        partial(head_tests.measure_copying, tests, model),
+        partial(head_tests.measure_repeats, tests, model, sequences, seed, positional=synthetic)
     ]
     if texts is not None:
-        steps.insert(
-            1, partial(head_tests.measure_texts, tests, read_inputs(model, texts), measured)
-        )
+        steps.append(partial(head_tests.measure_texts, tests, texts, measured))
+    steps.append(partial(head_tests.measure_copying, tests, model))
     if model.tokenizer is None:
         for kind in ("punctuation", "bracket", "numbering"):
             tests.missing[kind] = "the model has no tokenizer"
@@ -322,12 +319,10 @@ def _result(tests: head_tests.HeadTests, seed: int) -> Kinds:
     corrected, count = criteria.correct_for_chance(tests.scores)
     labels, nearest = criteria.label_heads(corrected, addresses, silent)
     partners = head_tests.partners_of_induction(tests, labels, seed)
+    thresholds = {kind: asdict(threshold) for kind, threshold in tests.thresholds.items()}
+    del thresholds["silent"]
     metadata = tests.metadata | {
-        "thresholds": {
-            kind: asdict(threshold)
-            for kind, threshold in tests.thresholds.items()
-            if kind != "silent"
-        },
+        "thresholds": thresholds,
         "missing": tests.missing,
         "partners": {str(head): _partner_record(partner) for head, partner in partners.items()},
         "tests": count,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +11,7 @@ from torch import Tensor
 from manyheads.lens.attention_maps.typology import duplicate_ideal, induction_ideal
 from manyheads.lens.causal.ablation import replace_heads
 from manyheads.lens.head_kinds.criteria import Label
-from manyheads.lens.inputs.cached_run import (
-    ActivationEditor,
-    CachedRun,
-    HeadScope,
-    head_scope,
-)
+from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope, head_scope
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.weights.circuits import Circuits
 from manyheads.models.build import Model, eval_mode
@@ -114,10 +108,8 @@ def _partners_in(
     ]
     with Progress("composing heads", total=len(pairs), unit="pairs", enabled=progress) as bar:
         for earlier, head in pairs:
-            attend = (
-                scope.config(earlier.layer) is not None and scope.config(head.layer) is not None
-            )
-            score = key_composition(circuits, earlier, head) if attend else np.nan
+            mixes = None in (scope.config(earlier.layer), scope.config(head.layer))
+            score = np.nan if mixes else key_composition(circuits, earlier, head)
             composed[head][earlier] = score
             bar.advance()
     candidates = {
@@ -131,11 +123,19 @@ def _partners_in(
         effects = _ablated_scores(scope, list(candidates), every, inputs, progress)
     partners = {}
     for head, heads in candidates.items():
-        chosen = _by_ablation(effects, head, heads)
-        if chosen is not None:
-            address = Address(chosen[0], scope.stack_name)
-            partners[head] = InductionPartner(address, composed[head][chosen[0]], *chosen[1:], True)
-            continue
+        if effects:
+            # The head whose absence costs most.
+            best = min(heads, key=lambda earlier: float(effects[earlier][head].mean()))
+            whole, without = effects[None][head], effects[best][head]
+            if _loses(whole, without):
+                partners[head] = InductionPartner(
+                    Address(best, scope.stack_name),
+                    composed[head][best],
+                    float(whole.mean()),
+                    float(without.mean()),
+                    confirmed=True,
+                )
+                continue
         looking_back = [earlier for earlier in composed[head] if previous[earlier] > 0.5]
         for best in _largest(composed[head], looking_back, 1):
             address = Address(best, scope.stack_name)
@@ -148,20 +148,11 @@ def _largest(values: Mapping[Head, float], among: Iterable[Head], count: int) ->
     return sorted(heads, key=lambda head: -values[head])[:count]
 
 
-def _by_ablation(
-    effects: Mapping[Head | None, Mapping[Head, Float[Tensor, " b"]]],
-    head: Head,
-    candidates: list[Head],
-) -> tuple[Head, float, float] | None:
-    """The head whose absence costs most, the score with it and without it; None if none does."""
-    if not effects:
-        return None
-    whole = effects[None][head]
-    best = min(candidates, key=lambda earlier: float(effects[earlier][head].mean()))
-    lost = whole - effects[best][head]
+def _loses(whole: Float[Tensor, " b"], without: Float[Tensor, " b"]) -> bool:
+    """Whether scores of texts fall by enough, and by more than chance."""
+    lost = whole - without
     error = lost.std() / len(lost) ** 0.5 if len(lost) > 1 else lost.new_tensor(torch.inf)
-    enough = lost.mean() >= MIN_LOSS * whole.mean() and lost.mean() > MIN_ERRORS * error
-    return (best, float(whole.mean()), float(effects[best][head].mean())) if enough else None
+    return bool(lost.mean() >= MIN_LOSS * whole.mean() and lost.mean() > MIN_ERRORS * error)
 
 
 def _ablated_scores(
@@ -179,6 +170,16 @@ def _ablated_scores(
     texts = [ids.of(text).cpu() for text in range(len(ids))]
     targets = [(duplicate_ideal(tokens).any(1), induction_ideal(tokens)) for tokens in texts]
     scores: dict[Head | None, dict[Head, Tensor]] = {}
+
+    def score(editor: ActivationEditor, later: Head, first: int) -> Float[Tensor, " b"]:
+        patterns = editor.recorded[scope.site(later.layer, Tap.PATTERN)]
+        assert isinstance(patterns, Patterns)
+        by_text = []
+        for text, (rows, marks) in enumerate(targets, start=first):
+            weights = patterns.shares(text)[later.head].double().cpu()
+            by_text.append((weights * marks)[rows].sum(-1).mean())
+        return torch.stack(by_text)
+
     bar = Progress("removing heads", total=len(candidates), unit="heads", enabled=progress)
     with eval_mode(scope.model), torch.inference_mode(), bar:
         run = CachedRun(scope, inputs, record=sites)
@@ -192,24 +193,12 @@ def _ablated_scores(
             run.resume(layer, editor, len(removed))
             for copy, head in enumerate(removed):
                 scores[head] = {
-                    later: _scores(editor, scope, later, targets, copy * len(targets))
+                    later: score(editor, later, copy * len(targets))
                     for later in induction
                     if head is None or later.layer > head.layer
                 }
             bar.advance(heads)
     return scores
-
-
-def _scores(
-    editor: ActivationEditor, scope: HeadScope, head: Head, targets: list[Any], first: int
-) -> Float[Tensor, " b"]:
-    patterns = editor.recorded[scope.site(head.layer, Tap.PATTERN)]
-    assert isinstance(patterns, Patterns)
-    scores = []
-    for text, (rows, marks) in enumerate(targets):
-        weights = patterns.shares(first + text)[head.head].double().cpu()
-        scores.append((weights * marks)[rows].sum(-1).mean())
-    return torch.stack(scores)
 
 
 def add_partners(

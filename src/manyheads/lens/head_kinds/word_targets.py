@@ -153,17 +153,13 @@ class _TargetCounts:
 
     def result(self, task: str, blocks: Sequence[Block], groups: Sequence[int]) -> WordTargetScores:
         """The scores of some groups; the best fixed choice is that on all texts."""
-        columns: dict[str, list[np.ndarray]] = {}
-        baseline_names: list[str] = []
-        for block in blocks:
-            parts, best = self._block(self.tasks[task], block, list(groups))
-            for name, values in parts.items():
-                columns.setdefault(name, []).append(values)
-            baseline_names += [BASELINES[best]] * block.heads
-        joined = {name: np.concatenate(values) for name, values in columns.items()}
-        return WordTargetScores(
-            task=task, baseline_names=tuple(baseline_names), groups=(), **joined
+        parts, best = zip(
+            *(self._block(self.tasks[task], block, list(groups)) for block in blocks), strict=True
         )
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        names = np.repeat([BASELINES[index] for index in best], [block.heads for block in blocks])
+        baselines = tuple(names.tolist())
+        return WordTargetScores(task=task, baseline_names=baselines, groups=(), **columns)
 
     def _block(
         self, task: int, block: Block, groups: list[int]
@@ -188,17 +184,14 @@ class _TargetCounts:
             # A fraction of exactly 0 or 1 of few words is not that certain.
             return np.fmax(spread, 0.5 / max(1, count))
 
-        excess = error(
-            accuracy - baseline,
-            squares - 2 * fixed[hits] + fixed[1 + best],
-            words[hits] - words[1 + best],
-        )
+        excess_squares = squares - 2 * fixed[hits] + fixed[1 + best]
+        excess_with_words = words[hits] - words[1 + best]
         parts = {
             "accuracy": accuracy,
             "weight": weights[:heads],
             "rivals": weights[heads:],
             "errors": error(accuracy, squares, words[hits]),
-            "excess_errors": excess,
+            "excess_errors": error(accuracy - baseline, excess_squares, excess_with_words),
         }
         same = {"counts": count, "texts": texts, "baseline": baseline, "uniform": uniform}
         return parts | {name: np.full(heads, value) for name, value in same.items()}, best
@@ -224,10 +217,10 @@ class _PairArrays:
         for row, pair in enumerate(pairs):
             right[row, list(pair.targets)] = True
             rivals[row, list(pair.rivals)] = True
-            allowed[row] = aligned
             if pair.candidates:
-                allowed[row] = False
                 allowed[row, list(pair.candidates)] = True
+            else:
+                allowed[row] = aligned
             allowed[row, pair.source] = False
         return cls(
             torch.tensor([tasks[pair.task] for pair in pairs]),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, NativeModelError
-from manyheads.formatting import percent
+from manyheads.formatting import percent, plain_table
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import Tabular
@@ -309,16 +309,13 @@ class KeyValueMemories(Tabular):
 
     def table(self) -> Any:
         """A rich table of `rows`."""
-        from rich.table import Table
-
-        table = Table("layer", box=None, pad_edge=False, title=KIND, title_justify="left")
         names = ("neurons", "write_clear", "read_clear", "write_what_is_read", "similarity")
-        for name in names:
-            table.add_column(name.replace("_", " "), justify="right")
-        for row, layer in zip(self.rows(), self.layers, strict=True):
-            cells = [f"{row[name]:.3f}" for name in names[1:]]
-            table.add_row(layer.name, str(row["neurons"]), *cells)
-        return table
+        rows = [
+            [layer.name, str(row["neurons"]), *(f"{row[name]:.3f}" for name in names[1:])]
+            for row, layer in zip(self.rows(), self.layers, strict=True)
+        ]
+        titles = [name.replace("_", " ") for name in names]
+        return plain_table(["layer"], titles, rows, title=KIND)
 
     def __str__(self) -> str:
         neurons = sum(map(len, self.layers))

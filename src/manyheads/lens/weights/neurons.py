@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.formatting import percent
+from manyheads.formatting import percent, plain_table
 from manyheads.lens.inputs.cached_run import StackName
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.measure.statistics import ids_by_stack
@@ -188,17 +188,13 @@ class Neurons(tables.Tabular):
 
     def table(self) -> Any:
         """A rich table: the top activation of each neuron, what it writes and reads."""
-        from rich.table import Table
-
-        names = ("neuron", "top activation", "writes", "reads")
-        table = Table(*names, box=None, pad_edge=False, title=KIND, title_justify="left")
+        rows = []
         for summary in self.each:
             best = str(summary.top_activations[0]) if summary.top_activations else "-"
-            words = (
-                " ".join(map(str, side[:5])) or "-" for side in (summary.raised, summary.reads)
-            )
-            table.add_row(str(summary.neuron), best, *words)
-        return table
+            sides = (summary.raised, summary.reads)
+            words = (" ".join(map(str, side[:5])) or "-" for side in sides)
+            rows.append([str(summary.neuron), best, *words])
+        return plain_table(["neuron", "top activation", "writes", "reads"], [], rows, title=KIND)
 
     def __str__(self) -> str:
         return "\n".join(str(summary) for summary in self.each)

@@ -163,11 +163,11 @@ def _residual_patterns(
                 "use attribution by gradients, or a model with attention in every layer",
             )
     scope.check_patterns(scope.layers)
-    record = Record([scope.site(layer, Tap.PATTERN) for layer in scope.layers])
+    sites = [scope.site(layer, Tap.PATTERN) for layer in scope.layers]
+    record = Record(sites)
     with eval_mode(model), torch.no_grad():
         model.run_inputs(inputs, record)
-    recorded = [record[scope.site(layer, Tap.PATTERN)] for layer in scope.layers]
-    by_layer = [patterns for patterns in recorded if isinstance(patterns, Patterns)]
+    by_layer = [value for site in sites if isinstance(value := record[site], Patterns)]
     return [
         torch.stack([with_residual(patterns.shares(text)) for patterns in by_layer])
         for text in range(len(inputs))

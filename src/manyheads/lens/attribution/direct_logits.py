@@ -47,12 +47,9 @@ class DirectLogits(files.Result):
     @property
     def total(self) -> Float[Tensor, " b"]:
         """The sum of all parts."""
-        headless = [
-            by_text
-            for (sublayer, _), by_text in self.layers.items()
-            if sublayer in (Sublayer.FEEDFORWARD, Sublayer.MIXER)
-        ]
-        return self.by_head.sum(1) + self.embedding + self.bias + sum(headless, torch.zeros(()))
+        headless = (Sublayer.FEEDFORWARD, Sublayer.MIXER)
+        parts = [by_text for (part, _), by_text in self.layers.items() if part in headless]
+        return self.by_head.sum(1) + self.embedding + self.bias + sum(parts, torch.zeros(()))
 
     @property
     def completeness(self) -> float:

@@ -13,7 +13,6 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, ShapeError
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs import cached_run
-from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.metrics import Metric, bind_metric, weighted_mean
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.files import Result
@@ -114,7 +113,7 @@ def integrate_inputs(
     baseline: Literal["zero"] | Ragged = "zero",
     steps: int | None = None,
     targets: Targets | None = None,
-    stack: StackName | None = None,
+    stack: cached_run.StackName | None = None,
     progress: bool = True,
 ) -> TokenAttribution:
     """Integrated gradients (arXiv 1703.01365) from a baseline to what enters the first layer.
@@ -125,7 +124,7 @@ def integrate_inputs(
     `converged` says whether it is small.
     """
     _check_steps(steps)
-    scope, inputs = head_scope(model, stack, headless=True), read_inputs(model, texts)
+    scope, inputs = cached_run.head_scope(model, stack, headless=True), read_inputs(model, texts)
     start = Site(-1, Tap.EMBEDDINGS, stack=scope.stack_name)
     bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)
     with eval_mode(model):
@@ -164,7 +163,7 @@ def integrate_heads(
     layers: Sequence[int] | None = None,
     steps: int | None = None,
     targets: Targets | None = None,
-    stack: StackName | None = None,
+    stack: cached_run.StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
     progress: bool = True,
 ) -> HeadAttribution:
@@ -175,7 +174,7 @@ def integrate_heads(
     `integrate_inputs`.
     """
     _check_steps(steps)
-    scope, inputs = head_scope(model, stack, sublayer), read_inputs(model, texts)
+    scope, inputs = cached_run.head_scope(model, stack, sublayer), read_inputs(model, texts)
     chosen = scope.layers if layers is None else tuple(layers)
     if not set(chosen) <= set(scope.layers):
         raise InputError(f"layers {chosen} do not all have heads", f"use layers of {scope.layers}")
@@ -226,7 +225,7 @@ def gradient_times_attention(
     *,
     layers: Sequence[int] | None = None,
     targets: Targets | None = None,
-    stack: StackName | None = None,
+    stack: cached_run.StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
 ) -> dict[int, Patterns]:
     """Each attention weight times the gradient of its text's metric, by layer.
@@ -234,7 +233,7 @@ def gradient_times_attention(
     This is the first-order effect of removing a single weight (arXiv 1902.10186 compares it with
     attention). It forms the patterns, n x n per head; those of mixers are signed.
     """
-    scope, inputs = head_scope(model, stack, sublayer), read_inputs(model, texts)
+    scope, inputs = cached_run.head_scope(model, stack, sublayer), read_inputs(model, texts)
     chosen = scope.layers if layers is None else tuple(layers)
     scope.check_patterns(chosen)
     bound_metric = bind_metric(model, inputs, range(len(inputs)), metric, targets)

@@ -8,8 +8,7 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, check_int
 from manyheads.lens.inputs.cached_run import layer_input_site
 from manyheads.lens.inputs.texts import Inputs, read_inputs
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Tap
@@ -21,7 +20,7 @@ MAX_TOKENS = 512
 
 @wrapping_models
 def influence(
-    model: Model,
+    model: build.Model,
     texts: Inputs,
     *,
     layer: int | None = None,
@@ -57,7 +56,7 @@ def influence(
     inputs = read_inputs(model, texts)
     norms = []
     bar = Progress("influence of positions", total=len(inputs), unit="texts", enabled=progress)
-    with eval_mode(model), torch.enable_grad(), bar:
+    with build.eval_mode(model), torch.enable_grad(), bar:
         for text in range(len(inputs)):
             norms.append(
                 _jacobian_norms(_Ends(model, start, end), inputs.select([text]), directions, seed)
@@ -67,7 +66,7 @@ def influence(
 
 
 def _jacobian_norms(
-    ends: "_Ends", inputs: ModelInputs, directions: int, seed: int
+    ends: "_Ends", inputs: model_interface.ModelInputs, directions: int, seed: int
 ) -> Float[Tensor, "t t"]:
     """The norms of the Jacobians of one text."""
     _, output = ends.run(inputs)
@@ -97,11 +96,11 @@ def _jacobian_norms(
 class _Ends:
     """A watcher that starts a graph at one site and takes its end at another."""
 
-    def __init__(self, model: Model, start: Site, end: Site) -> None:
+    def __init__(self, model: build.Model, start: Site, end: Site) -> None:
         self._model, self._start, self._end = model, start, end
         self._values: dict[Site, Ragged] = {}
 
-    def run(self, inputs: ModelInputs) -> tuple[Tensor, Ragged]:
+    def run(self, inputs: model_interface.ModelInputs) -> tuple[Tensor, Ragged]:
         """What entered at the start, and the output at the end."""
         self._values.clear()
         self._model.run_hidden(inputs, self)

@@ -209,10 +209,8 @@ class Evaluation:
         values = torch.full((texts, count), torch.nan, dtype=torch.float64)
         complete = True
         total = len(self.batches) * (count + 1)
-        with (
-            Progress(label, total=total, unit="runs", enabled=self.progress) as bar,
-            torch.no_grad(),
-        ):
+        bar = Progress(label, total=total, unit="runs", enabled=self.progress)
+        with bar, torch.no_grad():
             announce_long_text(bar, self.sizes)
             try:
                 for run in runs:

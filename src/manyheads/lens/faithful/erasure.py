@@ -32,12 +32,11 @@ WEIGHTS_AT_ONCE = 2**26
 class _Reshaping(ActivationEditor):
     """A watcher that replaces the weights of some queries in some layers."""
 
-    def __init__(
-        self, scope: HeadScope, layers: Sequence[int], rows: Tensor, reshape: Reshape
-    ) -> None:
+    def __init__(self, decision: "Decision", reshape: Reshape) -> None:
         super().__init__({})
-        self._layers = {scope.site(layer, Tap.PATTERN): layer for layer in layers}
-        self._rows, self._reshape = rows, reshape
+        site = decision.scope.site
+        self._layers = {site(layer, Tap.PATTERN): layer for layer in decision.layers}
+        self._rows, self._reshape = decision.rows, reshape
 
     def wants(self, site: Site) -> bool:
         return site in self._layers
@@ -112,7 +111,7 @@ class Decision:
 
     def under(self, reshape: Reshape, copies: int = 1) -> Float[Tensor, "copies v"]:
         """The probabilities of all answers in copies of the text whose weights are replaced."""
-        watch = _Reshaping(self.scope, self.layers, self.rows, reshape)
+        watch = _Reshaping(self, reshape)
         return self._read(self.cached.resume(min(self.layers), watch, copies), copies)
 
     @property

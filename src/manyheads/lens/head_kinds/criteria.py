@@ -320,31 +320,23 @@ class WeightKinds:
         names = [name for name in self.measured.means if name.startswith("offset")]
         if not names:
             return
-        offsets = [int(name.removeprefix("offset")) for name in names]
         values = np.stack([self.measured.means[name] for name in names])
         best = np.where(np.isnan(values), -1.0, values).argmax(0)
-        heads = np.arange(values.shape[1])
-        unknown = np.full(values.shape[1], np.nan)
+        heads, unknown = np.arange(len(best)), np.full(len(best), np.nan)
         columns = [
             np.stack([table.get(name, unknown) for name in names])[best, heads]
             for table in (self.measured.means, self.measured.errors, self.uniform)
         ]
-        chosen = [offsets[index] for index in best]
+        chosen = [int(names[index].removeprefix("offset")) for index in best]
 
         def evidence(index: int) -> str:
             side = "before" if chosen[index] < 0 else "after"
             return self._evidence(columns[0][index], f"the token {abs(chosen[index])} {side}")
 
-        yield KindScores(
-            kind="positional",
-            scores=columns[0],
-            thresholds=self.thresholds["positional"].over_uniform(columns[2]),
-            evidence=evidence,
-            errors=columns[1],
-            samples=np.full_like(columns[0], self.sample.count),
-            unit=self.sample.unit,
-            details=[f"{offset:+d}" for offset in chosen],
-        )
+        scores, errors, uniform = columns
+        details = [f"{offset:+d}" for offset in chosen]
+        by_uniform = self._on("positional", names[0], "", uniform)
+        yield replace(by_uniform, scores=scores, errors=errors, evidence=evidence, details=details)
 
     def _if_measured(self, kind: str, measure: str, where: str) -> Iterator[KindScores]:
         if measure in self.measured.means:

@@ -156,9 +156,8 @@ class HeadTests:
         context = resolve_max_length(reader, None)
         # The first token of a Seq2Seq target takes a position too.
         limit = MAX_SENTENCE_TOKENS if context is None else min(context - 1, MAX_SENTENCE_TOKENS)
-        aligned = align_texts(
-            reader.tokenizer, texts, limit, synthetic.SpecialTokens.of(reader).bos
-        )
+        bos = synthetic.SpecialTokens.of(reader).bos
+        aligned = align_texts(reader.tokenizer, texts, limit, bos)
         if not aligned:
             self.missing[kind] = "no word pair has tokens of its own"
             return {}
@@ -414,11 +413,9 @@ def partners_of_induction(
     previous = next((kind.scores for kind in tests.scores if kind.kind == "previous-token"), None)
     if not induction or previous is None:
         return {}
-    inputs = None
+    model, inputs = tests.model, None
     if tests.complete:
-        repeated = synthetic.repeated_tokens(tests.model, PARTNER_SEQUENCES, seed)
-        inputs = synthetic.inputs_from_ids(
-            tests.model, synthetic.SpecialTokens.of(tests.model), repeated
-        )
+        repeated = synthetic.repeated_tokens(model, PARTNER_SEQUENCES, seed)
+        inputs = synthetic.inputs_from_ids(model, synthetic.SpecialTokens.of(model), repeated)
     by_head = dict(zip(labels, previous.tolist(), strict=True))
-    return partners.find_partners(tests.model, induction, by_head, inputs, progress=tests.progress)
+    return partners.find_partners(model, induction, by_head, inputs, progress=tests.progress)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.lens.attention_maps.patterns import PatternWatcher
@@ -43,17 +43,24 @@ def measure_image_attention(
     With `draws`, images are dealt to so many groups in turn, each with means of its own.
     """
     blocks = blocks_of(model)
-    side = model.config.patches.size
+    side, skip = model.config.patches.size, 1 + model.config.patches.registers
     sums: dict[int, dict[Block, Float[Tensor, "names columns"]]] = {}
 
     def visit(batch: ModelInputs, numbers: list[int]) -> None:
-        patches = _PatchSums(
-            [(image.shape[1] // side, image.shape[2] // side) for image in batch.images],
-            1 + model.config.patches.registers,
-        )
+        by_image: list[dict[Block, Float[Tensor, "names columns"]]] = [{} for _ in numbers]
+
+        def add(block: Block, image: int, rows: range, weights: Tensor, visible: Tensor) -> None:
+            height, width = (size // side for size in batch.images[image].shape[1:])
+            # The first queries are the class token and registers, not patches.
+            first = min(max(skip - rows.start, 0), len(rows))
+            queries = range(max(rows.start - skip, 0), max(rows.stop - skip, 0))
+            masks = _patch_masks(height, width, queries, skip)
+            total = _sum_patches(masks, weights[:, first:].cpu(), visible[first:].cpu().float())
+            by_image[image][block] = by_image[image].get(block, 0) + total
+
         with torch.inference_mode():
-            model.run_hidden(batch, PatternWatcher(model.stacks(), patches.add, CHUNK_WEIGHTS))
-        sums.update(zip(numbers, patches.sums, strict=True))
+            model.run_hidden(batch, PatternWatcher(model.stacks(), add, CHUNK_WEIGHTS))
+        sums.update(zip(numbers, by_image, strict=True))
 
     summary = for_each_batch(
         model,
@@ -97,34 +104,14 @@ def _by_kind(parts: Sequence[Float[Tensor, "names _"]]) -> dict[str, Float[np.nd
     return dict(zip(PATCH_KINDS, torch.cat(list(parts), dim=1).numpy(), strict=True))
 
 
-class _PatchSums:
-    """Sums by image and attention over patches: their number, uniform attention, each head."""
-
-    def __init__(self, grids: Sequence[tuple[int, int]], first_patch: int) -> None:
-        self.sums: list[dict[Block, Float[Tensor, "names columns"]]] = [{} for _ in grids]
-        self._grids, self._first_patch = grids, first_patch
-
-    def add(
-        self,
-        block: Block,
-        text: int,
-        rows: range,
-        weights: Float[Tensor, "h t s"],
-        visible: Bool[Tensor, "t s"],
-    ) -> None:
-        # The first queries are the class token and registers, not patches.
-        skip = self._first_patch
-        first = min(max(skip - rows.start, 0), len(rows))
-        queries = range(max(rows.start - skip, 0), max(rows.stop - skip, 0))
-        masks = _patch_masks(*self._grids[text], queries, skip)
-        sight = visible[first:].cpu().float()
-        uniform = sight / sight.sum(1, keepdim=True).clamp(min=1)
-        attention = torch.cat((uniform[None], weights[:, first:].cpu()))
-        by_kind = torch.einsum("hts,mts->mh", attention, masks)
-        patches = torch.full((len(PATCH_KINDS), 1), float(masks.shape[1]))
-        total = torch.cat((patches, by_kind), dim=1)
-        sums = self.sums[text]
-        sums[block] = sums[block] + total if block in sums else total
+def _sum_patches(
+    masks: Float[Tensor, "names t s"], weights: Float[Tensor, "h t s"], sight: Float[Tensor, "t s"]
+) -> Float[Tensor, "names columns"]:
+    """Sums over queries that are patches: their number, uniform attention, each head."""
+    uniform = sight / sight.sum(1, keepdim=True).clamp(min=1)
+    attention = torch.cat((uniform[None], weights))
+    patches = torch.full((len(PATCH_KINDS), 1), float(masks.shape[1]))
+    return torch.cat((patches, torch.einsum("hts,mts->mh", attention, masks)), dim=1)
 
 
 def _patch_masks(

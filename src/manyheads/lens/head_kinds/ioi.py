@@ -110,11 +110,10 @@ def ioi_prompts(model: decoder.Decoder, prompts: int = 64, seed: int = 0) -> IOI
     clean, corrupted, objects, subjects = [], [], [], []
     for number in range(prompts):
         template = TEMPLATES[number % len(TEMPLATES)]
-        first, second, *strangers = draw.sample(sorted(names), 5)
+        first, second, a, b, c = draw.sample(sorted(names), 5)
         words = {"place": draw.choice(PLACES), "thing": draw.choice(THINGS)}
         giver, receiver = (first, second) if number % 2 else (second, first)
         clean.append(template.format(first=first, second=second, giver=giver, **words))
-        a, b, c = strangers
         corrupted.append(template.format(first=a, second=b, giver=c, **words))
         objects.append(names[receiver])
         subjects.append(names[giver])

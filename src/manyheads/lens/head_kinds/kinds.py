@@ -22,8 +22,7 @@ from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.addresses import Address, HeadName, blocks_of, pick_head
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.tables import MAX_ROWS, ByHead, Tabular
-from manyheads.models import build, vision
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface, vision
 
 KIND = "kinds"
 # The name of a head without a kind.
@@ -260,7 +259,7 @@ def kinds(
 def _tests_without_files(
     tests: head_tests.HeadTests,
     model: TextReader,
-    texts: ModelInputs | None,
+    texts: model_interface.ModelInputs | None,
     measured: Statistics | None,
     sequences: int,
     seed: int,

@@ -14,8 +14,7 @@ from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope, head_scope
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.weights.circuits import Circuits
-from manyheads.models.build import Model, eval_mode
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build, model_interface
 from manyheads.progress import Progress
 from manyheads.taps import Head, Patterns, Sublayer, Tap
 
@@ -64,10 +63,10 @@ def key_composition(circuits: Circuits, earlier: Head, later: Head) -> float:
 
 
 def find_partners(
-    model: Model,
+    model: build.Model,
     induction: Sequence[Address],
     previous: Mapping[Address, float],
-    inputs: ModelInputs | None,
+    inputs: model_interface.ModelInputs | None,
     *,
     progress: bool = True,
 ) -> dict[Address, InductionPartner]:
@@ -98,7 +97,7 @@ def _partners_in(
     scope: HeadScope,
     induction: list[Head],
     previous: dict[Head, float],
-    inputs: ModelInputs | None,
+    inputs: model_interface.ModelInputs | None,
     progress: bool,
 ) -> dict[Head, InductionPartner]:
     circuits = Circuits(scope)
@@ -159,7 +158,7 @@ def _ablated_scores(
     scope: HeadScope,
     induction: list[Head],
     candidates: list[Head],
-    inputs: ModelInputs,
+    inputs: model_interface.ModelInputs,
     progress: bool,
 ) -> dict[Head | None, dict[Head, Float[Tensor, " b"]]]:
     """The induction score of each text and head, as it is (None) and without each candidate."""
@@ -181,7 +180,7 @@ def _ablated_scores(
         return torch.stack(by_text)
 
     bar = Progress("removing heads", total=len(candidates), unit="heads", enabled=progress)
-    with eval_mode(scope.model), torch.inference_mode(), bar:
+    with build.eval_mode(scope.model), torch.inference_mode(), bar:
         run = CachedRun(scope, inputs, record=sites)
         for layer in sorted({head.layer for head in candidates}):
             removed: list[Head | None] = [head for head in candidates if head.layer == layer]
@@ -207,8 +206,7 @@ def add_partners(
     """Name the partner of each induction head in its evidence."""
 
     def extend(address: Address, label: Label) -> Label:
-        partner = partners.get(address)
-        note = "no earlier head attends to the previous token" if partner is None else str(partner)
+        note = partners.get(address, "no earlier head attends to the previous token")
         return replace(label, evidence=f"{label.evidence}; {note}")
 
     return {

@@ -22,11 +22,9 @@ from manyheads.errors import InputError, NativeModelError
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.results.addresses import HeadName, check_one_stream
 from manyheads.lens.results.tables import ByHead
-from manyheads.models.build import Model
+from manyheads.models import build, seq2seq, vision
 from manyheads.models.layer import Residual
 from manyheads.models.readout import LanguageHead, ReadoutLayer, TransformLayer
-from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.vision import Vision
 from manyheads.parts.norms import ChannelScale, LayerNorm, Normalize, PostNorm
 from manyheads.progress import Progress
 from manyheads.taps import Head, Sublayer
@@ -77,10 +75,10 @@ class TokenVectors:
     unembed: Float[Tensor, "v c"]
 
     @classmethod
-    def of(cls, model: Model) -> "TokenVectors":
+    def of(cls, model: build.Model) -> "TokenVectors":
         """Both in float32, with the embedding norm and the final norm folded in."""
         readout = model.readout
-        if isinstance(model, Vision) or not isinstance(model.config.readout, LanguageHead):
+        if isinstance(model, vision.Vision) or not isinstance(model.config.readout, LanguageHead):
             raise InputError(
                 f"this {type(model).__name__} has no language head", "use a model that has one"
             )
@@ -153,7 +151,7 @@ class Circuits:
 
 @wrapping_models
 def circuits(
-    model: Model, *, stack: StackName | None = None, sublayer: Sublayer = Sublayer.ATTENTION
+    model: build.Model, *, stack: StackName | None = None, sublayer: Sublayer = Sublayer.ATTENTION
 ) -> Circuits:
     """The OV and QK circuits of a model's heads.
 
@@ -167,7 +165,7 @@ def circuits(
 
 @wrapping_models
 def score_circuits(
-    model: Model,
+    model: build.Model,
     *,
     top_k: int = 5,
     sample: int | None = 2048,
@@ -206,34 +204,29 @@ def score_circuits(
             scores |= {"matching_eigenvalues": eigenvalue_score(values)} | copying(ov)
         return scores
 
-    return _each_head(scope, score, top_k, 0 if copying is None else len(copying.drawn), progress)
+    drawn = 0 if copying is None else len(copying.drawn)
+    return _each_head(scope, score, progress, top_k=top_k, tokens=drawn)
 
 
 def score_copying(
-    model: Model,
+    model: build.Model,
     *,
-    top_k: int = 5,
     sample: int | None = 2048,
-    seed: int = 0,
-    stack: StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
     progress: bool = True,
 ) -> ByHead:
     """Only "copying" and "copying_eigenvalues" of `score_circuits`, at a fraction of the cost."""
-    scope = head_scope(model, stack, sublayer, mixers=False)
-    factored, tokens = Circuits(scope), TokenVectors.of(model)
-    copying = _Copying(tokens, sample, seed, top_k)
-    return _each_head(
-        scope, lambda head: copying(factored.ov(head)), top_k, len(copying.drawn), progress
-    )
+    scope = head_scope(model, None, sublayer, mixers=False)
+    factored, copying = Circuits(scope), _Copying(TokenVectors.of(model), sample)
+
+    def score(head: Head) -> dict[str, float]:
+        return copying(factored.ov(head))
+
+    return _each_head(scope, score, progress, top_k=copying.top_k, tokens=len(copying.drawn))
 
 
 def _each_head(
-    scope: HeadScope,
-    score: Callable[[Head], dict[str, float]],
-    top_k: int,
-    tokens: int,
-    progress: bool,
+    scope: HeadScope, score: Callable[[Head], dict[str, float]], progress: bool, **metadata: Any
 ) -> ByHead:
     rows = []
     with Progress("reading weights", total=len(scope.heads), unit="heads", enabled=progress) as bar:
@@ -241,7 +234,6 @@ def _each_head(
             rows.append(score(head))
             bar.advance()
     means = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    metadata: dict[str, Any] = {"top_k": top_k, "tokens": tokens}
     return ByHead(kind="circuits", blocks=scope.blocks, means=means, metadata=metadata)
 
 
@@ -287,7 +279,9 @@ def copying_score(
 class _Copying:
     """The copying scores of a head."""
 
-    def __init__(self, tokens: TokenVectors, sample: int | None, seed: int, top_k: int) -> None:
+    def __init__(
+        self, tokens: TokenVectors, sample: int | None, seed: int = 0, top_k: int = 5
+    ) -> None:
         count = len(tokens.embed)
         drawn = torch.arange(count)
         if sample is not None and sample < count:
@@ -368,12 +362,18 @@ class VocabularyProjection:
         return F.normalize(directions, dim=-1) @ F.normalize(self.embed, dim=-1).T
 
 
-def vocabulary_projection(model: Model, stack: StackName | None = None) -> VocabularyProjection:
+def vocabulary_projection(
+    model: build.Model, stack: StackName | None = None
+) -> VocabularyProjection:
     """The projection onto the vocabulary of a model's stack."""
-    if isinstance(model, Vision):
+    if isinstance(model, vision.Vision):
         raise InputError("a Vision model has no vocabulary", "use a model that reads text")
     embedding, end = model.embedding, model.stacks()[stack or model.readout_stack]
-    if isinstance(model, Seq2Seq) and stack != "encoder" and model.target_embedding is not None:
+    if (
+        isinstance(model, seq2seq.Seq2Seq)
+        and stack != "encoder"
+        and model.target_embedding is not None
+    ):
         embedding = model.target_embedding
     check_one_stream(end)
     table = embedding.tokens.weight.detach().float()

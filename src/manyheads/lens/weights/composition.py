@@ -78,7 +78,13 @@ def weight_similarity(
         label, total = "reading weights", len(scope.heads)
         with Progress(label, total=total, unit="heads", enabled=progress) as bar:
             for head in scope.heads:
-                bases.append(_subspace(factored, head, trait))
+                weights = (
+                    factored.writes(head) if trait == "writes" else factored.reads(head, trait).T
+                )
+                # An orthonormal basis with as many columns as the rank of the weights.
+                basis, sizes, _ = torch.linalg.svd(weights, full_matrices=False)
+                floor = sizes.max() * max(weights.shape) * torch.finfo(torch.float32).eps
+                bases.append(basis[:, sizes > floor])
                 bar.advance()
         values = _overlaps(bases)
     else:
@@ -96,14 +102,6 @@ def _read(factored: Circuits, head: Head, through: Through) -> Float[Tensor, "d 
     qk = factored.qk(head)
     near, far = (qk.right, qk.left) if through == "key" else (qk.left.T, qk.right.T)
     return torch.linalg.qr(far).R @ near
-
-
-def _subspace(factored: Circuits, head: Head, trait: str) -> Float[Tensor, "c k"]:
-    """An orthonormal basis with as many columns as the rank of the weights."""
-    weights = factored.writes(head) if trait == "writes" else factored.reads(head, trait).T
-    basis, sizes, _ = torch.linalg.svd(weights, full_matrices=False)
-    floor = sizes.max() * max(weights.shape) * torch.finfo(torch.float32).eps
-    return basis[:, sizes > floor]
 
 
 def _overlaps(bases: list[Float[Tensor, "c _"]]) -> Float[Tensor, "h h"]:

@@ -1,7 +1,7 @@
 """Feed-forward layers as key-value memories: each neuron reads by a key and writes a value."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -145,7 +145,7 @@ class FeedForwards:
 
     def find(self, neurons: Sequence[Neuron | str | tuple[int, int]]) -> tuple[Neuron, ...]:
         """The named neurons, checked to exist in the stack."""
-        addresses = tuple(self._address(neuron) for neuron in neurons)
+        addresses = tuple(map(self._address, neurons))
         if not addresses:
             raise InputError("there are no neurons", "name some, as L0N5 or (0, 5)")
         return addresses
@@ -192,12 +192,6 @@ class FeedForwards:
             return module, None
         assert isinstance(expert, int)
         return module, expert
-
-    def groups(self) -> Iterator[tuple[int, Expert]]:
-        """Every layer with every expert."""
-        for layer in self.layers:
-            for expert in self.experts(layer):
-                yield layer, expert
 
 
 def feed_forwards_of(model: Model, stack: StackName | None = None) -> FeedForwards:
@@ -351,7 +345,8 @@ def key_value_memories(
     if clear_above <= 0:
         raise InputError(f"clear_above must be positive, got {clear_above}", "use more than 0")
     feed_forwards, vocabulary = feed_forwards_of(model, stack), vocabulary_projection(model, stack)
-    groups = list(feed_forwards.groups())
+    layers = feed_forwards.layers
+    groups = [(layer, expert) for layer in layers for expert in feed_forwards.experts(layer)]
     memories = []
     bar = Progress("reading weights", total=len(groups), unit="feed-forwards", enabled=progress)
     with bar, torch.inference_mode():
@@ -371,18 +366,12 @@ def _layer(
     for key, value in zip(keys.split(step), values.split(step), strict=True):
         written.append(_clearest(vocabulary.write_scores(value)))
         read.append(_clearest(vocabulary.read_scores(key)))
-    columns = [
-        torch.cat(side).cpu().numpy()
-        for pairs in (written, read)
-        for side in zip(*pairs, strict=True)
-    ]
+    sides = (side for pairs in (written, read) for side in zip(*pairs, strict=True))
+    columns = [torch.cat(side).cpu().numpy() for side in sides]
     return LayerKeyValues(
         layer=layer,
         expert=expert,
-        written=columns[0],
-        written_z=columns[1],
-        read=columns[2],
-        read_z=columns[3],
+        **dict(zip(("written", "written_z", "read", "read_z"), columns, strict=True)),
         similarity=F.cosine_similarity(keys, values, dim=-1).cpu().numpy(),
         key_norm=keys.norm(dim=-1).cpu().numpy(),
         value_norm=values.norm(dim=-1).cpu().numpy(),

@@ -273,10 +273,13 @@ class _Coefficients:
             self._wanted[neuron.layer][neuron.expert].append(neuron)
 
     def wants(self, site: Site) -> bool:
-        mine = (
-            site.stack == self._feed_forwards.stack.name and site.sublayer is Sublayer.FEEDFORWARD
-        )
-        return mine and site.layer in self._wanted and site.tap is self._tap(site.layer)
+        in_stack = site.stack == self._feed_forwards.stack.name
+        in_layer = site.sublayer is Sublayer.FEEDFORWARD and site.layer in self._wanted
+        if not in_stack or not in_layer:
+            return False
+        # Experts have no inner tap: their coefficients are recomputed from their inputs.
+        plain = isinstance(self._feed_forwards.module(site.layer), FeedForward)
+        return site.tap is (Tap.INSIDE if plain else Tap.BEFORE)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         assert isinstance(value, Ragged), "no pattern is requested"
@@ -290,11 +293,6 @@ class _Coefficients:
                 )
             for neuron, column in zip(mine, columns.float().unbind(1), strict=True):
                 self.seen[neuron] = value.with_values(column)
-
-    def _tap(self, layer: int) -> Literal[Tap.INSIDE, Tap.BEFORE]:
-        """Experts have no inner tap: their coefficients are recomputed from their inputs."""
-        plain = isinstance(self._feed_forwards.module(layer), FeedForward)
-        return Tap.INSIDE if plain else Tap.BEFORE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,9 @@ from manyheads.cli.main import main
 from tests.train.tiny import write_corpus
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "vocabulary": 300, "positions": 16}
-FAST = ("--batch-tokens", "64", "--learning-rate", "0.3")
-SLOW = ("--batch-tokens", "64", "--learning-rate", "0.01")
-ASKED = ["gate", "base", "--file", "corpus.txt", "-o", "gated", "--length", "16"]
+FAST = ("--batch-tokens", "64", "--lr", "0.3")
+SLOW = ("--batch-tokens", "64", "--lr", "0.01")
+ASKED = ["gate", "base", "--file", "corpus.txt", "-o", "gated", "--max-length", "16"]
 
 
 @pytest.fixture
@@ -54,9 +54,7 @@ def test_all_weights_can_be_trained_with_the_gates(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = ["--json", "figures.json", "--shared"]
-    assert (
-        main([*ASKED, "--steps", "8", "--learning-rate", "0.01", "--train", "all", *message]) == 0
-    )
+    assert main([*ASKED, "--steps", "8", "--lr", "0.01", "--train", "all", *message]) == 0
     words = capsys.readouterr().out.splitlines()[3].split()
     assert float(words[2]) < float(words[1])
     assert (folder / "gated" / "config.json").exists()

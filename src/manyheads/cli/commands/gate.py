@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -19,8 +19,6 @@ class GateCommand:
 
     The gates start so that the model's output does not change.
     """
-
-    PYTHON_NAMES: ClassVar[dict[str, str]] = {"lr": "--learning-rate"}
 
     model: arguments.RequiredModel
     """The folder of a decoder or a masked language model, or a model of the hub: org/name."""
@@ -55,11 +53,11 @@ class GateCommand:
     steps: int = 200
     """Training steps."""
 
-    learning_rate: float = 1e-3
+    lr: float = 1e-3
     """The learning rate."""
 
-    length: int = 256
-    """Tokens per chunk of text."""
+    max_length: int = 256
+    """The most tokens per chunk of text."""
 
     batch_tokens: int = 2048
     """Tokens per training step."""
@@ -86,7 +84,7 @@ class GateCommand:
 
         arguments.check_minimum("--steps", self.steps, 1)
         arguments.check_minimum("--batch-tokens", self.batch_tokens, 1)
-        arguments.check_minimum("--length", self.length, 2)
+        arguments.check_minimum("--max-length", self.max_length, 2)
         if not 0 < self.held_out <= 0.5:
             raise InputError(f"--held-out must be in (0, 0.5], got {self.held_out:g}")
         arguments.check_json(self.json)
@@ -101,9 +99,9 @@ class GateCommand:
             activation=self.activation,
         )
         texts = (passage.text for passage in TextFiles(str(self.file)).read())
-        max_chunks = 2 * self.steps * max(1, self.batch_tokens // self.length)
+        max_chunks = 2 * self.steps * max(1, self.batch_tokens // self.max_length)
         training, held_out = split_chunks(
-            require_text_model(model).tokenizer, texts, self.length, max_chunks, self.held_out
+            require_text_model(model).tokenizer, texts, self.max_length, max_chunks, self.held_out
         )
         done = train_gates(
             model,
@@ -113,7 +111,7 @@ class GateCommand:
             layers=self.layers or "all",
             train=self.train,
             steps=self.steps,
-            lr=self.learning_rate,
+            lr=self.lr,
             batch_tokens=self.batch_tokens,
             seed=self.seed,
         )

@@ -1,14 +1,13 @@
 """The metric and the targets with which texts or images evaluate a model."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from manyheads.data.masking import Masking, mask_tokens, masking_vocabulary
 from manyheads.errors import InputError
 from manyheads.lens.inputs.metrics import Metric, Similarity
-from manyheads.lens.inputs.texts import Targets, read_inputs
+from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.models import build, encoder, model_interface, readout
 
 # As BERT was trained, but tokens are never replaced by random ones.
@@ -25,7 +24,7 @@ class EvaluationInputs:
 
 
 def prepare_inputs(
-    model: build.Model, texts: Any, *, targets: Targets | None = None, seed: int = 0
+    model: build.Model, texts: Inputs, *, targets: Targets | None = None, seed: int = 0
 ) -> EvaluationInputs:
     """Next tokens for a generative model, masked tokens for an encoder, or its own vectors.
 

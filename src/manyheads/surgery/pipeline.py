@@ -14,7 +14,7 @@ from manyheads.errors import InputError
 from manyheads.formatting import plain_table
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import Targets, batch_ranges, read_inputs
+from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges, read_inputs
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
 from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
@@ -225,7 +225,7 @@ def _evaluate(pruned: Model, model: Model, inputs: EvaluationInputs) -> float:
     return evaluation.measure([Variant(pruned)]).of(0)[0]
 
 
-def compare_sizes(models: Sequence[Model], texts: Any) -> list[ModelSize]:
+def compare_sizes(models: Sequence[Model], texts: Inputs) -> list[ModelSize]:
     """The sizes and speeds of models, timed in turns so that other load affects all alike."""
     model_inputs = read_inputs(models[0], texts)
     sizes = model_inputs.sizes(models[0])

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import InputError
 from manyheads.lens.causal import ablation, evaluate
 from manyheads.lens.inputs.cached_run import StackName, head_scope
-from manyheads.lens.inputs.texts import read_inputs
+from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results.addresses import Address, Heads, blocks_of, heads_in
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
@@ -99,7 +99,7 @@ ReplaceWith = Literal["zero", "mean"]
 
 @native_models_only
 def prune(
-    model: AnyModel, heads: Heads, replace_with: ReplaceWith = "zero", texts: Any = None
+    model: AnyModel, heads: Heads, replace_with: ReplaceWith = "zero", texts: Inputs | None = None
 ) -> AnyModel:
     """A new model without these heads, which computes the same as this one with them ablated.
 
@@ -118,8 +118,11 @@ def prune(
         raise InputError(
             f'replace_with must be "zero" or "mean", got {replace_with!r}', 'use "zero" or "mean"'
         )
-    if replace_with == "mean" and texts is None:
-        raise InputError('replace_with="mean" needs texts to average over', "give texts=")
+    means = None
+    if replace_with == "mean":
+        if texts is None:
+            raise InputError('replace_with="mean" needs texts to average over', "give texts=")
+        means = _means(model, chosen, texts)
     removed: dict[tuple[str, int], list[Address]] = {}
     for address in chosen:
         removed.setdefault((address.stack, address.head.layer), []).append(address)
@@ -127,7 +130,6 @@ def prune(
         stack: tuple(layer.without(removed.get((stack, layer.source), ())) for layer in layers)
         for stack, layers in full_plan(model).items()
     }
-    means = _means(model, chosen, texts) if replace_with == "mean" else None
     return _pruned(model, plans, means)
 
 
@@ -185,7 +187,7 @@ def _pruned(
     return fresh
 
 
-def _means(model: Model, heads: Sequence[Address], texts: Any) -> Means:
+def _means(model: Model, heads: Sequence[Address], texts: Inputs) -> Means:
     """The mean output of every head of the layers that lose some, as in ablation."""
     inputs = read_inputs(model, texts)
     batch_tokens = evaluate.default_batch_tokens(model)

@@ -169,7 +169,7 @@ class Attribution(Tabular):
 @wrapping_models
 def attribute(
     model: build.Model,
-    text: Any,
+    text: texts.Inputs,
     target: str | None = None,
     against: str | None = None,
     *,

@@ -13,7 +13,7 @@ from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamPosition, StreamStep
 from manyheads.errors import InputError, TrainingError
 from manyheads.lens.inputs import cached_run, metrics
-from manyheads.lens.inputs.texts import Targets, batch_ranges, read_inputs
+from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges, read_inputs
 from manyheads.models import build, decoder, encoder, readout
 from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
@@ -82,7 +82,7 @@ DEFAULT = RecoveryConfig()
 
 def finetune(
     model: build.Model,
-    texts: Any,
+    texts: Inputs,
     objective: Objective,
     config: RecoveryConfig,
     *,
@@ -156,7 +156,7 @@ def _steps(
 @native_models_only
 def recover(
     model: AnyModel,
-    texts: Any,
+    texts: Inputs,
     steps: int = 100,
     *,
     targets: Targets | None = None,

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from sys import maxsize
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from manyheads.bridge.automatic import native_models_only
 from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.lens.causal.evaluate import Effects, Variant
 from manyheads.lens.causal.gradient_importance import product_by_head
 from manyheads.lens.inputs import cached_run, metrics
-from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.inputs.texts import Inputs, Targets
 from manyheads.lens.redundant.heads import redundancy
 from manyheads.lens.results.addresses import Address
 from manyheads.models.build import Model
@@ -35,7 +35,7 @@ class HeadSelection(Selection[Address]):
 @native_models_only
 def select_heads(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     by: Order = "ablation",
     *,
     fraction: float | None = None,

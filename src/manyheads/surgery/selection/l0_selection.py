@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyheads.annotations import PositiveFloat, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.lens.inputs.cached_run import StackName
-from manyheads.lens.inputs.texts import Targets, read_inputs
+from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
@@ -115,7 +115,7 @@ class UnitGates(regularizers.L0Gates):
 
 def train_l0_gates(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     config: L0Config,
     unit: UnitName = "heads",
     *,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import native_models_only
 from manyheads.lens.causal.evaluate import Evaluation, Product, Variant
 from manyheads.lens.inputs import cached_run, metrics
-from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.inputs.texts import Inputs, Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack, layer_ends
@@ -44,7 +44,7 @@ class LayerSelection(results.Selection[int]):
 @native_models_only
 def select_layers(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     by: results.Order = "ablation",
     *,
     fraction: float | None = None,

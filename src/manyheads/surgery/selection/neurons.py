@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +14,7 @@ from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction, StackName
 from manyheads.lens.inputs.metrics import Metric
-from manyheads.lens.inputs.texts import Targets
+from manyheads.lens.inputs.texts import Inputs, Targets
 from manyheads.models.build import Model
 from manyheads.models.stack import Stack
 from manyheads.surgery.addresses import find_stack, neuron_site
@@ -52,7 +52,7 @@ class NeuronSelection(Selection[Neuron]):
 @native_models_only
 def select_neurons(
     model: Model,
-    texts: Any,
+    texts: Inputs,
     by: Order = "gradient",
     *,
     fraction: float | None = None,

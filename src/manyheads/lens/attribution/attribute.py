@@ -169,7 +169,7 @@ class Attribution(Tabular):
 @wrapping_models
 def attribute(
     model: build.Model,
-    text: texts.Inputs,
+    text: str | Sequence[str],
     target: str | None = None,
     against: str | None = None,
     *,

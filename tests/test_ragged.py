@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
+from manyheads.models.build import build
 from manyheads.ragged import Lengths, Ragged
 from tests.messages import refuses
 
@@ -201,3 +202,23 @@ def test_missing_sequences_are_refused() -> None:
             batch.of(index)
     with refuses(InputError, "sum to the 2 sequences", "got (1, 2)"):
         batch.split([1, 2])
+
+
+def test_lengths_that_fit_no_machine_are_refused_before_memory_is_asked_for() -> None:
+    with pytest.raises(InputError, match="10,000,000,000,000 tokens"):
+        Lengths.of([10**13])
+    with pytest.raises(InputError, match="10,000,000,000,000 tokens"):
+        Lengths.with_capacity([10**13], 4, "cpu")
+
+
+def test_sparse_tensors_are_refused() -> None:
+    ids = torch.tensor([[1, 0, 2]])
+    model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
+    for call in (
+        lambda: model(ids.to_sparse()),
+        lambda: model(ids, ids.bool().to_sparse()),
+        lambda: Ragged.from_list([ids[0].to_sparse()]),
+        lambda: Ragged(ids[0].to_sparse(), Lengths.of([3])),
+    ):
+        with pytest.raises(InputError, match=r"must be dense, got .*sparse.*to_dense"):
+            call()

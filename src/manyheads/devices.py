@@ -1,6 +1,7 @@
 """Devices by name, and what a device can do."""
 
 import functools
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
@@ -25,6 +26,25 @@ def resolve_device(name: str, option: str = "device") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{option} is {name!r}, and torch finds no CUDA device", "use cpu")
     return device
+
+
+def check_memory(size: int, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
+    """Refuse what takes more bytes than the device has, before memory is asked for.
+
+    >>> check_memory(10**18, "10**18 tokens", "use fewer")
+    Traceback (most recent call last):
+    manyheads.errors.InputError: 10**18 tokens take 1,000,000,000 GB, and cpu has ...
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+    elif device.type == "cpu" and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return
+    if size > total:
+        needed, free = (f"{count / 1e9:,.0f} GB" for count in (size, total))
+        raise InputError(f"{what} take {needed}, and {device} has {free}", remedy)
 
 
 HAS_TRITON = find_spec("triton") is not None

@@ -10,7 +10,18 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from manyheads.devices import check_memory
 from manyheads.errors import InputError, ShapeError, short_repr
+
+# Fewer tokens than these fit any machine.
+MANY_TOKENS = 2**24
+
+
+def check_dense(tensor: Tensor, name: str) -> None:
+    """Refuse a sparse tensor."""
+    if torch.compiler.is_compiling() or tensor.layout in (torch.strided, torch.jagged):
+        return
+    raise InputError(f"{name} must be dense, got a tensor of {tensor.layout}", "use to_dense()")
 
 
 class HostLengths:
@@ -58,6 +69,10 @@ class Lengths:
         if any(length < 0 for length in each):
             raise InputError(f"lengths must be at least 0, got {each}")
         offsets = (0, *accumulate(each))
+        if not torch.compiler.is_compiling() and offsets[-1] >= MANY_TOKENS:
+            check_memory(3 * 8 * offsets[-1], f"lengths of {offsets[-1]:,} tokens", "use fewer")
+            if offsets[-1] >= 2**31:
+                raise InputError(f"a batch has fewer than 2**31 tokens, got {offsets[-1]:,}")
         counts = torch.tensor(each, dtype=torch.long)
         owner = torch.arange(len(each)).repeat_interleave(counts, output_size=offsets[-1])
         positions = torch.arange(offsets[-1]) - torch.tensor(offsets)[owner]
@@ -131,6 +146,7 @@ class Ragged:
     lengths: Lengths
 
     def __post_init__(self) -> None:
+        check_dense(self.values, "values")
         if not self.lengths.tight:
             raise ShapeError("these lengths have gaps between sequences", "use Lengths.of(each)")
         if self.values.shape[0] != self.lengths.positions.shape[0]:
@@ -153,6 +169,7 @@ class Ragged:
                     f"sequence {number} must be a tensor with at least one axis, got "
                     f"{short_repr(sequence)}"
                 )
+            check_dense(sequence, f"sequence {number}")
         tails = {tuple(sequence.shape[1:]) for sequence in sequences}
         if len(tails) > 1:
             raise ShapeError(
@@ -167,9 +184,11 @@ class Ragged:
         cls, values: Shaped[Tensor, "b t *rest"], mask: Shaped[Tensor, "..."] | None = None
     ) -> "Ragged":
         """Drop the padding of a padded batch: tokens where `mask` is 0, on any side."""
+        check_dense(values, "values")
         if mask is None:
             batch, length = values.shape[:2]
             return cls(values.flatten(0, 1), Lengths.of([length] * batch, values.device))
+        check_dense(mask, "mask")
         expected = tuple(values.shape[:2])
         if tuple(mask.shape) != expected:
             raise ShapeError(

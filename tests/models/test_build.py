@@ -1,5 +1,6 @@
 """Known shapes have their published sizes, and a seed gives the same model each time."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ManyheadsError
 from manyheads.models.build import build, get_config, list_configs
 from manyheads.models.decoder import Decoder
 from manyheads.models.encoder import Encoder
@@ -196,3 +197,20 @@ def test_every_kind_runs_and_learns_in_bfloat16(name: str) -> None:
         parameter.grad is not None and parameter.grad.isfinite().all()
         for parameter in half.parameters()
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [
+        ({"layers": 10**9}, "layers must be at most 1,000, got 1,000,000,000"),
+        ({"vocabulary": 10**13}, "10,000,000,000,000 x 32"),
+        ({"positions": 10**13}, "10,000,000,000,000 x 32"),
+        ({"vocabulary": 10**18}, "too large"),
+        ({"hidden": 10**12}, "1,000,000,000,000"),
+    ],
+)
+def test_a_model_that_fits_no_machine_is_refused_before_memory_is_asked_for(
+    changes: dict[str, int], value: str
+) -> None:
+    with pytest.raises(ManyheadsError, match=re.escape(value)):
+        build("gpt2", **{"layers": 1, "width": 32, "heads": 2, "vocabulary": 50} | changes)

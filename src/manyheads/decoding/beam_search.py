@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.decoding import generation_config, sampling
 from manyheads.decoding.request import GenerationRequest
+from manyheads.devices import check_memory
 
 # The score of a beam that is out: far below any sum of log-probabilities, and finite.
 OUT = -1.0e9
@@ -52,7 +53,15 @@ class BeamSearchLoop:
         self.penalty = request.repetition_penalty()
         self.step = 0
         count, device = len(request.prompts), request.device
-        size = (count, beams.num_beams, request.config.max_new_tokens, device)
+        new = request.config.max_new_tokens
+        check_memory(
+            # Ids and log-probabilities of running and finished beams.
+            2 * 12 * count * beams.num_beams * new,
+            f"beams of max_new_tokens={new}",
+            "use a smaller max_new_tokens",
+            device,
+        )
+        size = (count, beams.num_beams, new, device)
         self.running, self.finished = Hypotheses.empty(*size), Hypotheses.empty(*size)
         # All beams start equal: only one may continue, or all would become the same text.
         self.running.scores[:, 0] = 0.0
@@ -72,9 +81,14 @@ class BeamSearchLoop:
 
     @property
     def tokens_done(self) -> int:
-        """Tokens generated so far; a finished prompt counts as the most it could have had."""
-        new = self.request.config.max_new_tokens
-        return len(self.done) * new + len(self.active) * self.step
+        """Tokens generated so far, those of the best beam of each prompt."""
+        done = sum(len(generation.ids) for generation in self.done.values())
+        return done + len(self.active) * self.step
+
+    @property
+    def tokens_left(self) -> int:
+        """The most that can follow."""
+        return len(self.active) * (self.request.config.max_new_tokens - self.step)
 
     @torch.inference_mode()
     def _take_step(self) -> None:

@@ -1,5 +1,6 @@
 """Build a model from a config or a name."""
 
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from manyheads.argument_checks import checked
+from manyheads.devices import check_memory
 from manyheads.errors import ConfigError
 from manyheads.models.decoder import Decoder, DecoderConfig
 from manyheads.models.encoder import Encoder, EncoderConfig
@@ -19,6 +21,11 @@ from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vision import Vision, VisionConfig
 
 Model = Encoder | Decoder | Seq2Seq | Vision
+
+# The deepest that was published (arXiv 2203.00555).
+MAX_LAYERS = 1000
+# Models of fewer weights in their layers and without such sizes are built without further ado.
+LARGE, LARGE_SIZE = 2**24, 2**20
 
 
 @cache
@@ -50,6 +57,9 @@ def get_config(name: str, **changes: Any) -> ModelConfig:
     """
     recipe = get_recipe(name)
     arguments = {key: value for key, value in _sizes()[name].items() if key != "recipe"}
+    layers = changes.get("layers", 1)
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        raise ConfigError(f"layers must be at most {MAX_LAYERS:,}, got {layers:,}")
     return checked(recipe)(**arguments | changes)
 
 
@@ -95,18 +105,42 @@ def build(
             f"{sorted(changes)} can only be given with the name of a config",
             "change the config itself",
         )
-    model: Model
+    _check_memory(config, device)
     with _seeded(seed, device), torch.device(device):
-        match config:
-            case EncoderConfig():
-                model = Encoder(config)
-            case DecoderConfig():
-                model = Decoder(config)
-            case Seq2SeqConfig():
-                model = Seq2Seq(config)
-            case VisionConfig():
-                model = Vision(config)
+        model = _model(config)
     return model.to(dtype=dtype).eval()
+
+
+def _model(config: ModelConfig) -> Model:
+    match config:
+        case EncoderConfig():
+            return Encoder(config)
+        case DecoderConfig():
+            return Decoder(config)
+        case Seq2SeqConfig():
+            return Seq2Seq(config)
+        case VisionConfig():
+            return Vision(config)
+
+
+def _check_memory(config: ModelConfig, device: str) -> None:
+    """Refuse a model that does not fit the device, if it looks large."""
+    stacks = [getattr(config, name, None) for name in ("stack", "encoder", "decoder")]
+    weights = sum(len(stack.layers) * stack.width**2 for stack in stacks if stack is not None)
+    sizes = map(int, re.findall(r"\d+", repr(config)))
+    if device == "meta" or (weights < LARGE and max(sizes) < LARGE_SIZE):
+        return
+    remedy = 'use a smaller vocabulary, length or width, fewer layers, or device="meta"'
+    try:
+        with torch.device("meta"):
+            parameters = dict(_model(config).named_parameters())
+    except (RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the model is too large ({reason})", remedy) from None
+    name, largest = max(parameters.items(), key=lambda item: item[1].numel())
+    shape = " x ".join(f"{size:,}" for size in largest.shape)
+    total = sum(weight.numel() * weight.element_size() for weight in parameters.values())
+    check_memory(total, f"the weights, of which {name} has {shape},", remedy, device)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
 from manyheads.parts.halting import AddedLoss
-from manyheads.ragged import Ragged
+from manyheads.ragged import Ragged, check_dense
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +59,7 @@ def to_ragged(
             f"{wrong} must be a tensor, got a {type(value).__name__}",
             "give a (batch, length) tensor, or a Ragged" if wrong == name else "leave it out",
         )
+    check_dense(batch, name)
     if batch.dim() != 2:
         raise ShapeError(
             f"{name} have shape {tuple(batch.shape)}",

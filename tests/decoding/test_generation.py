@@ -209,6 +209,23 @@ def test_progress_is_reported_to_the_end() -> None:
         assert message[-1] == (9 * len(PROMPTS),) * 2
 
 
+def test_progress_counts_tokens_that_were_generated() -> None:
+    ours = pair("gpt2")[1]
+    for sampling in (Greedy(), BeamSearch(num_beams=2)):
+        counts: list[tuple[int, int]] = []
+        texts = generate(
+            ours,
+            PROMPTS,
+            max_new_tokens=9,
+            sampling=sampling,
+            eos_token_ids=tuple(range(ours.config.embedding.vocabulary)),
+            on_progress=lambda *done, counts=counts: counts.append(done),
+        )
+        total = sum(len(text.ids) for text in texts)
+        assert total < 9 * len(PROMPTS)
+        assert counts[-1] == (total, total)
+
+
 def test_half_precision_writes_too() -> None:
     model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0, dtype=torch.bfloat16)
     for sampling in (Greedy(), Sample(top_p=0.9), BeamSearch(num_beams=2)):

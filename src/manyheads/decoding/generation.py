@@ -87,6 +87,8 @@ def generate(
     started = time.perf_counter()
     with Progress("generating", total=total, unit="tokens", enabled=progress) as bar:
         for _ in loop.run():
+            total = loop.tokens_done + loop.tokens_left
+            bar.expect(total)
             bar.advance(loop.tokens_done - bar.done)
             if on_progress is not None:
                 on_progress(loop.tokens_done, total)
@@ -210,9 +212,13 @@ class SamplingLoop:
 
     @property
     def tokens_done(self) -> int:
-        """Tokens generated so far; a finished text counts as the most it could have had."""
-        done = len(self.sequences) - len(self.running)
-        return done * self.request.config.max_new_tokens + len(self.running) * self.step
+        """Tokens generated so far."""
+        return sum(len(sequence.ids) for sequence in self.sequences)
+
+    @property
+    def tokens_left(self) -> int:
+        """The most that can follow."""
+        return len(self.running) * (self.request.config.max_new_tokens - self.step)
 
     @torch.inference_mode()
     def _take_step(self) -> None:

@@ -3,6 +3,7 @@
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from manyheads.decoding.generation import generate
 from manyheads.decoding.sampling import Greedy
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.lens.causal.ablation import ablate_together
+from manyheads.studio.models import LoadedModel
 from manyheads.studio.requests import LIMITS
 from manyheads.studio.security import Endpoint
 from manyheads.studio.server import make_app
@@ -73,6 +75,17 @@ def test_every_model_is_described(client: TestClient) -> None:
     assert [each["generates"] for each in response] == [True, True, False, False]
     assert response[0]["layers"] == [{"layer": layer, "heads": 4} for layer in range(3)]
     assert response[3]["image"] == {"side": 32, "patch": 8, "registers": 0}
+
+
+def test_a_model_with_nan_in_its_weights_is_described_with_a_warning() -> None:
+    model = models.decoder(layers=1)
+    assert LoadedModel("tiny", model).describe()["warning"] == ""
+    with torch.no_grad():
+        next(model.parameters())[0] = torch.nan
+    warning = LoadedModel("tiny", model).describe()["warning"]
+    assert "embedding.tokens.weight holds NaN or infinity" in warning
+    page = files("manyheads.studio").joinpath("page/frame.js").read_text("utf-8")
+    assert "side.model.warning" in page
 
 
 def test_tokens_are_the_letters_of_the_text(client: TestClient) -> None:

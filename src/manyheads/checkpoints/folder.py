@@ -40,7 +40,7 @@ from manyheads.devices import resolve_device
 from manyheads.errors import ConfigError, InputError, MixedDtypeWarning, WrappedModelWarning
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
-from manyheads.models.non_finite_weights import is_finite, warn_not_finite
+from manyheads.models.non_finite_weights import check_finite, is_finite, warn_not_finite
 from manyheads.models.readout import ClassHead, LanguageHead
 from manyheads.models.recipes import ModelConfig
 from manyheads.progress import Progress
@@ -187,6 +187,7 @@ def _with_side_files(model: Any, side_files: dict[str, bytes], where: Path, fami
         WrappedModelWarning,
         stacklevel=2,
     )
+    check_finite(model)
     return cast(Model, model)
 
 

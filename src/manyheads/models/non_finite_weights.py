@@ -1,7 +1,7 @@
 """Weights with NaN or infinity, which some kernels turn into numbers that look right."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -20,15 +20,26 @@ def is_finite(tensor: Tensor) -> bool:
 
 def warn_not_finite(names: Sequence[str], where: str) -> None:
     """Warn of the tensors that hold NaN or infinity, if there are any."""
-    if not names:
-        return
+    if names:
+        warnings.warn(_message(names, where), NonFiniteWarning, stacklevel=3)
+
+
+def describe_not_finite(model: nn.Module) -> str:
+    """A sentence about the weights that hold NaN or infinity; empty if none does."""
+    names = _not_finite(model.state_dict(keep_vars=True))
+    return _message(names, "weights") if names else ""
+
+
+def _message(names: Sequence[str], where: str) -> str:
     verb = "holds" if len(names) == 1 else "hold"
-    warnings.warn(
+    return (
         f"{where}: {listed(names, 3)} {verb} NaN or infinity; whatever is computed from them means "
-        "nothing, even where it is a number",
-        NonFiniteWarning,
-        stacklevel=3,
+        "nothing, even where it is a number"
     )
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, tensor in tensors.items() if not is_finite(tensor)]
 
 
 def check_finite(model: object) -> None:
@@ -39,8 +50,7 @@ def check_finite(model: object) -> None:
     changes = hash(tuple((tensor.data_ptr(), _changes(tensor)) for tensor in tensors.values()))
     if _CHECKED.get(model) != changes:
         _CHECKED[model] = changes
-        names = [name for name, tensor in tensors.items() if not is_finite(tensor)]
-        warn_not_finite(names, "weights")
+        warn_not_finite(_not_finite(tensors), "weights")
 
 
 def _changes(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ from manyheads.lens.measure.statistics import check_heads
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
 from manyheads.models.model_interface import ModelInputs
+from manyheads.models.non_finite_weights import describe_not_finite
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHead, TokenHead
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
@@ -118,6 +119,7 @@ class LoadedModel:
             "layers": [{"layer": block.layer, "heads": block.heads} for block in blocks_of(model)],
             "max_tokens": self.max_tokens,
             "trained_tokens": self.trained_tokens,
+            "warning": describe_not_finite(model),
         }
         if isinstance(model, Vision):
             patches = model.config.patches

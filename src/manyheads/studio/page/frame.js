@@ -106,6 +106,7 @@ export function frame(side) {
 }
 
 function noted(side, response) {
+  if (side.model.warning) return `This model is damaged (${side.model.warning}).`;
   if (response.truncated) return `The text was truncated to ${pluralise(response.tokens.length, "token")}, the maximum.`;
   const trained = side.model.trained_tokens;
   if (trained && response.tokens.length > trained) return `The text is longer than the ${pluralise(trained, "token")} that the model was trained on.`;

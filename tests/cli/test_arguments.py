@@ -1,5 +1,7 @@
 """Checks of arguments, before any work."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,42 @@ from manyheads.cli.arguments import (
     check_jsonl,
     check_out_folder,
     check_temperature,
+    page_for_json,
+    save_result,
     write_json,
     write_jsonl,
 )
+from manyheads.cli.command_table import COMMANDS, options_of
 from manyheads.errors import InputError
+from manyheads.lens.results.files import Result
+
+
+@dataclass(frozen=True)
+class Five(Result):
+    """A result with one number."""
+
+    value: int = 5
+
+
+def test_json_is_printed_instead_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    check_json(Path("-"))
+    with page_for_json(Path("-")):
+        print("a page")
+        write_json(Path("-"), {"a": float("nan")})
+        save_result(Path("-"), Five())
+    printed, result = capsys.readouterr().out.splitlines()
+    assert json.loads(printed) == {"a": None}
+    assert json.loads(result)["fields"] == {"value": 5}
+    with page_for_json(None):
+        print("a page")
+    assert capsys.readouterr().out == "a page\n"
+
+
+def test_every_command_with_json_can_print_it() -> None:
+    for name, command in COMMANDS.items():
+        for option in options_of(command):
+            if option.field == "json":
+                assert (option.group, option.kind) == ("", "file"), name
 
 
 def test_only_one_of_exclusive_options_is_taken() -> None:

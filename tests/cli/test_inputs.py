@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.inputs import read_file, read_lines, read_paragraphs, split_pairs, split_texts
+from manyheads.cli.inputs import read_file, read_texts, split_pairs, split_texts
 from manyheads.errors import InputError
+from manyheads.models.provenance import SentenceConfig
 from tests.studio import models
 
 
@@ -24,13 +25,23 @@ def test_tokens_limit_what_is_measured_on() -> None:
     assert split_texts(model, pairs, 1) == (pairs[:1], pairs[1:])
 
 
+def test_a_text_longer_than_the_model_reads_is_split_into_pieces() -> None:
+    model = models.decoder(layers=1)
+    assert model.tokenizer is not None
+    model.sentence = SentenceConfig(max_length=4)
+    text = "the cat sat on a mat and one dog ran"
+    pieces, rest = split_texts(model, [text, "sun"], 1000)
+    assert rest == []
+    assert "".join(pieces[:-1]) == text
+    assert [len(model.tokenizer.encode(piece)) for piece in pieces[:2]] == [4, 4]
+
+
 def test_only_line_ends_separate_lines_and_blank_lines_paragraphs(tmp_path: Path) -> None:
     file = tmp_path / "texts.txt"
-    file.write_text("one\u2028two\n\nthree\nfour\n", "utf-8")
-    assert read_lines([file]) == ["one\u2028two", "", "three", "four"]
-    assert read_paragraphs(file) == ["one\u2028two", "three\nfour"]
-    file.write_text("one\ntwo\n", "utf-8")
-    assert read_paragraphs(file) == ["one", "two"]
+    file.write_text("one\u2028two\n \t\n\nthree\nfour\n\n", "utf-8")
+    assert read_texts(file) == ["one\u2028two", "three\nfour"]
+    file.write_text("\none\r\n two\n", "utf-8")
+    assert read_texts(file, file) == ["one", " two"] * 2
 
 
 @pytest.mark.parametrize(("content", "reason"), [(b"", "contains no text"), (b"\xff", "not UTF-8")])

@@ -1,8 +1,13 @@
 """Wrong use of the command line ends with one line: what was given, why it is wrong, what to do."""
 
+from pathlib import Path
+
 import pytest
 
-from manyheads.cli.main import main
+from manyheads.cli.commands.tasks.extract import Extract
+from manyheads.cli.main import ALL_COMMANDS, _with_flags, main
+from manyheads.encoding.classify import NO_HEAD
+from manyheads.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,36 @@ def test_wrong_use_ends_with_one_line(
     assert printed.err.count("\n") == 1
     assert value in printed.err
     assert remedy in printed.err
+
+
+def test_a_file_that_exists_is_read_with_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("The old", "utf-8")
+    assert main(["inspect", "house-gpt", str(file)]) == 2
+    assert f"use --file {file}." in capsys.readouterr().err
+    assert main(["inspect", "house-gpt", "x" * 300]) == 2
+    assert "use --text" in capsys.readouterr().err
+
+
+def test_a_remedy_names_a_command_and_no_function_of_python() -> None:
+    command = Extract("house-bert")
+    for error, words in (
+        (InputError(*NO_HEAD), "manyheads train"),
+        (InputError("the model classifies tokens, not texts", "use manyheads.tag"), "extract"),
+        (InputError("no O", "train one on IOB2 tags, or use manyheads.tag"), "classify"),
+    ):
+        message = _with_flags(error, command)
+        assert words in message
+        assert "manyheads." not in message
+
+
+def test_no_help_shows_an_empty_default(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ALL_COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert "(default: )" not in " ".join(capsys.readouterr().out.split()), name
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.options import EngineOptions, LineOptions, TextOptions
+from manyheads.cli.options import EngineOptions, PlainTextOptions, TextOptions
 from manyheads.errors import InputError
 from tests.studio import models
 
@@ -20,8 +20,8 @@ def test_workers_need_the_engine_that_has_them() -> None:
 def test_lines_are_the_texts_or_those_of_the_files(tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text("one\ntwo\n", "utf-8")
-    assert LineOptions(text=("a", "b")).lines() == ["a", "b"]
-    assert LineOptions(file=(file, file)).lines() == ["one", "two", "one", "two"]
+    assert PlainTextOptions(text=("a", "b")).texts() == ["a", "b"]
+    assert PlainTextOptions(file=(file, file)).texts() == ["one", "two", "one", "two"]
 
 
 def test_texts_and_ids_exclude_each_other() -> None:

@@ -26,7 +26,11 @@ def decoder(*, layers: int = 2, heads: int = 2) -> Any:
 @cache
 def report() -> ReportData:
     return collect_report(
-        decoder(), EVIL + WORDS * 6, name="a <b>model</b>", pattern_tokens=64, progress=False
+        decoder(),
+        [EVIL + WORDS, *[WORDS] * 5],
+        name="a <b>model</b>",
+        pattern_tokens=64,
+        progress=False,
     )
 
 

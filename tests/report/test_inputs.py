@@ -1,36 +1,23 @@
 import re
-from pathlib import Path
 
 import pytest
 
 from manyheads.errors import InputError
 from manyheads.models.build import build
-from manyheads.report.inputs import check_model, read_file, read_text_input
+from manyheads.report.inputs import check_model, read_text_input
 from tests.report.small import WORDS, decoder
 
 
-def test_a_letter_cut_in_two_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "text.txt"
-    file.write_text("я" * 100, encoding="utf-8")
-    assert read_file(file, 3) == "я" * 26
-    file.write_bytes(b"x" + "я".encode() * 100)
-    assert read_file(file, 3) == "x" + "я" * 25
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "text.txt"
-    file.write_bytes(b"ab\xff\xfecd")
-    with pytest.raises(InputError, match="is not UTF-8"):
-        read_file(file, 100)
-
-
-def test_pieces_are_even_and_letters_are_those_of_the_text() -> None:
-    text = WORDS * 8
-    result = read_text_input(decoder(), "it", text, measured=128, shown=20)
-    assert len(result.ids) == len(result.tokens) == 20
-    assert text.startswith("".join(result.tokens))
-    assert len(result.measured) == 4
-    assert text.startswith("".join(result.measured))
+def test_texts_stay_whole_up_to_a_number_of_tokens_and_letters_are_theirs() -> None:
+    model = decoder()
+    texts = [WORDS, WORDS * 2, WORDS]
+    count = len(model.tokenizer.encode(WORDS))
+    result = read_text_input(model, "it", texts, measured=2 * count, shown=count + 10)
+    assert len(result.ids) == len(result.tokens) == count + 10
+    assert "\n\n".join(texts).startswith("".join(result.tokens))
+    assert result.measured[0] == texts[0]
+    assert texts[1].startswith(result.measured[1])
+    assert len(result.measured) == 2
 
 
 @pytest.mark.parametrize(

@@ -90,22 +90,22 @@ def test_the_inspection_shows_labels_and_bias_in_its_table_and_rows() -> None:
     assert cells["Bias"][0] == "−0.400 ±0.03"
 
 
-def test_one_piece_is_one_piece() -> None:
+def test_one_text_is_one_text() -> None:
     said: list[str] = []
     result = collect_report(
         decoder(layers=1), WORDS, name="it", on_progress=said.append, progress=False
     )
     assert result.statistics.metadata["texts"] == 1
     message = sections.about_model(result) + sections.importance(result) + sections.overview(result)
-    assert "in 1 piece;" in message
+    assert "on 1 text, " in message
     assert "1 layer of 2 attention heads" in message
-    assert "Means over 1 piece, so the standard error is unknown." in message
+    assert "Means over 1 text, so the standard error is unknown." in message
     assert len(said) == 5
 
 
-def test_several_pieces_have_errors() -> None:
+def test_several_texts_have_errors() -> None:
     message = sections.importance(report())
-    assert "pieces; whiskers are two standard errors." in message
+    assert "texts; whiskers are two standard errors." in message
 
 
 def test_one_head_is_one_head() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from manyheads.errors import InputError
 from manyheads.studio import security
 from manyheads.studio.requests import LIMITS
 from manyheads.studio.security import Endpoint, is_loopback
@@ -119,6 +120,13 @@ def test_an_endpoint_outside_loopback_has_a_token() -> None:
     assert there.token is not None
     assert len(there.token) >= 32
     assert all(f"?token={there.token}" in url for url in (*there.urls, there.local_url))
+
+
+@pytest.mark.parametrize(("host", "remedy"), [("192.0.2.7", "--host 127.0.0.1"), ("", "--port 0")])
+def test_an_endpoint_that_cannot_listen_names_what_is_wrong(host: str, remedy: str) -> None:
+    port = 0 if host else 70_000
+    with pytest.raises(InputError, match=remedy):
+        bind_endpoint(host, port)
 
 
 def test_addresses_that_others_can_reach_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

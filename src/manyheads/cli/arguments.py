@@ -1,7 +1,11 @@
 """Arguments that several commands share: their types with the help of each, and their checks."""
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from manyheads.lens.results.files import Result
 
 DEFAULT_MODEL = "house-gpt"
+_JSON_STREAM: ContextVar[Any] = ContextVar("json_stream", default=None)
 
 
 def metavar(name: str, hint: str = "", /, **more: Any) -> Any:
@@ -46,7 +51,7 @@ ManyIds = Annotated[Strings, repeatable('"1 2 3"')]
 FOLDER_HELP = "For a vision model: a folder of images; for a classifier, one folder per class."
 ImageFolder = Annotated[Path | None, metavar("FOLDER", help=FOLDER_HELP)]
 JsonFile = Annotated[Path | None, metavar("OUT")]
-RESULT_HELP = "A JSON file to save everything to; manyheads.lens reads it back."
+RESULT_HELP = "A JSON file to save everything to, for manyheads.lens to read; - prints it instead."
 ResultFile = Annotated[Path | None, metavar("OUT", help=RESULT_HELP)]
 PngFile = Annotated[Path | None, metavar("PNG")]
 OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
@@ -129,9 +134,34 @@ def check_jsonl(path: Path | None) -> None:
     check_file(path)
 
 
+def prints_json(path: Path | None) -> bool:
+    """Whether --json is -, so that JSON is printed instead of the page."""
+    return str(path) == "-"
+
+
+@contextmanager
+def page_for_json(path: Path | None) -> Iterator[None]:
+    """With --json -, what is printed goes nowhere, and `print_json` to the standard output."""
+    if not prints_json(path):
+        yield
+        return
+    token = _JSON_STREAM.set(sys.stdout)
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        _JSON_STREAM.reset(token)
+
+
+def print_json(value: Any) -> None:
+    """Print a value in one line for --json -."""
+    line = json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False)
+    print(line, file=_JSON_STREAM.get() or sys.stdout, flush=True)
+
+
 def check_json(path: Path | None) -> None:
     """Refuse a JSON file that cannot be written, before any work."""
-    if path is None:
+    if path is None or prints_json(path):
         return
     if path.suffix != ".json":
         raise InputError(f"--json {path} does not end in .json", "name a file that does")
@@ -141,8 +171,11 @@ def check_json(path: Path | None) -> None:
 
 
 def write_json(path: Path | None, value: Any) -> None:
-    """Write a JSON file atomically, with null for NaN; without a path, nothing."""
+    """Write JSON atomically, or print it for -, with null for NaN; nothing without a path."""
     if path is None:
+        return
+    if prints_json(path):
+        print_json(value)
         return
     with atomic_write(path) as partial:
         text = json.dumps(without_nan(value), indent=1, allow_nan=False)
@@ -157,6 +190,8 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def save_result(path: Path | None, result: "Result") -> None:
     """Save a result of the lens to the file of --json, if any."""
-    if path is not None:
+    if path is not None and prints_json(path):
+        print_json(result.to_json())
+    elif path is not None:
         result.save(path)
         print(f"saved everything to {path}")

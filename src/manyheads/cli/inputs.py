@@ -1,8 +1,8 @@
 """What the commands read: files, lines, pairs, token ids, texts with labels, and images."""
 
+import re
 import sys
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,16 +51,15 @@ def read_question() -> str:
     return sys.stdin.readline()
 
 
-def read_lines(files: Sequence[Path]) -> list[str]:
-    """The lines of some files; only line feeds and carriage returns end a line."""
-    return [line.removesuffix("\n") for file in files for line in StringIO(read_file(file))]
-
-
-def read_paragraphs(file: Path) -> list[str]:
-    """The texts of a file: its paragraphs, or its lines if it has no blank ones."""
-    text = read_file(file)
-    parts = text.split("\n\n") if "\n\n" in text.strip() else text.split("\n")
-    return [part.strip("\n") for part in parts if part.strip()]
+def read_texts(*files: Path) -> list[str]:
+    """The texts of files: the paragraphs between blank lines, or the lines if none is blank."""
+    texts = []
+    for file in files:
+        text = read_file(file)
+        parts = re.split(r"\n(?:[^\S\n]*\n)+", text.strip())
+        parts = parts if len(parts) > 1 else text.split("\n")
+        texts += [part.strip("\n") for part in parts if part.strip()]
+    return texts
 
 
 def split_pairs(texts: list[str]) -> list[tuple[str, str]]:
@@ -105,24 +104,15 @@ def check_tokenizer(model: "Model") -> None:
 
 
 def split_texts(model: "Model", texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
-    """The first texts up to a number of tokens, and the rest.
+    """The first texts up to a number of tokens, and the rest, in pieces that the model can read.
 
     A text may be split between both; the pairs of an encoder-decoder are not.
     """
+    from manyheads.encoding.text_reader import first_texts, fit_texts
+
     check_minimum("--tokens", tokens, 1)
-    remaining = tokens
-    for index, text in enumerate(texts):
-        parts = text if isinstance(text, tuple) else (text,)
-        encodings = [model.tokenizer.encode(part, add_special_tokens=False) for part in parts]
-        count = sum(map(len, encodings))
-        if count >= remaining:
-            rest = texts[index + 1 :]
-            if count == remaining or isinstance(text, tuple):
-                return texts[: index + 1], rest
-            end = encodings[0].offsets[remaining - 1][1]
-            return [*texts[:index], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
-        remaining -= count
-    return texts, []
+    first, rest = first_texts(model.tokenizer, texts, tokens)
+    return fit_texts(model, first), fit_texts(model, rest)
 
 
 def is_text_classifier(model: "Model") -> bool:
@@ -148,6 +138,7 @@ def split_labeled(
     """
     from manyheads.data.labeled import LabeledTexts, label_ids
     from manyheads.data.sources.rows import ROW_FORMATS, FileRows
+    from manyheads.encoding.text_reader import first_texts
     from manyheads.models.readout import ClassHead
 
     if file is None or file.suffix not in ROW_FORMATS:
@@ -164,7 +155,8 @@ def split_labeled(
         raise InputError(f"{file} has several labels per text", "give one label per text")
     classes, _ = label_ids(labels, [row.location for row in rows], names)
     texts = [row.text for row in rows]
-    count = len(split_texts(model, texts, tokens)[0])
+    check_minimum("--tokens", tokens, 1)
+    count = len(first_texts(model.tokenizer, texts, tokens)[0])
     return ClassInputs(texts[:count], classes[:count]), ClassInputs(texts[count:], classes[count:])
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import tyro
 
 from manyheads.cli import command_table
+from manyheads.cli.arguments import page_for_json
 from manyheads.cli.command_table import COMMANDS, Command, Option, options_of
 from manyheads.cli.completion import Completion
 from manyheads.errors import InputError, LongTextWarning, ManyheadsError, ManyheadsWarning
@@ -55,6 +56,13 @@ DONE, FAILED, WRONG_USE = 0, 1, 2
 TALKING = ("generate", "search", "answer", "studio", "train", "adapt", "completion")
 # Longer errors, with a value that fills a screen, lose their middle.
 LONGEST_ERROR = 800
+# What remedies in Python call, and what does the same at the command line.
+COMMAND_REMEDIES = {
+    r".*with_classes.*": "train one with manyheads train: docs/guides/classify.md and entities.md",
+    r"^use manyheads\.tag$": "use manyheads extract",
+    r"manyheads\.tag\b": "manyheads classify",
+    r"set model\.tokenizer, ": "",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = _parse(words)
         _check_encoding(command)
         talks = words[0] in TALKING
-        with warnings_on_stderr(), Progress(words[0], enabled=not talks, draws_bar=False):
+        with (
+            warnings_on_stderr(),
+            Progress(words[0], enabled=not talks, draws_bar=False),
+            page_for_json(getattr(command, "json", None)),
+        ):
             return command.run() or DONE
     except BrokenPipeError:
         # The reader of the output, such as head, has closed it.
@@ -245,6 +257,8 @@ class _Reader:
         text = " ".join(takewhile(lambda word: not _is_option(word), rest))
         if "--set" in self.options and "=" in rest[0]:
             text, remedy = rest[0], f"use --set {shlex.quote(rest[0])}"
+        elif "--file" in self.options and os.path.isfile(text):  # noqa: PTH113, of any length
+            remedy = f"use --file {shlex.quote(text)}"
         elif "--text" in self.options:
             remedy = f"use --text {shlex.quote(text)}"
         elif self.positionals and self.positionals[-1].many:
@@ -301,7 +315,10 @@ def _with_flags(error: ManyheadsError, command: Command) -> str:
                 text = re.sub(rf"(?<![\w.-]){name}\b(?!=)", flag, text)
         return text
 
-    return str(ManyheadsError(named(error.problem), named(error.remedy)))
+    remedy = error.remedy
+    for function, words in COMMAND_REMEDIES.items():
+        remedy = re.sub(function, words, remedy)
+    return str(ManyheadsError(named(error.problem), named(remedy)))
 
 
 def _fail(reason: str, code: int) -> int:

@@ -1,5 +1,6 @@
 """Groups of options that several commands contain, with their help and what follows from them."""
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -116,7 +117,7 @@ class TextOptions:
             return inputs.read_ids(self.ids, pairs=isinstance(model, Seq2Seq))
         texts: list[Any] = list(self.text)
         if self.file is not None:
-            texts = inputs.read_paragraphs(self.file)
+            texts = inputs.read_texts(self.file)
         if not texts:
             return default_texts(model)
         inputs.check_tokenizer(model)
@@ -124,7 +125,7 @@ class TextOptions:
             arguments.check_not_empty("--text", text)
         if isinstance(model, Seq2Seq):
             texts = inputs.split_pairs(texts)
-        return texts if self.text else inputs.split_texts(model, texts, self.tokens)[0]
+        return inputs.split_texts(model, texts, sys.maxsize if self.text else self.tokens)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,18 +143,19 @@ class TextOrImageOptions(TextOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineOptions:
+class PlainTextOptions:
     """What to read."""
 
     text: arguments.ManyTexts = ()
     """A text to read."""
 
     file: arguments.LineFiles = ()
-    """A file with one text per line, empty lines included; - is the standard input."""
+    """A file of texts separated by blank lines, or one per line without any; - is the standard
+    input."""
 
-    def lines(self) -> list[str]:
-        """The texts, or the lines of the files."""
-        return list(self.text) or inputs.read_lines(self.file)
+    def texts(self) -> list[str]:
+        """The texts, or those of the files."""
+        return list(self.text) or inputs.read_texts(*self.file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -156,6 +157,42 @@ def resolve_max_length(model: TextReader, max_length: int | None) -> int | None:
     trained = (model.source_config or {}).get("max_position_embeddings")
     limits = ((settings.max_length if settings else None) or trained, bound)
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def first_texts(tokenizer: Any, texts: list[Any], tokens: int) -> tuple[list[Any], list[Any]]:
+    """The first texts up to a number of tokens, and the rest.
+
+    A text may be split between both; the pairs of an encoder-decoder are not.
+    """
+    for index, text in enumerate(texts):
+        parts = text if isinstance(text, tuple) else (text,)
+        encodings = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        count = sum(map(len, encodings))
+        if count >= tokens:
+            rest = texts[index + 1 :]
+            if count == tokens or isinstance(text, tuple):
+                return texts[: index + 1], rest
+            end = encodings[0].offsets[tokens - 1][1]
+            return [*texts[:index], text[:end]], [*filter(str.strip, [text[end:]]), *rest]
+        tokens -= count
+    return texts, []
+
+
+def fit_texts(model: build.Model, texts: list[Any]) -> list[Any]:
+    """The texts, those in pieces that are longer than the model reads; pairs stay as they are."""
+    limit = resolve_max_length(require_text_model(model), None)
+    if limit is None:
+        return texts
+    size = max(1, limit - model.tokenizer.num_special_tokens_to_add(is_pair=False))
+    pieces: list[Any] = []
+    for text in texts:
+        if not isinstance(text, str) or len(text.encode(errors="replace")) <= size:
+            pieces.append(text)
+            continue
+        offsets = model.tokenizer.encode(text, add_special_tokens=False).offsets
+        starts = [0, *(offsets[token][0] for token in range(size, len(offsets), size)), len(text)]
+        pieces += filter(str.strip, (text[start:end] for start, end in pairwise(starts)))
+    return pieces
 
 
 def truncating_tokenizer(model: TextReader, max_length: int | None) -> Any:

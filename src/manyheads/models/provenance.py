@@ -167,7 +167,7 @@ class Provenance:
         if self.trained_length is not None and tokens > self.trained_length:
             warnings.warn(
                 f"{what} has {tokens:,} tokens, and the model was trained on up to "
-                f"{self.trained_length:,}: what it does past them was never trained",
+                f"{self.trained_length:,}: results beyond that are unreliable",
                 LongTextWarning,
                 stacklevel=3,
             )

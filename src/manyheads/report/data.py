@@ -117,7 +117,7 @@ class ReportData:
 
 def collect_report(
     model: build.Model,
-    text: str | Path,
+    text: str | Sequence[str] | Path,
     *,
     name: str,
     by: ImportanceMethod = "auto",
@@ -128,11 +128,12 @@ def collect_report(
     progress: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ReportData:
-    """Inspect a model on a text of `tokens` tokens; keep patterns of the first `pattern_tokens`.
+    """Inspect a model on texts of `tokens` tokens; keep patterns of the first `pattern_tokens`.
 
-    A path is that of an image, for a `Vision`. Importance is measured `by` ablation or estimated
-    from one backward pass; "auto" ablates small models. `syntax` and `coreference` are files of
-    annotated text, as for `lens.kinds`. `on_progress` receives the name of each step.
+    A text that is longer than the model reads is measured in pieces. A path is that of an image,
+    for a `Vision`. Importance is measured `by` ablation or estimated from one backward pass; "auto"
+    ablates small models. `syntax` and `coreference` are files of annotated text, as for
+    `lens.kinds`. `on_progress` receives the name of each step.
     """
     for argument, count in (("tokens", tokens), ("pattern_tokens", pattern_tokens)):
         if count < 2:

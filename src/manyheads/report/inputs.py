@@ -1,6 +1,7 @@
-"""The text or image of a report: pieces to measure on, and the tokens that the page shows."""
+"""The texts or the image of a report: what is measured, and the tokens that the page shows."""
 
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -14,11 +15,6 @@ from manyheads.encoding import text_reader
 from manyheads.errors import InputError
 from manyheads.models import build, vision
 from manyheads.tokenizers import token_texts
-
-# More characters per token than any text has; the rest of a file is not read.
-CHARACTERS_PER_TOKEN = 16
-# Standard errors are over pieces: about eight of them, neither too short nor too long.
-PIECES, MIN_PIECE, MAX_PIECE = 8, 32, 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +37,7 @@ class ReportImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReportInput:
-    """The pieces to measure on, and the ids and the text of the tokens that are shown."""
+    """The texts to measure on, and the ids and the text of the tokens that are shown."""
 
     measured: tuple[Any, ...]
     ids: tuple[int, ...]
@@ -71,30 +67,13 @@ def check_model(model: build.Model, name: str) -> text_reader.TextReader:
     return text_reader.require_text_model(model)
 
 
-def read_file(file: Path, tokens: int) -> str:
-    """Read the beginning of a file, long enough for this many tokens."""
-    if not file.is_file():
-        problem = "is a folder" if file.is_dir() else "does not exist"
-        raise InputError(f"{file} {problem}", "name a text file")
-    with file.open("rb") as opened:
-        raw = opened.read(CHARACTERS_PER_TOKEN * tokens + 4)
-        complete = not opened.read(1)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        # The last character may be incomplete.
-        if not complete and error.start >= len(raw) - 4:
-            return raw[: error.start].decode("utf-8")
-        raise InputError(
-            f"{file} is not UTF-8: {error.reason} at byte {error.start}", "convert it first"
-        ) from None
-
-
 def read_text_input(
-    model: build.Model, name: str, text: str, *, measured: int, shown: int
+    model: build.Model, name: str, texts: str | Sequence[str], *, measured: int, shown: int
 ) -> ReportInput:
-    """Split `measured` tokens of a text into pieces, and keep the first `shown` for the page."""
+    """Take `measured` tokens of the texts, and the first `shown` for the page."""
     reader = check_model(model, name)
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    text = "\n\n".join(texts)
     if not text.strip():
         raise InputError("the text is empty", "pass one with at least two words")
     limit = text_reader.resolve_max_length(reader, None)
@@ -105,11 +84,11 @@ def read_text_input(
             f"the text must have at least 2 tokens, got {len(ids)}", "pass a longer one"
         )
     numbers = ids.tolist()
-    pieces = _pieces(model.tokenizer, text, measured, limit)
-    texts = token_texts(model.tokenizer, text, numbers)
+    first, _ = text_reader.first_texts(model.tokenizer, texts, measured)
+    pairs = token_texts(model.tokenizer, text, numbers)
     # A letter of several tokens is written at the first of them, bytes at the others.
-    tokens = (letters or token for token, letters in texts)
-    return ReportInput(tuple(pieces), tuple(numbers), tuple(tokens))
+    tokens = (letters or token for token, letters in pairs)
+    return ReportInput(tuple(text_reader.fit_texts(model, first)), tuple(numbers), tuple(tokens))
 
 
 def read_image(model: vision.Vision, file: Path) -> ReportImage:
@@ -138,19 +117,3 @@ def read_image_input(model: build.Model, name: str, file: Path) -> ReportInput:
         raise InputError(f"{name} does not read images", "pass a text with --text or --file")
     image = read_image(model, file)
     return ReportInput((image.pixels,), (), tuple(image.patches), image)
-
-
-def _pieces(tokenizer: Any, text: str, measured: int, limit: int | None) -> list[str]:
-    spans = tokenizer.encode(text, add_special_tokens=False).offsets[:measured]
-    size = max(MIN_PIECE, min(MAX_PIECE, len(spans) // PIECES))
-    if limit is not None:
-        # Leave room for the special tokens around each piece.
-        size = max(1, min(size, limit - 4))
-    pieces: list[str] = []
-    for start in range(0, len(spans), size):
-        tokens = spans[start : start + size]
-        piece = text[tokens[0][0] : tokens[-1][1]]
-        # A short remainder would count as much as a full piece.
-        if piece.strip() and (len(tokens) >= size // 2 or not pieces):
-            pieces.append(piece)
-    return pieces

@@ -64,8 +64,8 @@ def _measured_on(report: ReportData) -> str:
             f"{image.columns} patches behind the class token, which comes first."
         )
     return (
-        f"Every number below was measured on {pluralise(metadata['tokens'], 'token')} of the "
-        f"text, in {pluralise(metadata['texts'], 'piece')}; the patterns are those of its first "
+        f"Every number below was measured on {pluralise(metadata['texts'], 'text')}, "
+        f"{pluralise(metadata['tokens'], 'token')}; the patterns are those of the first "
         f"{pluralise(len(report.input), 'token')}."
     )
 
@@ -168,7 +168,7 @@ def activations(report: ReportData) -> str:
             share = percent(float(np.nanmean(weights)))
         tokenizer = report.model.tokenizer
         token = "" if layer.token is None else token_text(tokenizer, layer.token).strip()
-        position = f"token {layer.position} of piece {layer.text}, <code>{escape(token)}</code>"
+        position = f"token {layer.position} of text {layer.text}, <code>{escape(token)}</code>"
         massive = ' <em class="flag">massive</em>' if layer.massive else ""
         ratio = layer.largest / layer.median if layer.median else float("nan")
         cells = [str(layer.layer), share, sinks, f"{number(layer.largest)}{massive}"]
@@ -232,7 +232,7 @@ def definitions(report: ReportData, measures: Sequence[ReportMeasure]) -> str:
     )
     missing = _terms((kind, f"not measured: {why}") for kind, why in report.kinds.missing.items())
     by_text = report.statistics.metadata["errors_over"] == "texts"
-    over = "pieces of the text" if by_text else "queries"
+    over = "texts" if by_text else "queries"
     return (
         "<h3>Measures</h3><p>The weights A of a query sum to 1 over its visible keys. Standard "
         f"errors are over {over}.</p><dl>{defined}</dl><h3>Kinds</h3><p>A head has every kind "
@@ -270,7 +270,7 @@ def _describe_importance(importance: HeadImportance) -> str:
         if importance.texts > 1
         else ", so the standard error is unknown"
     )
-    return f"{method} Means over {pluralise(importance.texts, 'piece')}{errors}."
+    return f"{method} Means over {pluralise(importance.texts, 'text')}{errors}."
 
 
 def _bars(

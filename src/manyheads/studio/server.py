@@ -11,6 +11,7 @@ import threading
 import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from errno import EADDRNOTAVAIL
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +106,10 @@ def bind_endpoint(host: str, port: int) -> tuple[Endpoint, socket.socket]:
         server_socket.bind((host, port))
     except (OSError, OverflowError) as error:
         server_socket.close()
-        raise InputError(
-            f"cannot listen on {host}:{port} ({error})", "use --port 0 for any free port"
-        ) from None
+        remedy = "use --port 0 for any free port"
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == EADDRNOTAVAIL:
+            remedy = "use --host 127.0.0.1 for this machine, or 0.0.0.0 for the whole network"
+        raise InputError(f"cannot listen on {host}:{port} ({error})", remedy) from None
     return Endpoint(host=host, port=server_socket.getsockname()[1], token=token), server_socket
 
 

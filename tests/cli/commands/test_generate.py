@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from manyheads import build, generate, load, save
 from manyheads.cli.commands.generate import _printable
@@ -228,3 +229,16 @@ def test_help_is_answered_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 0
     assert b"--repetition-penalty" in done.stdout
+
+
+def test_weights_with_nan_are_named_at_the_command_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load(folder)
+    with torch.no_grad():
+        model.stack.layers[0].attention.q.weight[0, 0] = torch.nan
+    save(model, tmp_path / "damaged")
+    main(["generate", str(tmp_path / "damaged"), "--text", "a", "--max-new-tokens", "1"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: ")
+    assert "NaN or infinity" in line

@@ -5,8 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyheads.checkpoints.folder import save
+from manyheads.checkpoints.folder import load, save
+from manyheads.cli.commands.generate import Generate
+from manyheads.cli.commands.prune import Prune
+from manyheads.cli.commands.report import Report
+from manyheads.cli.inputs import read_texts
 from manyheads.cli.main import main
+from manyheads.cli.options import PlainTextOptions, TextOptions
+from manyheads.report.inputs import read_text_input
 from tests.report.small import EVIL, WORDS, decoder
 
 
@@ -113,3 +119,16 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
     assert main([*inputs, "--pictures", text]) == 2
     assert "text.txt is a file: name a folder." in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_all_commands_read_the_same_texts_of_a_file(folder: Path) -> None:
+    file = folder / "paragraphs.txt"
+    file.write_text(f"{WORDS}\n{WORDS}\n\n \n{WORDS}\n\n{EVIL}\n", encoding="utf-8")
+    model = load(folder / "model")
+    texts = TextOptions(file=file).load_texts(model)
+    assert len(texts) == 3
+    assert PlainTextOptions(file=(file,)).texts() == Generate(file=file)._prompts() == texts
+    (pruned, _), (more, _) = Prune(str(folder), file=file)._texts(model, read_texts(file))
+    assert (pruned, more) == (texts, [])
+    reported = read_text_input(model, "it", Report(file=file)._input(), measured=999, shown=9)
+    assert list(reported.measured) == texts

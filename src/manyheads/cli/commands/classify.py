@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from manyheads.cli import arguments
-from manyheads.cli.options import EngineOptions, LineOptions
+from manyheads.cli.options import EngineOptions, PlainTextOptions
 from manyheads.errors import InputError
 from manyheads.formatting import UNKNOWN, pluralise
 
@@ -43,12 +43,12 @@ class Classify:
     """Texts with labels: fit the temperature of the probabilities, and store it with the model."""
 
     json: arguments.JsonFile = None
-    """With --evaluate, a .json file for all scores."""
+    """With --evaluate, a .json file for all scores; - prints it instead."""
 
     out: arguments.OutFile = None
     """A .jsonl file for the probabilities of all classes, or for the tags of words."""
 
-    input: LineOptions = LineOptions()
+    input: PlainTextOptions = PlainTextOptions()
     compute: EngineOptions = EngineOptions()
 
     def run(self) -> None:
@@ -75,7 +75,7 @@ class Classify:
 
     def _classify_texts(self) -> None:
         self.compute.check()
-        texts = self.input.lines()
+        texts = self.input.texts()
         from manyheads.models.readout import TokenHead
 
         model = self.compute.open_for_engine(self.model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from manyheads.cli import arguments, inputs
-from manyheads.cli.options import EngineOptions, LineOptions
+from manyheads.cli.options import EngineOptions, PlainTextOptions
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 
@@ -46,7 +46,7 @@ class Encode:
     no_normalize: arguments.Flag = False
     """Do not scale vectors, whatever the model's own setting."""
 
-    input: LineOptions = LineOptions()
+    input: PlainTextOptions = PlainTextOptions()
     compute: EngineOptions = EngineOptions()
 
     def run(self) -> None:
@@ -94,7 +94,7 @@ class Encode:
         )
 
     def _texts(self) -> list[Any]:
-        return inputs.read_ids(self.ids) if self.ids else self.input.lines()
+        return inputs.read_ids(self.ids) if self.ids else self.input.texts()
 
     def _write_activations(self) -> None:
         from manyheads import lens

@@ -69,7 +69,7 @@ class GateCommand:
     """The seed of the training."""
 
     json: arguments.JsonFile = None
-    """A JSON file to save the numbers before and after to."""
+    """A JSON file to save the numbers before and after to; - prints it instead."""
 
     compute: DeviceOptions = DeviceOptions()
 

@@ -40,7 +40,7 @@ class Generate:
     """The token ids of a prompt; a model without a tokenizer needs them, and ids are printed."""
 
     file: arguments.TextFile = None
-    """A file of prompts, one per line."""
+    """A file of prompts separated by blank lines, or one per line without any."""
 
     max_new_tokens: int = 128
     """Generate at most this many tokens per prompt."""
@@ -88,7 +88,7 @@ class Generate:
     """With --guard: the probability from which a class is refused; by default 0.5."""
 
     json: arguments.JsonFile = None
-    """A JSON file to save prompts, texts, ids, finish_reason, logprobs and guard to."""
+    """A JSON file for prompts, texts, ids, finish_reason, logprobs and guard; - prints it."""
 
     chat: arguments.Flag = False
     """Use the model's chat template; without a prompt, chat until an empty line."""
@@ -126,7 +126,7 @@ class Generate:
             return inputs.read_ids(self.ids)
         prompts = list(self.text)
         if self.file is not None:
-            prompts += [line for line in inputs.read_file(self.file).splitlines() if line.strip()]
+            prompts += inputs.read_texts(self.file)
         if not prompts and not self.chat:
             remedy = "give --text, --file, --ids or --chat"
             raise InputError("manyheads generate needs a prompt", remedy)
@@ -222,7 +222,8 @@ class Generate:
                     if row[name] is None:
                         del row[name]
             arguments.write_json(self.json, rows)
-            print(f"saved everything to {self.json}", file=sys.stderr)
+            if not arguments.prints_json(self.json):
+                print(f"saved everything to {self.json}", file=sys.stderr)
 
 
 def _print_pieces(pieces: "Generator[str, None, Generation]") -> str:

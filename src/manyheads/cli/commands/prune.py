@@ -87,7 +87,7 @@ class Prune:
     """A PNG file to draw the curve to; by default curve.png in the folder of --out."""
 
     json: arguments.JsonFile = None
-    """A JSON file to save all numbers to."""
+    """A JSON file to save all numbers to; - prints it instead."""
 
     seed: int = 0
     """The seed of random orders, masked tokens, gates and recovery."""
@@ -104,7 +104,7 @@ class Prune:
         config = self._config()
         if self.file is None and self.image is None:
             raise InputError("manyheads prune needs --file or --image", "give one of them")
-        texts = [] if self.file is None else inputs.read_paragraphs(self.file)
+        texts = [] if self.file is None else inputs.read_texts(self.file)
         model = self.compute.open(self.model)
         folder = inputs.image_source(model, self.image, texts=self.file is not None)
         if folder is None:

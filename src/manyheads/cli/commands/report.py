@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from manyheads.cli import arguments
+from manyheads.cli import arguments, inputs
 from manyheads.cli.options import AnnotatedTextOptions, DeviceOptions
 from manyheads.errors import InputError, TruncationWarning
 
@@ -30,7 +30,7 @@ class Report:
     """The text to read; without --text and --file, short articles that come with manyheads."""
 
     file: arguments.TextFile = None
-    """A UTF-8 file with the text to read."""
+    """A file of texts separated by blank lines, or one per line without any."""
 
     image: Annotated[Path | None, arguments.metavar("IMAGE")] = None
     """A PNG or JPEG file to read instead of a text, for a vision model."""
@@ -51,7 +51,7 @@ class Report:
     """A folder to draw the atlas, one head and one layer into, as PNG files."""
 
     json: arguments.JsonFile = None
-    """A JSON file to save every measure of every head to."""
+    """A JSON file to save every measure of every head to; - prints it instead."""
 
     annotated: AnnotatedTextOptions = AnnotatedTextOptions()
     compute: DeviceOptions = DeviceOptions()
@@ -103,8 +103,8 @@ class Report:
         seconds = time.monotonic() - started
         print(f"saved the report to {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
 
-    def _input(self) -> str | Path:
-        """The text, or the path of an image."""
+    def _input(self) -> str | list[str] | Path:
+        """The texts, or the path of an image."""
         arguments.check_exclusive("--text and --file", self.text, self.file)
         if self.image is not None:
             if self.text is not None or self.file is not None:
@@ -115,10 +115,8 @@ class Report:
         if self.file is None:
             from manyheads.lens.inputs.synthetic import passages
 
-            return "\n\n".join(passages())
-        from manyheads.report.inputs import read_file
-
-        return read_file(self.file, max(self.tokens, self.pattern_tokens))
+            return passages()
+        return inputs.read_texts(self.file)
 
 
 def name_of_model(model: str) -> str:

@@ -42,18 +42,22 @@ class Result:
     def save(self, path: Path | str) -> None:
         """Write to .json or .safetensors, by the suffix; a save that fails leaves the old file."""
         path = Path(path)
-        suffix = _suffix(path)
-        arrays: Arrays = {}
-        about = {"kind": type(self).__name__, "fields": _encode_fields(self, "", arrays)}
-        if suffix == ".json":
-            summary = self._summary()
-            about |= {"summary": summary} if summary else {}
-            about["arrays"] = {name: _encode_floats(arrays[name].tolist()) for name in arrays}
-            content = json.dumps(about, indent=1, allow_nan=False).encode()
+        if _suffix(path) == ".json":
+            content = json.dumps(self.to_json(), indent=1, allow_nan=False).encode()
         else:
+            arrays: Arrays = {}
+            about = {"kind": type(self).__name__, "fields": _encode_fields(self, "", arrays)}
             content = save(arrays, metadata={HEADER_KEY: json.dumps(about, allow_nan=False)})
         with atomic_write(path) as beside:
             beside.write_bytes(content)
+
+    def to_json(self) -> Metadata:
+        """All of it in values that JSON can hold, as `save` writes them to .json."""
+        arrays: Arrays = {}
+        about = {"kind": type(self).__name__, "fields": _encode_fields(self, "", arrays)}
+        summary = self._summary()
+        about |= {"summary": summary} if summary else {}
+        return about | {"arrays": {name: _encode_floats(arrays[name].tolist()) for name in arrays}}
 
     def _summary(self) -> Metadata:
         """Derived values that people look for in a JSON file; they are not read back."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from manyheads.cli import arguments
-from manyheads.cli.options import BatchOptions, LineOptions
+from manyheads.cli.options import BatchOptions, PlainTextOptions
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 
@@ -36,12 +36,12 @@ class Extract:
     """A .jsonl file for the texts and their entities."""
 
     json: arguments.JsonFile = None
-    """A .json file for the texts and their entities, or for all scores of --evaluate."""
+    """A .json file for texts and entities, or all scores of --evaluate; - prints it instead."""
 
     min_score: float = 0.0
     """Leave out entities whose score is below this."""
 
-    input: LineOptions = LineOptions()
+    input: PlainTextOptions = PlainTextOptions()
     compute: BatchOptions = BatchOptions()
 
     def run(self) -> None:
@@ -57,7 +57,7 @@ class Extract:
         if self.evaluate is not None:
             self._score(self.evaluate)
             return
-        texts = self.input.lines()
+        texts = self.input.texts()
         self._show(texts, self._entities(self.compute.open(self.model), texts))
 
     def _entities(self, model: "Model", texts: Sequence[Any]) -> "list[list[Entity]]":

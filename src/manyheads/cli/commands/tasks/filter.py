@@ -19,7 +19,9 @@ class FilterCommand:
     or with --keep 'probability["spam"] < 0.1 and language == "en" and tokens >= 50'
     """
 
-    corpus: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS ...")]
+    corpus: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, arguments.metavar("CORPUS ...", "(required)")
+    ]
     """Files or folders of .jsonl, .parquet and .txt, compressed or not."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")]

@@ -1,6 +1,5 @@
 """manyheads search: the documents of an index that fit a query best."""
 
-import json as json_lines
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ import tyro
 
 from manyheads.cli import arguments, inputs, options
 from manyheads.errors import InputError
-from manyheads.formatting import without_nan
 
 if TYPE_CHECKING:
     from manyheads.console import TerminalPage
@@ -105,7 +103,7 @@ class Search:
 
             check_explains(index)
         if self.evaluate is not None:
-            self._score(index, self.evaluate, results)
+            self._score(index, self.evaluate)
             return
         if self.like is not None:
             self._show(results, self.like, index.like(self.like, top_k=self._count), "")
@@ -152,7 +150,7 @@ class Search:
             for row, explanation in zip(rows, why, strict=False):
                 row["explanation"] = explanation.record()
             results.add({"query": query, "hits": rows})
-        if results.printed:
+        if arguments.prints_json(self.json):
             return
         if self.query is None and self.like is None:
             print_question(query)
@@ -165,13 +163,10 @@ class Search:
                 print_explanation(page, why[number - 1])
         sys.stdout.flush()
 
-    def _score(self, index: "Index", file: Path, results: "JsonResults") -> None:
+    def _score(self, index: "Index", file: Path) -> None:
         from manyheads.tasks.search.ranking_measures import evaluate_retrieval
 
         scores = evaluate_retrieval(index, file, top_k=self.top_k or SCORED, grades=self.grades)
-        if results.printed:
-            results.add(scores.as_dict())
-            return
         print(scores)
         arguments.write_json(self.json, scores.as_dict())
 
@@ -203,22 +198,21 @@ class JsonResults:
     """What --json asks for: a list in a file, lines on the standard output for "-", or nothing."""
 
     def __init__(self, file: Path | None) -> None:
-        self.printed = str(file) == "-"
-        self._file = None if self.printed else file
+        self._file = file
         self._values: list[Any] = []
-        arguments.check_json(self._file)
+        arguments.check_json(file)
 
     def add(self, value: Any) -> None:
         """Print a result, or keep it for the file."""
-        if self.printed:
-            line = json_lines.dumps(without_nan(value), ensure_ascii=False, allow_nan=False)
-            print(line, flush=True)
-        elif self._file is not None:
+        if arguments.prints_json(self._file):
+            arguments.print_json(value)
+        else:
             self._values.append(value)
 
     def write(self) -> None:
         """Write the file, if there is one."""
-        arguments.write_json(self._file, self._values)
+        if not arguments.prints_json(self._file):
+            arguments.write_json(self._file, self._values)
 
 
 def print_hit(

@@ -123,6 +123,27 @@ def test_sources_that_an_answer_names_are_marked(reader: Any) -> None:
     assert [source.cited for source in result.sources] == [True, False]
 
 
+def test_sentences_cite_the_passages_that_they_came_from(reader: Any) -> None:
+    river = Passage("c", "The long river has many fish.", title="Rivers")
+    prompt = reader_prompt(reader, "When was the tower finished?", [river, PISA])
+    text = "The tower was finished in 1372. It stands on a hill of gold."
+    result = finish_answer("When was the tower finished?", text, "eos", prompt)
+    assert result.text == "The tower was finished in 1372 [2]. It stands on a hill of gold."
+    assert [source.hit.id for source in result.cited] == ["a"]
+    assert str(result).endswith("\n\n[2] Pisa")
+    assert result.as_dict()["supported"]
+
+
+@pytest.mark.parametrize("text", ["In 1999.", "The tower was finished in 1999 [2].", "", "I see."])
+def test_an_answer_that_no_passage_supports_says_so(reader: Any, text: str) -> None:
+    prompt = reader_prompt(reader, "When?", [PISA, Passage("c", "The river is long.")])
+    result = finish_answer("When?", text, "eos", prompt)
+    assert result.cited == ()
+    assert "[" not in result.text
+    assert str(result).endswith("No passage supports this answer.")
+    assert not result.as_dict()["supported"]
+
+
 def test_an_encoder_cannot_answer() -> None:
     index: Any = Shelf(PISA)
     with pytest.raises(InputError, match="decoder"):

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from manyheads.argument_checks import checked
 from manyheads.decoding import chat, generation_config, request
 from manyheads.decoding.generation import generate
+from manyheads.decoding.guard import sentence_spans
 from manyheads.encoding.text_reader import resolve_max_length
 from manyheads.errors import InputError, check_int
 from manyheads.formatting import pluralise
+from manyheads.tasks.search.highlights import content_words, highlight
 from manyheads.tokenizers import surrogates_refused
 
 if TYPE_CHECKING:
@@ -20,13 +22,20 @@ INSTRUCTIONS = (
     "Answer the question from the numbered passages below. Name the passages that you use by "
     "their numbers, as in [1]. If the passages do not answer the question, say so."
 )
+# The fraction of the words that a sentence adds to the question which its passage must have.
+SUPPORT = 0.5
+UNSUPPORTED = "No passage supports this answer."
+CITATION = re.compile(r"\s?\[(\d+)\]")
 # Of a passage that does not fit, fewer tokens than these are left out altogether.
 SHORTEST_PASSAGE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A passage that the reader was given, under its number in the prompt."""
+    """A passage that the reader was given, under its number in the prompt.
+
+    It is `cited` if a sentence of the answer came from it.
+    """
 
     number: int
     hit: "Hit"
@@ -68,8 +77,9 @@ class ReaderPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the reader wrote, and the passages that it was given.
+    """What the reader wrote, with the numbers of the passages that its sentences came from.
 
+    `sources` are all passages that it was given, and `cited` those that support the answer.
     `truncation` says what of the passages did not fit the reader's context, if anything.
     """
 
@@ -79,6 +89,10 @@ class Answer:
     finish_reason: generation_config.FinishReason
     truncation: str = ""
 
+    @property
+    def cited(self) -> tuple[Source, ...]:
+        return tuple(source for source in self.sources if source.cited)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -86,12 +100,13 @@ class Answer:
             "answer": self.text,
             "finish_reason": self.finish_reason,
             "truncation": self.truncation,
+            "supported": bool(self.cited),
             "sources": [source.as_dict() for source in self.sources],
         }
 
     def __str__(self) -> str:
-        rows = [f"[{source.number}] {source.hit.title or source.hit.id}" for source in self.sources]
-        return "\n".join([self.text, "", *rows])
+        rows = [f"[{source.number}] {source.hit.title or source.hit.id}" for source in self.cited]
+        return "\n".join([self.text, "", *(rows or [UNSUPPORTED])])
 
 
 @checked
@@ -130,16 +145,58 @@ def answer(
 def finish_answer(
     question: str, text: str, finish_reason: generation_config.FinishReason, prompt: ReaderPrompt
 ) -> Answer:
-    """The answer with those sources marked that it names by their numbers."""
-    text = text.strip()
-    cited = {int(number) for number in re.findall(r"\[(\d+)\]", text)}
+    """The answer with a citation behind each sentence that comes from a passage.
+
+    A sentence comes from the passage with most of the words that it adds to the question, if these
+    are at least half of them and all its numbers. A passage that the reader names itself needs only
+    one of them; otherwise its number is removed.
+    """
+    text, parts, cited = text.strip(), [], set[int]()
+    numbers = {source.number for source in prompt.sources}
+    for start, end in sentence_spans(text, 0, complete=True):
+        sentence = text[start:end]
+        shares = {
+            source.number: _support(sentence, question, f"{source.hit.title} {source.text}")
+            for source in prompt.sources
+        }
+        named = {int(number) for number in CITATION.findall(sentence)} & numbers
+        support = {number for number in named if shares[number] > 0}
+        for number in named - support:
+            sentence = re.sub(rf"\s?\[{number}\]", "", sentence)
+        best = max(shares, key=lambda number: shares[number], default=0)
+        if not support and shares.get(best, 0) >= SUPPORT:
+            support = {best}
+            words = sentence.rstrip()
+            body = words.rstrip(".!?…\"'”»")
+            sentence = f"{body} [{best}]{words[len(body) :]}{sentence[len(words) :]}"
+        parts.append(sentence)
+        cited |= support
     return Answer(
         question=question,
-        text=text,
+        text="".join(parts),
         sources=tuple(replace(source, cited=source.number in cited) for source in prompt.sources),
         finish_reason=finish_reason,
         truncation=prompt.truncation,
     )
+
+
+def _support(sentence: str, question: str, passage: str) -> float:
+    """The fraction of the words of a sentence, beyond those of the question, that a passage has.
+
+    It is 0 where the passage lacks a number of the sentence. Every word of the question that both
+    have adds a little, so that of two passages the one about the same subject comes first.
+
+    >>> _support("It was finished in 1894.", "When was it finished?", "Finished in 1894.")
+    1.001
+    """
+    words = set(content_words(CITATION.sub("", sentence)))
+    shared = {word for word in words if highlight(word, passage)}
+    if any(word.isdecimal() for word in words - shared):
+        return 0.0
+    own = {word for word in words if not highlight(word, question)} or words
+    if not own & shared:
+        return 0.0
+    return len(own & shared) / len(own) + len(shared - own) / 1000
 
 
 def reader_prompt(

@@ -20,6 +20,11 @@ LONGEST_ENDING = 3
 Span = tuple[int, int]
 
 
+def content_words(text: str) -> set[str]:
+    """The words of a text that say something about its subject."""
+    return {word.casefold() for word in WORD.findall(text)} - FUNCTION_WORDS
+
+
 def highlight(query: str, text: str) -> list[Span]:
     """The first and the last character (exclusive) of each word that the query names.
 
@@ -27,8 +32,7 @@ def highlight(query: str, text: str) -> list[Span]:
     >>> [text[start:end] for start, end in highlight("a heated wing", text)]
     ['Heated', 'wings']
     """
-    words = {word.casefold() for word in WORD.findall(query)}
-    named = words - FUNCTION_WORDS or words
+    named = content_words(query) or {word.casefold() for word in WORD.findall(query)}
     return [
         match.span()
         for match in WORD.finditer(text)

@@ -9,6 +9,7 @@ import pytest
 
 import manyheads
 from manyheads.cli.main import main
+from manyheads.decoding.generation_config import Generation
 from manyheads.tasks.search.documents import Document
 
 pytest.importorskip("lancedb")
@@ -68,8 +69,9 @@ def test_a_json_file_lists_what_the_pages_show(
     assert [each["query"] for each in json.loads(out.read_text())] == ["wet streets", "old oven"]
     arguments = ["answer", index, "What did she bake?", "--reader", "house-gpt"]
     assert main([*arguments, "--max-new-tokens", "4", "--json", str(out)]) == 0
-    assert "[1] Kitchen" in capsys.readouterr().out
+    page = capsys.readouterr().out
     [answered] = json.loads(out.read_text())
+    assert answered["answer"] in page
     assert answered["question"] == "What did she bake?"
     assert main(["search", index, "x", "--json", "found.txt"]) == 2
     assert ".json" in capsys.readouterr().err
@@ -129,13 +131,25 @@ def test_a_missing_index_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
     assert "none" in capsys.readouterr().err
 
 
-def test_an_answer_has_numbered_sources(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_has_numbered_sources(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["answer", index, "What did she bake?", "--reader", "house-gpt"]
     arguments += ["--top-k", "2", "--max-new-tokens", "4"]
-    assert main(arguments) == 0
-    page = capsys.readouterr().out
-    assert "[1] Kitchen" in page
-    assert "[2] " in page
+    for text, citation in (
+        ("She baked bread.", "She baked bread [1].\n\n   [1] Kitchen"),
+        ("She baked stones.", "She baked stones.\n\n   No passage supports this answer."),
+    ):
+        generation = Generation(text=text, ids=(), finish_reason="eos")
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "manyheads.tasks.search.answering.generate",
+                lambda *_, generation=generation, **__: [generation],
+            )
+            assert main(arguments) == 0
+        page = capsys.readouterr().out
+        assert citation in page
+        assert "[2] " not in page
     assert main([*arguments, "--json", "-"]) == 0
     [result] = _lines(capsys)
     assert result["question"] == "What did she bake?"

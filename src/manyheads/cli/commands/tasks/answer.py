@@ -47,7 +47,7 @@ class AnswerCommand:
     compute: ComputeOptions = ComputeOptions()
 
     def run(self) -> None:
-        """Print the answer and the passages that it was written from."""
+        """Print the answer and the passages that it came from."""
         from manyheads.decoding.generation_config import GenerationConfig
         from manyheads.decoding.sampling import Greedy, Sample
         from manyheads.tasks.search.answering import answer
@@ -73,8 +73,6 @@ class AnswerCommand:
             if result.truncation:
                 print(f"note: {result.truncation}", file=sys.stderr, flush=True)
             results.add(result.as_dict())
-            if results.printed:
-                continue
             if self.question is None:
                 search.print_question(question)
             print_answer(result)
@@ -82,18 +80,21 @@ class AnswerCommand:
 
 
 def print_answer(answer: "Answer") -> None:
-    """The answer, then its sources, those that it names in bold."""
+    """The answer, then the passages that it came from."""
     from manyheads.console import TerminalPage, visible
+    from manyheads.tasks.search.answering import UNSUPPORTED
 
     page = TerminalPage()
     for line in answer.text.splitlines() or ["(The reader wrote nothing.)"]:
         page.paragraph(visible(line))
     page.blank_line()
-    for source in answer.sources:
+    for source in answer.cited:
         hit = source.hit
         where = f" ({hit.source})" if hit.source and hit.source != (hit.title or hit.id) else ""
         line = f"[{source.number}] {hit.title or hit.id}{where}"
-        page.paragraph(visible(line), style="bold" if source.cited else "")
+        page.paragraph(visible(line))
+    if answer.text and not answer.cited:
+        page.paragraph(UNSUPPORTED, style="bold")
     if answer.finish_reason == "length":
         page.paragraph("The answer was cut off by --max-new-tokens.", style="dim")
     sys.stdout.flush()

@@ -35,12 +35,15 @@ def percent(fraction: float) -> str:
 
     >>> percent(0.974), percent(0.0421), percent(0.0003), percent(0.0), percent(math.nan)
     ('97%', '4.2%', '0.03%', '0%', '–')
+    >>> percent(-0.0421), percent(-0.00001)
+    ('−4.2%', '0.00%')
     """
     if math.isnan(fraction):
         return UNKNOWN
     size = abs(100 * fraction)
     digits = 0 if size >= 9.95 or size == 0 else 1 if size >= 0.995 else 2
-    return f"{100 * fraction:.{digits}f}%".replace("-", "−")
+    # Rounded first, and without the sign of a zero.
+    return f"{round(100 * fraction, digits) + 0.0:.{digits}f}%".replace("-", "−")
 
 
 def number(value: float) -> str:

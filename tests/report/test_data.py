@@ -31,7 +31,7 @@ def test_every_head_has_everything() -> None:
 def test_the_inspection_is_the_one_that_the_lens_makes() -> None:
     result = report()
     texts = list(result.input.measured)
-    other = inspect(decoder(), texts, sequences=16, redundancy_texts=8, progress=False)
+    other = inspect(decoder(), texts, redundancy_texts=8, progress=False)
     for name, means in other.statistics.means.items():
         np.testing.assert_allclose(result.statistics.means[name], means, rtol=1e-4, atol=1e-7)
     assert other.kinds is not None

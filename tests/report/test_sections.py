@@ -69,7 +69,7 @@ def test_the_page_gets_the_same_as_data_and_the_bias_as_a_measure() -> None:
     assert (label["score"], label["interval"], label["sample"]) == (
         0.46,
         [0.36, 0.56],
-        "5 of 5 draws",
+        "5 of 5 draws, near the threshold 0.40",
     )
     assert data["heads"][1]["nearest"]["score"] == 0.31
     assert data["heads"][1]["why"].endswith("it needs 0.40")
@@ -80,12 +80,13 @@ def test_the_page_gets_the_same_as_data_and_the_bias_as_a_measure() -> None:
 def test_the_inspection_shows_labels_and_bias_in_its_table_and_rows() -> None:
     inspection = labeled().inspection
     rows = inspection.rows()
-    assert rows[0]["kinds"] == "duplicate-token 0.46 ± 0.05 (5 of 5 draws)"
+    label = "duplicate-token 0.46 ± 0.05 (5 of 5 draws, near the threshold 0.40)"
+    assert rows[0]["kinds"] == label
     assert rows[1]["nearest_kind"].startswith("duplicate-token 0.31")
     assert (rows[0][BIAS], rows[0]["bias_error"]) == (-0.4, 0.03)
     table = inspection.table()
     cells = {str(column.header): list(column.cells) for column in table.columns}
-    assert cells["Kinds"][0] == "duplicate-token 0.46 ± 0.05 (5 of 5 draws)"
+    assert cells["Kinds"][0] == label
     assert cells["Kinds"][1] == "mixed, nearest duplicate-token 0.31"
     assert cells["Bias"][0] == "−0.400 ±0.03"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.formatting import UNKNOWN
+from manyheads.formatting import UNKNOWN, pluralise
 from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
@@ -275,7 +275,8 @@ class Inspection(Tabular):
 
     def _lines(self) -> Iterator[str]:
         metadata = self.statistics.metadata
-        yield f"{self.model} Read: {metadata['texts']:,} texts, {metadata['tokens']:,} tokens."
+        read = pluralise(metadata["texts"], "text"), pluralise(metadata["tokens"], "token")
+        yield f"{self.model} Read: {', '.join(read)}."
         if self.kinds is not None:
             yield str(self.kinds)
         yield f"{len(self.sinks)} heads have a sink at the first token of some text"
@@ -296,7 +297,7 @@ def inspect(
     *,
     syntax: Path | str | None = None,
     coreference: Path | str | Sequence[Path | str] | None = None,
-    sequences: int = 64,
+    sequences: int = head_tests.SEQUENCES,
     seed: int = 0,
     redundancy_texts: int | None = None,
     batch_tokens: int | None = None,

@@ -34,7 +34,6 @@ FloatsByHead = Float[np.ndarray, " h"]
 MAX_MULTIPLICATIONS = 1.5e12
 # A few texts are enough to compare patterns and outputs.
 REDUNDANCY_TEXTS = 8
-KIND_SEQUENCES = 16
 # Stored weights of all heads together, and keys per query.
 MAX_WEIGHTS = 900_000
 MIN_KEYS, MAX_KEYS = 4, 32
@@ -148,7 +147,6 @@ def collect_report(
         texts,
         syntax=syntax,
         coreference=coreference,
-        sequences=KIND_SEQUENCES,
         redundancy_texts=REDUNDANCY_TEXTS,
         progress=progress,
         on_progress=on_progress,

@@ -93,9 +93,7 @@ class Handlers:
         if loaded.name not in self._kinds:
             if cancelled():
                 return {}
-            large = loaded.parameters > LIMITS.large_parameters
-            sequences = LIMITS.large_kind_sequences if large else LIMITS.kind_sequences
-            result = kinds(loaded.model, sequences=sequences, progress=False)
+            result = kinds(loaded.model, progress=False)
             self._kinds[loaded.name] = {
                 "heads": {
                     str(address): [label.record() for label in labels]

@@ -40,8 +40,6 @@ class Limits:
     # Statistics need every pair of tokens in every head, so they use the beginning of a long text.
     statistics_tokens: int = 2048
     # As `lens.kinds` by default, so that both give the same labels; fewer for a large model.
-    kind_sequences: int = 64
-    large_kind_sequences: int = 16
     large_parameters: int = 50_000_000
     # Patching runs the model once per head.
     patching_tokens: int = 256

@@ -77,6 +77,14 @@ def test_cross_attention_has_addresses_of_its_own() -> None:
     assert str(result).startswith("decoder L1H0 cross on text 0: ")
 
 
+def test_they_print_in_one_line() -> None:
+    model = small(DECODERS["gpt2"])
+    (pattern,) = patterns(model, [[5, 6, 7]], "L0H1").each
+    assert repr(pattern) == "pattern of L0H1 on text 0: 3 queries x 3 keys"
+    (keys,) = top_keys(model, [[5, 6, 7]], "L0H1", top_k=2)
+    assert repr(keys) == "top keys of L0H1 on text 0: 3 queries x 2 keys"
+
+
 def test_they_can_be_saved_and_loaded(tmp_path: Path) -> None:
     result = patterns(small(DECODERS["window"]), [[1, 2, 3, 4], [5, 6]], [Head(0, 1)])
     for ending in ("json", "safetensors"):

@@ -1,5 +1,8 @@
 """Heads that were set by hand are found for what they are, and nothing else is."""
 
+import inspect
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -410,6 +413,23 @@ def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_
             np.testing.assert_array_equal(again.scores.means[name], planted.scores.means[name])
 
 
+def test_a_mixed_head_says_in_one_line_what_it_lacks(planted: Kinds) -> None:
+    assert planted.describe("L0H3").endswith(": it needs 0.85")
+    near = replace(planted.nearest[Address(Head(0, 3))], score=0.84, error=0.01)
+    close = replace(planted, nearest={Address(Head(0, 3)): near})
+    assert close.describe("L0H3") == (
+        "mixed, nearest broad 0.84: it needs 0.85, within two standard errors"
+    )
+    assert not replace(near, error=0.001).near_threshold
+    assert not replace(near, error=math.nan).near_threshold
+    assert near.record()["near_threshold"]
+
+
+def test_every_command_draws_as_many_sequences() -> None:
+    for function in (kinds, lens.inspect):
+        assert inspect.signature(function).parameters["sequences"].default == 64
+
+
 def test_an_unknown_head_or_kind_is_refused(planted: Kinds) -> None:
     with refuses(InputError, "there is no head L2H0: use L0H0 to L1H3."):
         planted.of(Head(2, 0))
@@ -491,8 +511,14 @@ def draw(score: float, *, threshold: float = 0.4, heads: int = 1) -> KindScores:
 @pytest.mark.parametrize(
     ("scores", "inputs"),
     [
-        ((0.46, 0.44, 0.47, 0.5, 0.43), "duplicate-token 0.46 ± 0.05 (5 of 5 draws)"),
-        ((0.46, 0.44, 0.47, 0.3, 0.3), "duplicate-token 0.46 ± 0.05 (3 of 5 draws)"),
+        (
+            (0.46, 0.44, 0.47, 0.5, 0.43),
+            "5 of 5 draws",
+        ),
+        (
+            (0.46, 0.44, 0.47, 0.3, 0.3),
+            "3 of 5 draws",
+        ),
         ((0.9, 0.9, 0.3, 0.3, 0.3), None),
     ],
 )
@@ -502,9 +528,11 @@ def test_a_label_counts_the_draws_in_which_it_holds_and_needs_most(
     whole = with_draws(draw(0.46), [draw(each) for each in scores])
     head = Address(Head(0, 0))
     labels, nearest = label_heads([whole], [head], np.array([False]))
-    assert [str(label) for label in labels[head]] == ([] if inputs is None else [inputs])
+    message = f"duplicate-token 0.46 ± 0.05 ({inputs}, near the threshold 0.40)"
+    assert [str(label) for label in labels[head]] == ([] if inputs is None else [message])
     if inputs is None:
         assert "it holds in 2 of 5 draws" in nearest[head].evidence
+        assert nearest[head].lacks == "it holds in 2 of 5 draws"
 
 
 def test_a_short_text_makes_no_sinks_of_even_heads() -> None:

@@ -304,7 +304,7 @@ def test_a_head_has_a_relation_only_where_no_offset_does_as_well(
     assert label.sample == "48 words"
     assert 0.9 < label.interval[0] < label.interval[1] == 1.0
     assert label.evidence.startswith(
-        "attends most to the right word for 100% of 48 words (det, dependent to head), "
+        "picks the matching word 100% of the time over 48 words (det, dependent to head), "
     )
     assert label.evidence.endswith("by a fixed offset of +1, and gives it 100% of its weight")
     assert result.metadata["syntactic_texts"] == 96

@@ -171,6 +171,7 @@ def test_one_text_has_errors_over_its_queries() -> None:
     model = small(DECODERS["gpt2"])
     one = statistics(model, [[3, 1, 4, 1, 5, 9]], progress=False)
     assert one.metadata["errors_over"] == "queries"
+    assert "over 1 text, 6 tokens, errors over queries" in str(one)
     inputs = ModelInputs(ids=Ragged.from_list([torch.tensor([3, 1, 4, 1, 5, 9])]))
     expected = by_definition(model, inputs, {}, ())
     block = one.blocks[0]

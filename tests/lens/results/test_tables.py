@@ -96,6 +96,14 @@ def test_it_reads_well() -> None:
     assert "entropy  mean 3, from 1 (L0H1) to 5 (L3H1)" in message
 
 
+def test_a_column_and_its_ranking_print_names_of_heads() -> None:
+    column = result()["entropy"]
+    assert repr(column).startswith("entropy of 6 heads: mean ")
+    assert len(repr(column)) < 100
+    (address, value), *_ = column.ranked()
+    assert str(column.ranked()[0]) == f"({address}, {value})"
+
+
 def test_a_table_has_a_row_a_head() -> None:
     shown = printed(result().table())
     assert "3.00 ±0.1" in shown

@@ -116,6 +116,10 @@ class Pattern(files.Result):
         """Its type, with the score behind it."""
         return typology(self.weights, self.visible, segments=segments)
 
+    def __repr__(self) -> str:
+        queries, keys = self.weights.shape
+        return f"pattern of {self.address} on text {self.text}: {queries} queries x {keys} keys"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopKeys(files.Result):
@@ -134,6 +138,10 @@ class TopKeys(files.Result):
     def missing(self) -> Float[Tensor, " t"]:
         """The weight on all other keys."""
         return (1 - self.weights.sum(-1)).clamp(min=0)
+
+    def __repr__(self) -> str:
+        queries, keys = self.weights.shape
+        return f"top keys of {self.address} on text {self.text}: {queries} queries x {keys} keys"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge import automatic, residual_writes, structure, wrapped_parts
 from manyheads.errors import InputError
+from manyheads.formatting import pluralise
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results import addresses, files, tables
@@ -59,11 +60,13 @@ class DirectLogits(files.Result):
     def __str__(self) -> str:
         heads = (f"  {address}  {mean:+.4f}" for address, mean in self.heads["logit"].ranked()[:5])
         first = (
-            f"logit {float(self.logits.mean()):.4f} over {len(self.logits)} texts: "
+            f"logit {float(self.logits.mean()):.4f} over {pluralise(len(self.logits), 'text')}: "
             f"embedding {float(self.embedding.mean()):.4f}, biases {float(self.bias.mean()):.4f}, "
             f"off by at most {self.completeness:.1e}"
         )
         return "\n".join((first, *heads))
+
+    __repr__ = __str__
 
 
 @automatic.wrapping_models
@@ -411,9 +414,11 @@ class LogitLens(files.Result):
     def __str__(self) -> str:
         steps, texts, _ = self.answers.shape
         return (
-            f"logit lens of {texts} texts: the answer is final after "
+            f"logit lens of {pluralise(texts, 'text')}: the answer is final after "
             f"{float(self.settled().float().mean()):.1f} of {steps - 1} layers"
         )
+
+    __repr__ = __str__
 
 
 @automatic.wrapping_models

@@ -71,6 +71,8 @@ class Patching(Tabular):
         best = (f"  {patch}  {fraction:.3f}" for patch, fraction in self.ranked(10))
         return "\n".join((first, *best))
 
+    __repr__ = __str__
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunPair:

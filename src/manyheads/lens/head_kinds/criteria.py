@@ -27,7 +27,8 @@ class Label:
 
     `error` is the standard error of the score, `interval` its 95% interval, and `samples` the
     number of words, texts or tokens (`unit`) behind it. On synthetic inputs `draws` says in how
-    many independent draws the kind held, and out of how many.
+    many independent draws the kind held, and out of how many. `lacks` says why a head that comes
+    near the kind does not have it.
 
     >>> label = Label(kind="positional", detail="-3", score=0.8, threshold=0.5, evidence="...",
     ...               error=0.01, interval=(0.78, 0.82), samples=64, unit="sequences", draws=(5, 5))
@@ -45,6 +46,7 @@ class Label:
     samples: int = 0
     unit: str = ""
     draws: tuple[int, int] | None = None
+    lacks: str = ""
 
     @property
     def name(self) -> str:
@@ -57,11 +59,21 @@ class Label:
         return round((self.score - self.threshold) / scale, 6) if scale > 0 else 0.0
 
     @property
+    def near_threshold(self) -> bool:
+        """Whether the score is within two standard errors of the threshold."""
+        return abs(self.score - self.threshold) <= 2 * self.error
+
+    @property
     def sample(self) -> str:
-        """What the score is based on: "5 of 5 draws" or "121 words"."""
+        """What the score is based on: "5 of 5 draws" or "121 words"; and if it could tip over."""
+        parts = []
         if self.draws is not None:
-            return "{} of {} draws".format(*self.draws)
-        return pluralise(self.samples, self.unit.removesuffix("s")) if self.unit else ""
+            parts.append("{} of {} draws".format(*self.draws))
+        elif self.unit:
+            parts.append(pluralise(self.samples, self.unit.removesuffix("s")))
+        if self.near_threshold:
+            parts.append(f"near the threshold {self.threshold:.2f}")
+        return ", ".join(parts)
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON, with null for what is unknown."""
@@ -76,6 +88,8 @@ class Label:
                 "unit": self.unit,
                 "sample": self.sample,
                 "draws": self.draws,
+                "near_threshold": self.near_threshold,
+                "lacks": self.lacks,
                 "evidence": self.evidence,
             }
         )
@@ -245,8 +259,9 @@ def label_heads(
         if tried and not own:
             shares = [kind.scores[index] / max(kind.thresholds[index], 1e-9) for kind in tried]
             best = tried[int(np.argmax(np.fmin(shares, 1.0)))]
-            label = best.score(index)
-            nearest[address] = replace(label, evidence=f"{label.evidence}; {best.refusal(index)}")
+            label, lacks = best.score(index), best.refusal(index)
+            evidence = f"{label.evidence}; {lacks}"
+            nearest[address] = replace(label, evidence=evidence, lacks=lacks)
     return labels, nearest
 
 
@@ -405,18 +420,18 @@ def word_target_scores(
 ) -> KindScores:
     """A kind by the fraction of words that attend most to the right word."""
     threshold, weight = table[kind], measured.weight
-    # In all, and beside the rivals of the right words.
     enough = weight >= np.fmax(threshold.weight, threshold.times_uniform * measured.uniform)
-    enough &= weight >= threshold.times_rivals * measured.rivals
+    beside = f"the right word gets less than {threshold.times_rivals:g} times its rivals' weight"
 
     def evidence(index: int) -> str:
         columns = measured.accuracy, measured.baseline, measured.weight, measured.rivals
         accuracy, baseline, weight, rivals = (percent(float(column[index])) for column in columns)
-        beside = f", all its rivals {rivals}" if threshold.times_rivals else ""
+        rivalry = f", all its rivals {rivals}" if threshold.times_rivals else ""
+        words = pluralise(int(measured.counts[index]), "word")
         return (
-            f"attends most to the right word for {accuracy} of {measured.counts[index]:,.0f} words "
-            f"({measured.task}), {baseline} by {measured.baseline_names[index]}, and gives it "
-            f"{weight} of its weight{beside}"
+            f"picks the matching word {accuracy} of the time over {words} ({measured.task}), "
+            f"{baseline} by {measured.baseline_names[index]}, and gives it {weight} of its weight"
+            f"{rivalry}"
         )
 
     return KindScores(
@@ -428,7 +443,10 @@ def word_target_scores(
         samples=measured.counts,
         unit="words",
         fraction=True,
-        refusals={"the right word gets too little weight": ~enough},
+        refusals={
+            "the right word gets too little weight": ~enough,
+            beside: ~(weight >= threshold.times_rivals * measured.rivals),
+        },
         details=[detail] * len(measured.counts) if detail else None,
         column=f"{kind} {detail}".rstrip(),
     )

@@ -89,6 +89,8 @@ PARTS = ("first half", "second half")
 COPYING_WORDS = 512
 # Longer sentences are skipped: their patterns are computed in full.
 MAX_SENTENCE_TOKENS = 512
+# Random sequences, for every caller: a label must not depend on who asks.
+SEQUENCES = 64
 # Synthetic inputs are drawn this often; a label must hold in most of the draws.
 DRAWS = 5
 # Uniform attention is measured on so many tokens of given texts.
@@ -221,7 +223,7 @@ def measure_repeats(
     furthest = min(MAX_OFFSET, min(map(len, repeated)) // 2 - 3)
     offsets = [offset for offset in OFFSETS if positional and abs(offset) <= furthest]
     uniform = uniform_scores(model, inputs, blocks_of(model), offsets)
-    sample = criteria.SampleSize(sequences, "sequences", f"{sequences:,} random sequences")
+    sample = criteria.SampleSize(sequences, "sequences", pluralise(sequences, "random sequence"))
     tests.metadata |= {"sequences": sequences, "seed": seed}
 
     def score(measured: Statistics) -> Iterable[criteria.KindScores]:
@@ -263,7 +265,7 @@ def measure_punctuation(
     tokenizer = plain_copy(model.tokenizer)
     texts = synthetic.punctuated_texts(words, seed=seed)
     ids = [[*special.bos, *tokenizer.encode(text).ids][:limit] for text in texts]
-    sample = criteria.SampleSize(len(ids), "texts", f"{len(ids):,} synthetic texts")
+    sample = criteria.SampleSize(len(ids), "texts", pluralise(len(ids), "synthetic text"))
 
     def score(measured: Statistics) -> Iterable[criteria.KindScores]:
         return criteria.WeightKinds(measured, {}, tests.thresholds, sample).punctuation()

@@ -139,7 +139,11 @@ class Kinds(Tabular):
         labels = self.of(head)
         if not labels:
             near = self.nearest.get(pick_head(self.labels, head))
-            return MIXED if near is None else f"{MIXED}, nearest {near.name} {near.score:.2f}"
+            if near is None:
+                return MIXED
+            close = ", within two standard errors" if near.near_threshold else ""
+            lacks = f": {near.lacks}{close}" if near.lacks else ""
+            return f"{MIXED}, nearest {near.name} {near.score:.2f}{lacks}"
         return listed([*map(str, labels)], max_labels)
 
     def why_mixed(self, head: HeadName) -> str:
@@ -155,7 +159,14 @@ class Kinds(Tabular):
         blank = criteria.Label(kind="", score=0.0, threshold=0.0, evidence="")
         unknown = dict.fromkeys(_label_record(blank))
         record = unknown | {"kind": MIXED, "detail": "", "evidence": self.why_mixed(address)}
-        return record if near is None else record | {"nearest": near.name, "score": near.score}
+        if near is None:
+            return record
+        return record | {
+            "nearest": near.name,
+            "score": near.score,
+            "near_threshold": near.near_threshold,
+            "lacks": near.lacks,
+        }
 
 
 def _label_record(label: criteria.Label) -> dict[str, Any]:
@@ -172,7 +183,9 @@ def _label_record(label: criteria.Label) -> dict[str, Any]:
         "draws_held": held,
         "draws": draws,
         "threshold": label.threshold,
+        "near_threshold": label.near_threshold,
         "nearest": "",
+        "lacks": "",
         "evidence": label.evidence,
     }
     return dict(without_nan(record))
@@ -190,7 +203,7 @@ def kinds(
     coreference: Path | str | Sequence[Path | str] | None = None,
     measured: Statistics | None = None,
     thresholds: Mapping[str, int | float] | None = None,
-    sequences: int = 64,
+    sequences: int = head_tests.SEQUENCES,
     seed: int = 0,
     progress: bool = True,
 ) -> Kinds:

@@ -7,6 +7,7 @@ import torch
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
+from manyheads.formatting import pluralise
 from manyheads.lens.inputs.texts import Inputs, PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
 from manyheads.lens.measure import measures
@@ -44,8 +45,8 @@ class Statistics(tables.ByHead):
 
     def _lines(self) -> Iterator[str]:
         yield from tables.ByHead._lines(self)
-        over = "over {texts:,} texts, {tokens:,} tokens, errors over {errors_over}"
-        yield f"  {over.format(**self.metadata)}"
+        parts = [pluralise(self.metadata[f"{unit}s"], unit) for unit in ("text", "token")]
+        yield f"  over {', '.join(parts)}, errors over {self.metadata['errors_over']}"
         for activation in self.activations:
             if activation.massive:
                 yield (

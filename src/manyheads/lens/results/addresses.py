@@ -19,12 +19,12 @@ from manyheads.taps import HEAD_NAME, Head, Sublayer
 HEAD_FORM = "write L5H1, L5 for all heads of a layer, or decoder L2H0 cross"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Address:
     """A head with its stack and sublayer; the text omits the self-attention of the only stack.
 
-    >>> str(Address(Head(5, 1))), str(Address(Head(2, 0), "decoder", Sublayer.CROSS))
-    ('L5H1', 'decoder L2H0 cross')
+    >>> Address(Head(5, 1)), str(Address(Head(2, 0), "decoder", Sublayer.CROSS))
+    (L5H1, 'decoder L2H0 cross')
     >>> Address.parse("decoder L2H0 cross").stack
     'decoder'
     """
@@ -53,6 +53,8 @@ class Address:
         stack = [] if self.stack == "main" else [self.stack]
         sublayer = [] if self.sublayer is Sublayer.ATTENTION else [self.sublayer.value]
         return " ".join([*stack, str(self.head), *sublayer])
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingPackageError, ShapeError
-from manyheads.formatting import plain_table
+from manyheads.formatting import UNKNOWN, plain_table, pluralise
 from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
 from manyheads.lens.results.files import Metadata, Result
 from manyheads.lens.results.measure_names import describe_measure, format_value
@@ -67,9 +67,13 @@ class OfBlocks:
         return self.addresses.index(pick_head(self.addresses, address))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Column(OfBlocks):
-    """One measure of every head: means, and their standard errors (NaN where unknown)."""
+    """One measure of every head: means, and their standard errors (NaN where unknown).
+
+    >>> Column("entropy", (Block(0, 2),), np.array([1.0, 2.5]), np.full(2, np.nan))
+    entropy of 2 heads: mean 1.75, from 1 (L0H0) to 2.5 (L0H1)
+    """
 
     name: str
     blocks: tuple[Block, ...]
@@ -101,6 +105,17 @@ class Column(OfBlocks):
         """Heads by their means, largest first; NaN values are left out."""
         measured = [(address, mean) for address, mean in self.items() if not np.isnan(mean)]
         return sorted(measured, key=lambda item: item[1], reverse=not smallest)
+
+    def __repr__(self) -> str:
+        return f"{self.name} of {pluralise(len(self.means), 'head')}: {self._spread() or UNKNOWN}"
+
+    def _spread(self) -> str:
+        """The mean, and the heads at both ends; empty where nothing was measured."""
+        if not (ranked := self.ranked()):
+            return ""
+        (high, largest), (low, smallest) = ranked[0], ranked[-1]
+        ends = f"from {smallest:.3g} ({low}) to {largest:.3g} ({high})"
+        return f"mean {np.nanmean(self.means):.3g}, {ends}"
 
 
 class ByName:
@@ -203,11 +218,8 @@ class ByHead(OfBlocks, ByName, Tabular):
         yield f"{self.kind} of {len(self.addresses)} heads in {len(self.blocks)} attentions"
         width = max(map(len, self.names), default=0)
         for name in self.names:
-            if ranked := self[name].ranked():
-                (high, largest), (low, smallest) = ranked[0], ranked[-1]
-                mean = np.nanmean(self.means[name])
-                ends = f"from {smallest:.3g} ({low}) to {largest:.3g} ({high})"
-                yield f"  {name:<{width}}  mean {mean:.3g}, {ends}"
+            if spread := self[name]._spread():
+                yield f"  {name:<{width}}  {spread}"
 
 
 def titled_table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Any:

@@ -10,7 +10,8 @@ function minus(text) {
 export function percent(fraction) {
   if (fraction === null || fraction === undefined) return UNKNOWN;
   const size = Math.abs(100 * fraction);
-  return minus(`${(100 * fraction).toFixed(size >= 9.95 || size === 0 ? 0 : size >= 0.995 ? 1 : 2)}%`);
+  const text = (100 * fraction).toFixed(size >= 9.95 || size === 0 ? 0 : size >= 0.995 ? 1 : 2);
+  return minus(`${Number(text) === 0 ? text.replace("-", "") : text}%`);
 }
 
 // Three significant digits: 0.123, 45.7, 12,346.

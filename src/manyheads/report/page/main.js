@@ -7,7 +7,7 @@ function selectHead(index) {
   view.head = index;
   const head = data.heads[index];
   cells.forEach((cell, each) => cell.setAttribute("aria-pressed", each === index));
-  const near = head.nearest ? `, nearest ${head.nearest.name} ${decimal(head.nearest.score)}` : "";
+  const near = head.nearest ? `, nearest ${head.nearest.name} ${decimal(head.nearest.score)}${head.nearest.lacks && `: ${head.nearest.lacks}`}` : "";
   document.getElementById("title").textContent = `${head.name} · ${head.kind}${near}`;
   const labels = document.getElementById("labels");
   labels.replaceChildren();

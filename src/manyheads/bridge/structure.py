@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.bridge import padded_call, registry, residual_writes
 from manyheads.errors import InputError
-from manyheads.parts.masks import Full, Mask, MaskBySequence
+from manyheads.parts.masks import Causal, Full, Mask, MaskBySequence
 
 # Arguments by which a decoder layer gives an attention the tokens of another sequence.
 MEMORY_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
@@ -67,6 +67,19 @@ class StackFacts:
     def depth(self) -> int:
         """The number of layers, counting a module that is called again as another layer."""
         return (max(self.order) + 1 if self.order else len(self.attentions)) * self.slots
+
+    @property
+    def unseen(self) -> str:
+        """Why the residual stream before some attentions is not seen; empty if all of it is."""
+        if not self.layers:
+            return f"{self.path} is not a list of layers"
+        if not self.seen_layers:
+            kind = type(self.layers[0]).__name__
+            return f"{kind} does not take and return one residual stream (batch, tokens, width)"
+        if self.slots > 1:
+            kind = type(self.layers[0]).__name__
+            return f"{kind} has {self.slots} attentions, and the stream between them is not seen"
+        return ""
 
 
 LogitChange = Literal["none", "scale", "softcap"]
@@ -423,7 +436,13 @@ def _writes(calls: list[_AttentionCall], probe: _Probe) -> dict[int, residual_wr
 
 def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> ProbedAttention:
     padded = call.call
-    mask = padded.visible(cross=cross, true_lengths=None)[0].mask
+    visible = padded.visible(cross=cross, true_lengths=None)[0]
+    mask = visible.mask
+    if isinstance(mask, MaskBySequence):
+        # Tokens of an image may see each other: the last two are those of the text behind it.
+        length = torch.tensor([visible.keys.each[0]], device=padded.query.device)
+        next_seen = cross or bool(mask.each[0].allows(length - 2, length - 1, length))
+        mask = Full() if next_seen else Causal()
     return ProbedAttention(
         module=call.module,
         path=names[id(call.module)],
@@ -433,7 +452,7 @@ def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> Probe
         size=padded.query.shape[3],
         value_size=padded.value.shape[3],
         scale=padded.scale,
-        mask=Full() if isinstance(mask, MaskBySequence) else mask,
+        mask=mask,
         has_sink=padded.sink is not None,
         width=call.projected.shape[-1]
         if call.projected is not None

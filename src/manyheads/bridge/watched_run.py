@@ -157,9 +157,13 @@ class WatchedRun:
 
     def _before_layer(self, stack: StackFacts) -> Callable[..., Any]:
         stream = self._streams[stack.name]
+        once = len(set(stack.order)) == len(stack.order) <= len(stack.layers)
+        places = {id(layer): index for index, layer in enumerate(stack.layers)} if once else {}
 
-        def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            stream.layer = stack.order[stream.calls % len(stack.order)]
+        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            # A layer for images does not run on texts alone, so that calls are not counted.
+            called = stack.order[stream.calls % len(stack.order)]
+            stream.layer = places.get(id(module), called)
             stream.calls += 1
             hidden = hidden_of_arguments(args, kwargs)
             if hidden is None or not stack.seen_layers:

@@ -1,5 +1,6 @@
 """Models of `transformers` that every function of the lens takes, unconverted."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.bridge.example_inputs import example_inputs
+from manyheads.bridge.example_inputs import example_inputs, explained
 from manyheads.bridge.structure import (
     ReadoutFacts,
     Structure,
@@ -19,7 +20,12 @@ from manyheads.bridge.structure import (
 )
 from manyheads.bridge.watched_run import ResidualEntry, WatchedRun
 from manyheads.bridge.wrapped_parts import Outside, WrappedReadout, WrappedStack
-from manyheads.errors import InputError, MissingPackageError, NativeModelError
+from manyheads.errors import (
+    InputError,
+    MissingPackageError,
+    NativeModelError,
+    WrappedModelWarning,
+)
 from manyheads.models import decoder, embedding, seq2seq, vision
 from manyheads.models.encoder import Encoder, EncoderConfig, TextConfig
 from manyheads.models.model_interface import ModelInputs, ModelInterface
@@ -405,13 +411,23 @@ def wrap(model: Any, tokenizer: Any = None, *, example: Mapping[str, Any] | None
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        structure = find_structure(model, inputs)
+        with explained(model, inputs, made_up=example is None):
+            structure = find_structure(model, inputs)
     finally:
         for module in training:
             module.training = True
     kind = _kind(model, structure)
     wrapped = kind(model, structure, _plain_tokenizer(tokenizer))
     wrapped.training = model.training
+    for name, stack in structure.stacks.items():
+        if stack.unseen:
+            warnings.warn(
+                f"ablation, patching and whatever else resumes at a layer of the {name} stack of "
+                f"{type(model).__name__} will not work, since {stack.unseen}; statistics, patterns "
+                "and kinds do",
+                WrappedModelWarning,
+                stacklevel=2,
+            )
     return wrapped
 
 

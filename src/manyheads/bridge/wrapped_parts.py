@@ -117,6 +117,15 @@ class WrappedStack(Outside, Stack):
     def facts(self) -> StackFacts:
         return self._facts
 
+    def check_entry(self, layer: int) -> None:
+        """Refuse to resume at a layer where the residual stream is not seen."""
+        reason = self._facts.unseen
+        if reason and (layer % self._facts.slots or not self._facts.seen_layers):
+            raise InputError(
+                f"the model cannot resume at layer {layer} of its {self.name} stack: {reason}",
+                "use what only reads: statistics, patterns, kinds",
+            )
+
     def request(self, layer: int, sublayer: Sublayer, query: Ragged, key: Ragged) -> Request:
         """That of the call which the watcher is seeing."""
         running = current_listener()

@@ -344,7 +344,13 @@ def inspect(
         on_progress("duplicate heads")
         limit = len(inputs) if redundancy_texts is None else redundancy_texts
         first = inputs.select(range(min(limit, len(inputs))))
-        parts = dict.fromkeys((block.stack, block.sublayer) for block in measured.blocks)
+        # The images of a wrapped model are not read where there are only texts.
+        ran = ~np.isnan(np.stack(list(measured.means.values()))).all(0)
+        parts = dict.fromkeys(
+            (address.stack, address.sublayer)
+            for address, seen in zip(measured.addresses, ran, strict=True)
+            if seen
+        )
         for stack, sublayer in parts if complete else ():
             result = redundancy(model, first, stack=stack, sublayer=sublayer, **shared)
             redundant.append(result)

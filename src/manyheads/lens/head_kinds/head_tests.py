@@ -48,10 +48,14 @@ def uniform_scores(
         key = block.stack, block.sublayer, mask
         if key not in by_mask:
             crosses = model.reads_pairs and block.sublayer is Sublayer.CROSS
-            queries, keys = ids[block.stack], inputs.source if crosses else ids[block.stack]
-            assert queries is not None
-            assert keys is not None
-            by_mask[key] = _uniform_measures(queries, keys, mask, offsets, same=not crosses)
+            # The images of a wrapped model have no tokens.
+            queries = ids.get(block.stack)
+            keys = inputs.source if crosses else queries
+            by_mask[key] = (
+                {}
+                if queries is None or keys is None
+                else _uniform_measures(queries, keys, mask, offsets, same=not crosses)
+            )
         by_block.append(by_mask[key])
     names = dict.fromkeys(name for by_name in by_block for name in by_name)
     heads = [block.heads for block in blocks]
@@ -121,7 +125,7 @@ class HeadTests:
     def note(self, measured: Statistics) -> None:
         self.complete &= measured.complete
         if self.output_share is None:
-            self.output_share = measured.means["output_share"]
+            self.output_share = measured.means.get("output_share")
 
     def measure_draws(
         self,

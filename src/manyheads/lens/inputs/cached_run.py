@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.bridge import watched_run, wrapped_model
+from manyheads.bridge import watched_run, wrapped_model, wrapped_parts
 from manyheads.errors import InputError
 from manyheads.lens.results.addresses import (
     Address,
@@ -251,6 +251,9 @@ class CachedRun:
     ) -> None:
         self.scope, self.inputs = scope, inputs
         layers = scope.layers if layers is None else layers
+        if isinstance(scope.stack, wrapped_parts.WrappedStack):
+            for layer in layers:
+                scope.stack.check_entry(layer)
         sites = [*record, Site(-1, Tap.FINAL, stack=scope.model.readout_stack)]
         sites += [scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers if scope.heads_of(layer)]
         sites += [site for layer in layers for site in entry_sites(scope.stack, layer)]

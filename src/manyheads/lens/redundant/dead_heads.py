@@ -46,9 +46,10 @@ class DeadHeads(ByHead):
         """The reasons of every dead head, by name; a measure that is missing is none."""
         metadata, means = self.metadata, self.means
         checks: dict[Reason, Any] = {
-            "entropy": means["normalized_entropy"] > metadata["entropy_above"],
-            "norm": means["output_share"] < metadata["norm_below"],
+            "entropy": means["normalized_entropy"] > metadata["entropy_above"]
         }
+        if "output_share" in means:
+            checks["norm"] = means["output_share"] < metadata["norm_below"]
         if "loss_change" in means:
             idle = np.abs(means["loss_change"]) < metadata["loss_below"]
             checks = {"ablation": idle, **checks}

@@ -26,7 +26,11 @@ LABELS = {"num_labels": 3}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", "BertConfig", TEXT),
     "classes": ("BertForSequenceClassification", "BertConfig", TEXT | LABELS),
-    "tags": ("BertForTokenClassification", "BertConfig", TEXT | LABELS),
+    "tags": (
+        "BertForTokenClassification",
+        "BertConfig",
+        TEXT | LABELS | {"hidden_act": "quick_gelu"},
+    ),
     "modernbert": ("ModernBertForMaskedLM", "ModernBertConfig", TEXT | LOCAL),
     "modernbert_base": ("ModernBertModel", "ModernBertConfig", TEXT | LOCAL),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", TEXT | {"pad_token_id": 1}),

@@ -119,6 +119,8 @@ def _refuse(what: str) -> None:
 def _why_not(layer: Layer) -> str | None:
     if layer.parallel:
         return "a parallel feed-forward"
+    if layer.convolution is not None:
+        return "a convolution"
     if layer.feedforward is not None and not isinstance(layer.feedforward, feedforward.FeedForward):
         return "a mixture of experts"
     if layer.mixer is not None:
@@ -254,6 +256,9 @@ class _Graph:
                 return self.op(name.capitalize(), x)
             case "silu":
                 return self.op("Mul", x, self.op("Sigmoid", x))
+            case "quick_gelu":
+                steeper = self.op("Mul", x, self.constant(np.float32(1.702)))
+                return self.op("Mul", x, self.op("Sigmoid", steeper))
             case "gelu":
                 inner = self.op("Erf", self.op("Div", x, self.constant(np.float32(math.sqrt(2)))))
             case _:

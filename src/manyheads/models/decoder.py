@@ -28,6 +28,10 @@ def check_decodes(stack: StackConfig) -> None:
                 f"layer {index}, {type(mixer.inner).__name__}, sees later tokens",
                 "use a causal mixer, or run without a cache",
             )
+        if stack.layers[index].convolution is not None:
+            raise ConfigError(
+                f"the convolution of layer {index} sees later tokens", "run without a cache"
+            )
         if attention is None:
             continue
         if not attention.mask.independent_of_length:

@@ -45,7 +45,7 @@ def initialize(model: nn.Module, init: Initialization) -> None:
         return
     for module in model.modules():
         match module:
-            case nn.Linear() | nn.Conv2d():
+            case nn.Linear() | nn.Conv1d() | nn.Conv2d():
                 _draw(module.weight.flatten(1), init)
             case TokenEmbedding():
                 for table in (module.tokens, module.positions, module.types):
@@ -61,7 +61,7 @@ def initialize(model: nn.Module, init: Initialization) -> None:
                 _draw_table(module.patches.flatten(1), init)
             case ReadoutLayer() if module.weight is not None:
                 _draw_readout(module, init)
-        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and module.bias is not None:
             module.bias.zero_()
         if isinstance(token := getattr(module, "class_token", None), Tensor):
             _draw_table(token[None], init)

@@ -1,6 +1,8 @@
 """One layer: attention, optional cross-attention and a feed-forward, each a residual branch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -15,6 +17,7 @@ from manyheads.mixers.batch_segments import mix
 from manyheads.mixers.build import MixerConfig, make_mixer
 from manyheads.mixers.mixer import Mixer
 from manyheads.parts import norms
+from manyheads.parts.convolution import Convolution, ConvolutionLayer
 from manyheads.parts.experts import Experts, MixtureOfExperts, RouterLosses
 from manyheads.parts.feedforward import MLP, Constant, ConstantLayer, FeedForward, GeGLU, SwiGLU
 from manyheads.ragged import Ragged
@@ -48,7 +51,8 @@ class LayerConfig:
     `residual="parallel"` the feed-forward reads what the attention reads, not what it wrote, and
     both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-J and GPT-NeoX. With
     `residual="reversible"` there are two residual streams: attention reads the second and writes to
-    the first, the feed-forward the other way round, as in the Reformer (arXiv 2001.04451).
+    the first, the feed-forward the other way round, as in the Reformer (arXiv 2001.04451). A
+    `convolution` of what enters the layer is added to what the feed-forward leaves.
     """
 
     attention: Branch[AttentionConfig] | None
@@ -58,6 +62,7 @@ class LayerConfig:
     cross_rest: Branch[Constant] | None = None
     mixer: Branch[MixerConfig] | None = None
     residual: Literal["serial", "parallel", "reversible"] = "serial"
+    convolution: Convolution | None = None
 
     def __post_init__(self) -> None:
         unsupported = f'residual="{self.residual}" is not supported with'
@@ -67,6 +72,13 @@ class LayerConfig:
         if self.residual != "serial" and any(isinstance(at, norms.PostNorm) for at in placements):
             problem = f"{unsupported} PostNorm, which norms the sum of both branches"
             raise ConfigError(problem, "use PreNorm")
+        if self.convolution is not None and (
+            self.feedforward is None or self.residual == "reversible"
+        ):
+            raise ConfigError(
+                "a convolution is added after a feed-forward, to one residual stream",
+                "use convolution=None",
+            )
         if len(self.widths) > 1:
             problem = f"the sublayers have widths {sorted(self.widths)}"
             raise ConfigError(problem, "give all of them the same width")
@@ -91,7 +103,8 @@ class LayerConfig:
 
     @property
     def widths(self) -> set[int]:
-        return {branch.inner.width for branch in self.branches.values()}
+        convolved = set() if self.convolution is None else {self.convolution.width}
+        return convolved | {branch.inner.width for branch in self.branches.values()}
 
 
 class Residual(nn.Module):
@@ -114,15 +127,19 @@ class Residual(nn.Module):
         return x if isinstance(self.placement, norms.PostNorm) else self.norm(x)
 
     def write(
-        self, x: Ragged, written: Float[Tensor, "n c"], context: WatchContext | None
+        self,
+        x: Ragged,
+        written: Float[Tensor, "n c"],
+        context: WatchContext | None,
+        close: Callable[[Tensor], Tensor] | None = None,
     ) -> Float[Tensor, "n c"]:
-        """The residual stream after the sublayer."""
+        """The residual stream after the sublayer, and after what closes its layer."""
         if self.second_norm is not None:
             written = self.second_norm(written)
         written = observe(context, Tap.OUTPUT, written, x)
         summed = x.values + self.dropout(written)
         summed = self.norm(summed) if isinstance(self.placement, norms.PostNorm) else summed
-        return observe(context, Tap.AFTER, summed, x)
+        return observe(context, Tap.AFTER, summed if close is None else close(summed), x)
 
 
 class Layer(nn.Module):
@@ -158,6 +175,9 @@ class Layer(nn.Module):
                 MixtureOfExperts(inner) if isinstance(inner, Experts) else FeedForward(inner)
             )
             self.feedforward_residual = Residual(config.feedforward, width)
+        self.convolution: ConvolutionLayer | None = None
+        if config.convolution is not None:
+            self.convolution = ConvolutionLayer(config.convolution)
         self.attends = Sublayer.ATTENTION in config.branches
         self.parallel = config.residual == "parallel" and self.attends
         self.reversible = config.residual == "reversible"
@@ -226,7 +246,8 @@ class Layer(nn.Module):
             output = self.feedforward(normed.values, x, inside)
             output, losses = output if isinstance(output, tuple) else (output, None)
             onto = entered if self.reversible else x
-            summed = x.with_values(self.feedforward_residual.write(onto, output, inside))
+            close = None if self.convolution is None else partial(self.convolution, entered)
+            summed = x.with_values(self.feedforward_residual.write(onto, output, inside, close))
             x, entered = (x, summed) if self.reversible else (summed, entered)
         if self.reversible:
             x = x.with_values(torch.cat([x.values, entered.values], dim=-1))

@@ -1,5 +1,6 @@
 """The parts of a layer: masks, positions, norms, feed-forwards, experts and gates."""
 
+from manyheads.parts.convolution import Convolution
 from manyheads.parts.experts import ClampedSwiGLU, Experts
 from manyheads.parts.feedforward import MLP, GeGLU, SwiGLU
 from manyheads.parts.gates import Gate
@@ -44,6 +45,7 @@ __all__ = [
     "Causal",
     "ClampedSwiGLU",
     "Disentangled",
+    "Convolution",
     "Experts",
     "Full",
     "Gate",

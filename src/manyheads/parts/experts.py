@@ -9,11 +9,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import FeedForward, SwiGLU
 from manyheads.ragged import Ragged
 from manyheads.taps import WatchContext
+
+# Rows of the grouped kernel are aligned to 16 bytes in half precision.
+ALIGNMENT = 8
 
 
 def grouped_matmul(
@@ -21,9 +25,11 @@ def grouped_matmul(
 ) -> Float[Tensor, "n f"]:
     """Rows up to `ends[0]` times the first matrix, from there to `ends[1]` times the second, ...
 
-    In bfloat16 on CUDA it is one kernel without synchronisation, elsewhere one product per group.
+    In bfloat16 on CUDA it is one kernel without synchronisation, elsewhere one product per group,
+    and also for sizes that are not a multiple of 8, whose rows the kernel cannot read.
     """
-    if x.is_cuda and x.dtype == torch.bfloat16:
+    aligned = all(size % ALIGNMENT == 0 for size in weights.shape[1:])
+    if aligned and x.is_cuda and x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
     return _each(x, weights, ends)
 
@@ -77,10 +83,6 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
 _each.register_autograd(_backward, setup_context=_keep)
 
 
-# Rows are aligned to 16 bytes in half precision.
-ALIGNMENT = 8
-
-
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClampedSwiGLU:
@@ -105,8 +107,8 @@ class Experts:
     biases.
     """
 
-    width: int
-    hidden: int
+    width: PositiveInt
+    hidden: PositiveInt
     count: int
     top_k: int
     shared: int = 0
@@ -123,11 +125,6 @@ class Experts:
                 f"shared_gate={self.shared_gate!r} needs a shared expert",
                 "set shared=, its hidden width",
             )
-        for name, size in (("width", self.width), ("hidden", self.hidden)):
-            if size % ALIGNMENT or size < 1:
-                raise ConfigError(
-                    f"{name} must be a multiple of {ALIGNMENT} for grouped products, got {size}"
-                )
 
 
 @dataclass(frozen=True, slots=True)

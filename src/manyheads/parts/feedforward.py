@@ -14,17 +14,22 @@ from manyheads.devices import trains_compiled
 from manyheads.ragged import Ragged
 from manyheads.taps import Tap, WatchContext, observe
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "silu": F.silu,
     "tanh": Tensor.tanh,
 }

@@ -293,6 +293,8 @@ class _StackCut:
             weights["attention.table.table"] = columns[:, list(plan.attention)]
         if old.mixer is not None:
             weights |= prefixed("mixer", old.mixer.state_dict())
+        if old.convolution is not None:
+            weights |= prefixed("convolution", old.convolution.state_dict())
         if old.feedforward is not None:
             weights |= prefixed("feedforward_residual", old.feedforward_residual.state_dict())
             own = old.feedforward.state_dict()

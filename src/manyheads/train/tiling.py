@@ -70,7 +70,7 @@ def _kind(layer: LayerConfig) -> tuple[object, ...]:
         reaches.append(tuple(end == float("inf") for end in ends))
     feeds = None if layer.feedforward is None else type(layer.feedforward.inner)
     mixes = None if layer.mixer is None else type(layer.mixer.inner)
-    return (*reaches, mixes, feeds)
+    return (*reaches, mixes, feeds, layer.convolution is None)
 
 
 @torch.no_grad()

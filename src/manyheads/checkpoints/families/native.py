@@ -20,7 +20,7 @@ from manyheads.models import (
     vision,
 )
 from manyheads.models.recipes import ModelConfig
-from manyheads.parts import experts, feedforward, gates, halting, masks, norms
+from manyheads.parts import convolution, experts, feedforward, gates, halting, masks, norms
 from manyheads.parts.positions import absolute, alibi, disentangled, relative, rotary
 from manyheads.renamed_keys import new_tensor_name
 
@@ -45,6 +45,7 @@ CONFIG_JSON = DataclassCodec(
         stack.StackConfig,
         vision.Patches,
         vision.VisionConfig,
+        convolution.Convolution,
         feedforward.Constant,
         experts.ClampedSwiGLU,
         experts.Experts,

@@ -10,8 +10,6 @@ from manyheads.errors import ConfigError
 from manyheads.models.readout import ClassHead, NoReadout, Readout
 from manyheads.models.vision import Patches, VisionConfig
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
-
 
 def _read_side(key: str, value: Any) -> int:
     """A side in pixels, which may be given for each of both sides."""
@@ -39,7 +37,7 @@ class ViTFamily(family.StackFamily):
     config_types = (VisionConfig,)
     keys = {
         **{name: key for name, key in config_keys.SIZES.items() if name != "vocab_size"},
-        "hidden_act": config_keys.activation("gelu", ACTIVATIONS),
+        "hidden_act": config_keys.activation("gelu"),
         "layer_norm_eps": config_keys.eps(1e-12),
         "image_size": config_keys.Key("patches.image", 224, SIDE),
         "patch_size": config_keys.Key("patches.size", 16, SIDE),

@@ -303,6 +303,12 @@ def _check_stream(scope: cached_run.HeadScope) -> None:
                 "tokens of this model stop on their own, so that its logits are means over layers",
                 "use a model without halting",
             )
+        for index, layer in enumerate(scope.stack.config.layers):
+            if layer.convolution is not None:
+                raise InputError(
+                    f"layer {index} has a convolution, which adds more than its sublayers do",
+                    "use ablation, patching or integrated gradients",
+                )
         return
     stack = cast(wrapped_parts.WrappedStack, scope.stack)
     assert stack.final_norm is not None

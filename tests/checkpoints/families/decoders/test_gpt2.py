@@ -28,6 +28,7 @@ def peer_model(**changes: object) -> GPT2LMHeadModel:
         {"activation_function": "relu", "tie_word_embeddings": False},
         {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
         {"scale_attn_weights": False, "activation_function": "silu"},
+        {"activation_function": "quick_gelu"},
     ],
 )
 def test_same_logits_here_and_back(changes: dict[str, object], tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_older_files_without_prefix_and_with_masks_load_the_same(tmp_path: Path)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"activation_function": "quick_gelu"},
+        {"activation_function": "mish"},
         {"add_cross_attention": True},
     ],
 )

@@ -80,5 +80,5 @@ def test_a_classifier_reads_the_last_token(tmp_path: Path) -> None:
 
 
 def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hidden_act='quick_gelu'.*gelu_new"):
-        GPT_NEOX.read_config(SMALL | {"model_type": "gpt_neox", "hidden_act": "quick_gelu"})
+    with pytest.raises(ConfigError, match=r"hidden_act='mish'.*gelu_new"):
+        GPT_NEOX.read_config(SMALL | {"model_type": "gpt_neox", "hidden_act": "mish"})

@@ -14,9 +14,9 @@ from transformers import (
     DebertaV2Model,
 )
 
-from manyheads import Ragged, lens, load, save
+from manyheads import Ragged, lens, load, save, surgery
 from manyheads.checkpoints.families.encoders.deberta import DEBERTA
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from tests.checkpoints.peer_models import assert_equal, check_decoder, randomized, same_files
 from tests.parity.comparing import VOCABULARY, assert_same, each_alone, texts
 
@@ -42,6 +42,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "v3": V3,
     "own projections, linear, positions added": {"type_vocab_size": 2, "max_relative_positions": 9},
     "content to position": V3 | {"pos_att_type": ["c2p"], "pooler_hidden_act": "tanh"},
+    "a convolution": V3 | {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "a wide convolution in groups": {"conv_kernel_size": 5, "conv_groups": 4},
     "position to content": {"pos_att_type": "p2c", "position_buckets": 6, "hidden_act": "relu"},
 }
 HEADS = {
@@ -141,10 +143,23 @@ def test_statistics_are_those_of_their_attention_weights(tmp_path: Path) -> None
             assert entropy[layer, head] == pytest.approx(float(expected[head]), abs=1e-4)
 
 
+def test_a_convolution_stays_when_heads_are_pruned_and_is_not_attributed(tmp_path: Path) -> None:
+    peer_model("tokens", "a convolution").save_pretrained(tmp_path)
+    ours: Any = load(tmp_path)
+    smaller, batch = surgery.prune(ours, ["L0H1"]), Ragged.from_list(texts())
+    with torch.no_grad():
+        ours.stack.layers[0].attention.output.weight[:, 8:16] = 0
+        assert_same(smaller(batch).logits, ours(batch).logits.to_list())
+    assert save(smaller, tmp_path / "smaller").family == "manyheads"
+    assert_equal(load(tmp_path / "smaller"), smaller)
+    with pytest.raises(InputError, match="layer 0 has a convolution"):
+        lens.attribute_logits(ours, [texts()[2]], [5])
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"conv_kernel_size": 3}, "conv_kernel_size=3"),
+        ({"conv_kernel_size": 4}, "size must be odd, got 4"),
         ({"embedding_size": 12}, "embedding_size=12"),
         ({"pos_att_type": ["p2p"]}, "use c2p and p2c"),
         ({"pos_att_type": []}, "relative_attention=false"),

@@ -1,7 +1,7 @@
 """DeBERTa v2 and v3: encoders with disentangled attention."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -15,11 +15,13 @@ from manyheads.checkpoints.tensor_map import Entry, TensorMap
 from manyheads.errors import ConfigError
 from manyheads.models import encoder, readout, recipes
 from manyheads.models.embedding import Embedding
+from manyheads.models.layer import LayerConfig
+from manyheads.parts.convolution import Convolution
 from manyheads.parts.norms import NoNorm
 from manyheads.parts.positions import Disentangled, Learned, NoPosition
 
-# The activation of the pooler of classifiers.
-POOLER = config_keys.one_of(config_keys.HIDDEN_ACTIVATIONS)
+# The activation of the pooler of classifiers, and of the convolution.
+ACTIVATION = config_keys.one_of(config_keys.HIDDEN_ACTIVATIONS)
 # The names of each choice of terms.
 TERMS: dict[frozenset[str], Literal["both", "content_to_position", "position_to_content"]] = {
     frozenset({"c2p", "p2c"}): "both",
@@ -70,6 +72,8 @@ class DebertaFamily(BertFamily):
         # The first layer owns what all of them share.
         "stack.layers.0.attention.table.norm": "encoder.LayerNorm",
         "stack.layers.0.attention.table.vectors": "encoder.rel_embeddings.weight",
+        "stack.layers.0.convolution.convolve": "encoder.conv.conv",
+        "stack.layers.0.convolution.norm": "encoder.conv.LayerNorm",
     }
     layer = {
         **LAYER,
@@ -97,6 +101,11 @@ class DebertaFamily(BertFamily):
         position = Learned(**parts.position) if added else NoPosition()
         return embedding_of(parts, norm=parts.norm, position=position)
 
+    def read_layers(self, parts: Parts) -> Iterator[LayerConfig]:
+        """A convolution is beside the first layer only."""
+        first, *rest = super().read_layers(parts)
+        return iter((replace(first, convolution=_convolution(parts)), *rest))
+
     def read_inner(self, parts: Parts, index: int) -> AttentionConfig:  # noqa: ARG002
         terms, size = _terms(parts.json), parts.width // parts.attention["heads"]
         return AttentionConfig(
@@ -109,7 +118,7 @@ class DebertaFamily(BertFamily):
 
     def transforms(self, parts: Parts) -> Transforms:
         name = parts.json.get("pooler_hidden_act", "gelu")
-        activation = POOLER.read("pooler_hidden_act", name)
+        activation = ACTIVATION.read("pooler_hidden_act", name)
         pooler = readout.ReadoutTransform(activation=activation, norm=NoNorm())
         return {**super().transforms(parts), readout.ClassHead: pooler}
 
@@ -121,7 +130,14 @@ class DebertaFamily(BertFamily):
         longest = described["max_relative_positions"]
         described["max_position_embeddings"] = getattr(parts.position, "count", longest)
         if isinstance(head, readout.ClassHead) and head.transform is not None:
-            described["pooler_hidden_act"] = POOLER.write(head.transform.activation)
+            described["pooler_hidden_act"] = ACTIVATION.write(head.transform.activation)
+        convolution = config.stack.layers[0].convolution
+        if convolution is not None:
+            described |= {
+                "conv_kernel_size": convolution.size,
+                "conv_groups": convolution.groups,
+                "conv_act": ACTIVATION.write(convolution.activation),
+            }
         return described
 
     def tensor_map(self, config: recipes.ModelConfig, names: Iterable[str]) -> TensorMap:
@@ -170,6 +186,20 @@ def _terms(config_json: ConfigJson) -> frozenset[str]:
     return terms
 
 
+def _convolution(parts: Parts) -> Convolution | None:
+    size = parts.json.get("conv_kernel_size", 0)
+    if size <= 0:
+        return None
+    return Convolution(
+        width=parts.width,
+        size=size,
+        groups=parts.json.get("conv_groups", 1),
+        activation=ACTIVATION.read("conv_act", parts.json.get("conv_act", "tanh")),
+        norm=parts.norm,
+        dropout=parts.dropout("embedding"),
+    )
+
+
 def _position(parts: Parts) -> Disentangled | NoPosition:
     config_json = parts.json
     if not config_json.get("relative_attention", False):
@@ -210,12 +240,6 @@ def _describe_position(position: Disentangled) -> dict[str, Any]:
 
 def _refuse_foreign(config_json: ConfigJson) -> None:
     width = config_json["hidden_size"]
-    if config_json.get("conv_kernel_size", 0) > 0:
-        raise ConfigError(
-            f"conv_kernel_size={config_json['conv_kernel_size']}, a convolution beside the first "
-            "layer, is not supported",
-            "use a model without one, such as DeBERTa v3",
-        )
     sizes = {
         "embedding_size": width,
         "pooler_hidden_size": width,

@@ -204,7 +204,7 @@ def test_missing_sequences_are_refused() -> None:
         batch.split([1, 2])
 
 
-def test_lengths_that_fit_no_machine_are_refused_before_memory_is_asked_for() -> None:
+def test_lengths_that_fit_no_machine_are_refused_before_memory_is_taken() -> None:
     with pytest.raises(InputError, match="10,000,000,000,000 tokens"):
         Lengths.of([10**13])
     with pytest.raises(InputError, match="10,000,000,000,000 tokens"):

@@ -58,7 +58,6 @@ TOPICS = {
 THROUGH = {
     "__main__.py": "cli/test_main.py",
     "bridge/automatic.py": "bridge/test_wrapped_model.py",
-    "bridge/example_inputs.py": "bridge/test_wrapped_model.py",
     "bridge/padded_call.py": "bridge/test_mask_rules.py",
     "bridge/residual_writes.py": "bridge/test_attribution.py",
     "bridge/structure.py": "bridge/test_interventions.py",

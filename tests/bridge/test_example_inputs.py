@@ -138,7 +138,7 @@ STACKS: list[tuple[Callable[[], Any], set[str]]] = [
 
 
 @pytest.mark.parametrize(("build", "stacks"), STACKS)
-def test_images_and_sounds_are_made_up_as_the_config_says(
+def test_images_and_sounds_are_made_up_from_the_config(
     build: Callable[[], Any], stacks: set[str]
 ) -> None:
     torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_a_model_may_have_several_ends() -> None:
     assert wrap(model).structure.stacks["main"].depth == 2
 
 
-def test_a_model_that_does_not_run_on_made_up_inputs_says_what_it_reads() -> None:
+def test_the_error_on_made_up_inputs_lists_what_the_model_reads() -> None:
     model = llava().eval()
     model.config.image_token_id = None
     with refuses(InputError, "LlavaForConditionalGeneration", "example=", "pixel_values"):

@@ -209,7 +209,7 @@ def test_every_kind_runs_and_learns_in_bfloat16(name: str) -> None:
         ({"hidden": 10**12}, "1,000,000,000,000"),
     ],
 )
-def test_a_model_that_fits_no_machine_is_refused_before_memory_is_asked_for(
+def test_a_model_that_fits_no_machine_is_refused_before_memory_is_taken(
     changes: dict[str, int], value: str
 ) -> None:
     with pytest.raises(ManyheadsError, match=re.escape(value)):

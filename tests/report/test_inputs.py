@@ -8,7 +8,7 @@ from manyheads.report.inputs import check_model, read_text_input
 from tests.report.small import WORDS, decoder
 
 
-def test_texts_stay_whole_up_to_a_number_of_tokens_and_letters_are_theirs() -> None:
+def test_texts_stay_whole_up_to_a_number_of_tokens_and_keep_their_letters() -> None:
     model = decoder()
     texts = [WORDS, WORDS * 2, WORDS]
     count = len(model.tokenizer.encode(WORDS))

@@ -14,9 +14,11 @@ TOKENS, TARGET_TOKENS, SAMPLES = 7, 5, 4000
 # A processor tiles an image into one to five pieces, and some models read only those.
 TILES = 5
 # Parameters of a forward that no processor makes.
-INNER = ("labels", "past_", "use_", "return_", "output_", "logits_", "cache_", "head_", "mm_")
-INNER += ("inputs_embeds", "position_ids", "decoder_inputs_embeds", "decoder_position_ids")
-INNER += ("encoder_outputs", "interpolate_", "cross_attn_head", "decoder_head", "vision_feature")
+INNER = tuple(
+    "labels past_ use_ return_ output_ logits_ cache_ head_ mm_ inputs_embeds position_ids "
+    "decoder_inputs_embeds decoder_position_ids encoder_outputs interpolate_ cross_attn_head "
+    "decoder_head vision_feature".split()
+)
 
 
 def example_inputs(model: Any) -> dict[str, Tensor]:
@@ -35,7 +37,7 @@ def example_inputs(model: Any) -> dict[str, Tensor]:
     if name == "input_values":
         bins, frames = (getattr(config, key, None) for key in ("num_mel_bins", "max_length"))
         spectrogram = hasattr(config, "patch_size") and bins and frames
-        shape = (1, frames, bins) if spectrogram else (1, SAMPLES)
+        shape: list[Any] = [1, frames, bins] if spectrogram else [1, SAMPLES]
         inputs["input_values"] = torch.randn(shape, generator=generator)
     if config.is_encoder_decoder and "decoder_input_ids" in accepts:
         rows = getattr(getattr(config, "decoder", None), "num_codebooks", 1)

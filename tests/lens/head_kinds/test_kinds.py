@@ -413,7 +413,7 @@ def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_
             np.testing.assert_array_equal(again.scores.means[name], planted.scores.means[name])
 
 
-def test_a_mixed_head_says_in_one_line_what_it_lacks(planted: Kinds) -> None:
+def test_a_mixed_head_shows_in_one_line_what_it_lacks(planted: Kinds) -> None:
     assert planted.describe("L0H3").endswith(": it needs 0.85")
     near = replace(planted.nearest[Address(Head(0, 3))], score=0.84, error=0.01)
     close = replace(planted, nearest={Address(Head(0, 3)): near})

@@ -135,7 +135,7 @@ def test_sentences_cite_the_passages_that_they_came_from(reader: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["In 1999.", "The tower was finished in 1999 [2].", "", "I see."])
-def test_an_answer_that_no_passage_supports_says_so(reader: Any, text: str) -> None:
+def test_an_answer_that_no_passage_supports_is_marked(reader: Any, text: str) -> None:
     prompt = reader_prompt(reader, "When?", [PISA, Passage("c", "The river is long.")])
     result = finish_answer("When?", text, "eos", prompt)
     assert result.cited == ()

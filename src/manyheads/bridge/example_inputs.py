@@ -14,27 +14,10 @@ TOKENS, TARGET_TOKENS, SAMPLES = 7, 5, 4000
 # A processor tiles an image into one to five pieces, and some models read only those.
 TILES = 5
 # Parameters of a forward that no processor makes.
-INNER = tuple(
-    [
-        "labels",
-        "past_",
-        "use_",
-        "return_",
-        "output_",
-        "logits_",
-        "cache_",
-        "head_",
-        "mm_",
-        "inputs_embeds",
-        "position_ids",
-        "decoder_inputs_embeds",
-        "decoder_position_ids",
-        "encoder_outputs",
-        "interpolate_",
-        "cross_attn_head",
-        "decoder_head",
-        "vision_feature",
-    ]
+INNER: tuple[str, ...] = (
+    *("labels", "past_", "use_", "return_", "output_", "logits_", "cache_", "head_", "mm_"),
+    *("inputs_embeds", "position_ids", "decoder_inputs_embeds", "decoder_position_ids"),
+    *("encoder_outputs", "interpolate_", "cross_attn_head", "decoder_head", "vision_feature"),
 )
 
 

@@ -117,6 +117,22 @@ def test_run_files_are_read(page: Path) -> None:
             parse_run(tables)
 
 
+@each_readme
+def test_readme_commands_read_files_that_exist_and_models_that_are_trained_above(
+    page: Path,
+) -> None:
+    lines = commands(page)
+    paths = re.findall(r"examples/[\w./-]+", lines)
+    assert paths
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    models = set()
+    for file in re.findall(r"manyheads train (\S+\.toml)", lines):
+        tables = tomllib.loads((ROOT / file).read_text("utf-8"))
+        assert (ROOT / tables["data"]["train"]).is_file()
+        models.add(f"{parse_run(tables).run.folder}/model")
+    assert set(re.findall(r"runs/\w+/model", lines)) == models
+
+
 def folder_map() -> list[str]:
     """The paths of the map in ARCHITECTURE.md, one per line."""
     [tree] = [body for _, body in blocks(ARCHITECTURE, "text") if body.startswith("src/")]

@@ -92,6 +92,30 @@ class Interleaved(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class NeighbouringPairs(Entry):
+    """Queries, keys and values whose rotary pairs are neighbours in the file, halves in the model.
+
+    These are the first `channels` of each head of `size` channels: a0 b0 a1 b1 for a0 a1 b0 b1.
+    """
+
+    size: int = 1
+    channels: int = 0
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        first, second = (torch.arange(at, self.channels, 2) for at in (0, 1))
+        return torch.cat([*(self._ordered(p, (first, second)) for p in parts[:2]), *parts[2:]])
+
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        parts = Entry.split(self, tensor)
+        pairs = torch.arange(self.channels).unflatten(0, (2, -1)).T.flatten()
+        return [*(self._ordered(part, (pairs,)) for part in parts[:2]), *parts[2:]]
+
+    def _ordered(self, rows: Tensor, order: tuple[Tensor, ...]) -> Tensor:
+        index = torch.cat([*order, torch.arange(self.channels, self.size)])
+        return rows.unflatten(0, (-1, self.size))[:, index].flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Stacked(Entry):
     """An entry of `count` stacked matrices, each made of as many sources, all transposed."""
 

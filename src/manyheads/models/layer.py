@@ -49,10 +49,11 @@ class LayerConfig:
     Self-attention is an `attention` or a `mixer`. `attention_rest` and `cross_rest` replace an
     attention whose heads are all pruned. `branches` has what the layer consists of. With
     `residual="parallel"` the feed-forward reads what the attention reads, not what it wrote, and
-    both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-J and GPT-NeoX. With
-    `residual="reversible"` there are two residual streams: attention reads the second and writes to
-    the first, the feed-forward the other way round, as in the Reformer (arXiv 2001.04451). A
-    `convolution` of what enters the layer is added to what the feed-forward leaves.
+    both are added: x + attention(norm(x)) + feedforward(norm(x)), as in GPT-NeoX. With
+    `residual="parallel_one_norm"` both norms are one, as in GPT-J. With `residual="reversible"`
+    there are two residual streams: attention reads the second and writes to the first, the
+    feed-forward the other way round, as in the Reformer (arXiv 2001.04451). A `convolution` of what
+    enters the layer is added to what the feed-forward leaves.
     """
 
     attention: Branch[AttentionConfig] | None
@@ -61,7 +62,7 @@ class LayerConfig:
     attention_rest: Branch[Constant] | None = None
     cross_rest: Branch[Constant] | None = None
     mixer: Branch[MixerConfig] | None = None
-    residual: Literal["serial", "parallel", "reversible"] = "serial"
+    residual: Literal["serial", "parallel", "parallel_one_norm", "reversible"] = "serial"
     convolution: Convolution | None = None
 
     def __post_init__(self) -> None:
@@ -72,6 +73,10 @@ class LayerConfig:
         if self.residual != "serial" and any(isinstance(at, norms.PostNorm) for at in placements):
             problem = f"{unsupported} PostNorm, which norms the sum of both branches"
             raise ConfigError(problem, "use PreNorm")
+        if self.one_norm and len(set(placements)) > 1:
+            raise ConfigError(
+                f"{unsupported} two norms", 'give both branches the same, or use "parallel"'
+            )
         if self.convolution is not None and (
             self.feedforward is None or self.residual == "reversible"
         ):
@@ -102,6 +107,12 @@ class LayerConfig:
         return {sublayer: branch for sublayer, branch in slots.items() if branch is not None}
 
     @property
+    def one_norm(self) -> bool:
+        """Whether the feed-forward reads by the norm of the attention."""
+        attends = self.attention is not None or self.mixer is not None
+        return self.residual == "parallel_one_norm" and attends and self.feedforward is not None
+
+    @property
     def widths(self) -> set[int]:
         convolved = set() if self.convolution is None else {self.convolution.width}
         return convolved | {branch.inner.width for branch in self.branches.values()}
@@ -121,6 +132,11 @@ class Residual(nn.Module):
         if isinstance(placement, norms.ScaledPreNorm):
             self.second_norm = norms.ChannelScale(width, placement.start)
         self.dropout = nn.Dropout(branch.dropout)
+
+    def use_norm_of(self, branch: "Residual") -> None:
+        """Norm by the weights of another branch, which alone are parameters."""
+        del self.norm
+        self.__dict__["norm"] = branch.norm
 
     def read(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         """The input of the sublayer."""
@@ -175,11 +191,13 @@ class Layer(nn.Module):
                 MixtureOfExperts(inner) if isinstance(inner, Experts) else FeedForward(inner)
             )
             self.feedforward_residual = Residual(config.feedforward, width)
+            if config.one_norm:
+                self.feedforward_residual.use_norm_of(self.attention_residual)
         self.convolution: ConvolutionLayer | None = None
         if config.convolution is not None:
             self.convolution = ConvolutionLayer(config.convolution)
         self.attends = Sublayer.ATTENTION in config.branches
-        self.parallel = config.residual == "parallel" and self.attends
+        self.parallel = config.residual.startswith("parallel") and self.attends
         self.reversible = config.residual == "reversible"
 
     def forward(

@@ -297,6 +297,9 @@ class _StackCut:
             weights |= prefixed("convolution", old.convolution.state_dict())
         if old.feedforward is not None:
             weights |= prefixed("feedforward_residual", old.feedforward_residual.state_dict())
+            if not fresh.config.one_norm:
+                norm = old.feedforward_residual.norm.state_dict()
+                weights |= prefixed("feedforward_residual.norm", norm)
             own = old.feedforward.state_dict()
             if isinstance(old.feedforward, FeedForward):
                 own = feedforward_weights(old.feedforward, plan.neurons)

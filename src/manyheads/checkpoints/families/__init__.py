@@ -1,9 +1,11 @@
 """The families of models whose folders can be read and written, one file per family."""
 
+from manyheads.checkpoints.families.decoders.bloom import BLOOM
 from manyheads.checkpoints.families.decoders.gemma import GEMMA
 from manyheads.checkpoints.families.decoders.gpt2 import GPT2
 from manyheads.checkpoints.families.decoders.gpt_neox import GPT_NEOX
 from manyheads.checkpoints.families.decoders.gpt_oss import GPT_OSS
+from manyheads.checkpoints.families.decoders.gptj import GPTJ
 from manyheads.checkpoints.families.decoders.llama import LLAMA
 from manyheads.checkpoints.families.decoders.mamba import MAMBA, MAMBA2
 from manyheads.checkpoints.families.decoders.mixtral import MIXTRAL, QWEN3_MOE
@@ -21,6 +23,7 @@ from manyheads.checkpoints.families.encoders.distilbert import DISTILBERT
 from manyheads.checkpoints.families.encoders.fnet import FNET
 from manyheads.checkpoints.families.encoders.longformer import LONGFORMER
 from manyheads.checkpoints.families.encoders.modernbert import MODERNBERT
+from manyheads.checkpoints.families.encoders.mpnet import MPNET
 from manyheads.checkpoints.families.encoders.nomic_bert import NOMIC_BERT
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.families.marian import MARIAN
@@ -40,6 +43,7 @@ FAMILIES: dict[str, Family] = {
     "big_bird": BIG_BIRD,
     "fnet": FNET,
     "longformer": LONGFORMER,
+    "mpnet": MPNET,
     "modernbert": MODERNBERT,
     "nomic_bert": NOMIC_BERT,
     "llama": LLAMA,
@@ -52,6 +56,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
     "gpt_neox": GPT_NEOX,
+    "gptj": GPTJ,
+    "bloom": BLOOM,
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
     "olmo2": OLMO,

@@ -59,7 +59,7 @@ def _why_not_llama(model: Decoder) -> Iterator[str]:
     for index, layer in enumerate(config.stack.layers):
         assert layer.attention is not None
         assert layer.feedforward is not None
-        if layer.residual == "parallel":
+        if layer.residual != "serial":
             yield f"layer {index} is parallel"
         for reason in _why_not_llama_layer(layer.attention, layer.feedforward):
             yield f"layer {index} {reason}"

@@ -91,7 +91,7 @@ class BertFamily(EncoderFamily):
             raise ConfigError(
                 f"position_embedding_type={positions!r} is not supported", "use 'absolute'"
             )
-        return config_json
+        return super().complete(config_json)
 
 
 BERT = BertFamily()

@@ -2,6 +2,7 @@
 
 import builtins
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from manyheads import classify, encode, with_classes
 from manyheads.encoding.encode import Options
-from manyheads.errors import InputError, MissingPackageError
+from manyheads.errors import InputError, MissingPackageError, TruncationWarning
 from manyheads.tasks import classify_with_ray, encode_with_ray, filter_corpus
 from manyheads.tasks.filtering import ray_engine
 from tests.encoding.tiny import small
@@ -64,13 +65,22 @@ def test_vectors_classes_and_errors_are_the_same(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "TEXTS_PER_TASK", 7)
-    done = encode_with_ray(model, TEXTS, Options(progress=False), workers=2)
-    torch.testing.assert_close(done.vectors, encode(model, TEXTS))
-    classes, counted = classify_with_ray(model, TEXTS, Options(progress=False), workers=1)
+    done = ray_engine.encode_on_workers(model, TEXTS, Options(progress=False), 2, "auto")
+    vectors, expected = (
+        encode_with_ray(model, TEXTS, workers=2, progress=False),
+        encode(model, TEXTS),
+    )
+    torch.testing.assert_close(done.vectors, expected)
+    torch.testing.assert_close(vectors, expected)
+    counted = ray_engine.classify_on_workers(model, TEXTS, Options(progress=False), 1, "auto")[1]
+    classes = classify_with_ray(model, TEXTS, workers=2, progress=False)
     torch.testing.assert_close(classes.probabilities, classify(model, TEXTS).probabilities)
     assert (classes.names, counted.tokens) == (("bad", "good"), done.tokens)
+    assert classify_with_ray(model, TEXTS[0], workers=1).labels == classes.labels[:1]
+    with pytest.warns(TruncationWarning, match="truncated to 3 tokens"):
+        classify_with_ray(model, TEXTS[:3], max_length=3, workers=1, progress=False)
     with refuses(InputError, "token id 99", "ids of 0 to 39"):
-        encode_with_ray(model, [[5, 99]], Options(progress=False), workers=1)
+        encode_with_ray(model, [[5, 99]], workers=1, progress=False)
 
 
 def test_a_missing_ray_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,4 +93,17 @@ def test_a_missing_ray_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
     with refuses(MissingPackageError, "ray", "pip install 'manyheads[ray]'"):
-        encode_with_ray(model, TEXTS, Options(progress=False))
+        encode_with_ray(model, TEXTS, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("plain", "on_ray"), [(classify, classify_with_ray), (encode, encode_with_ray)]
+)
+def test_ray_is_called_as_the_plain_function_is(plain: Any, on_ray: Any) -> None:
+    parameters = dict(signature(on_ray).parameters)
+    assert parameters.pop("workers").default is None
+    assert parameters.pop("device").default == "auto"
+    ours = {name: each for name, each in signature(plain).parameters.items() if name != "device"}
+    assert [(name, each.kind, each.default) for name, each in parameters.items()] == [
+        (name, each.kind, each.default) for name, each in ours.items()
+    ]

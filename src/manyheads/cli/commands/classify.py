@@ -92,10 +92,10 @@ class Classify:
 
         options = Options(batch_tokens=self.compute.batch_tokens, doing="classifying")
         if ray:
-            from manyheads.tasks.filtering.ray_engine import classify_with_ray
+            from manyheads.tasks.filtering.ray_engine import classify_on_workers
 
             workers, device = self.compute.workers, self.compute.device
-            classes, done = classify_with_ray(model, texts, options, workers=workers, device=device)
+            classes, done = classify_on_workers(model, texts, options, workers, device)
         else:
             classes, done = classify_counted(model, texts, options)
         if done.truncated:

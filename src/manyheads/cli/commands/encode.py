@@ -77,10 +77,10 @@ class Encode:
         model = self.compute.open_for_engine(self.model)
         started = time.perf_counter()
         if self.compute.ray:
-            from manyheads.tasks.filtering.ray_engine import encode_with_ray
+            from manyheads.tasks.filtering.ray_engine import encode_on_workers
 
             workers, device = self.compute.workers, self.compute.device
-            done = encode_with_ray(model, texts, options, workers=workers, device=device)
+            done = encode_on_workers(model, texts, options, workers, device)
         else:
             done = encode_with_counts(model, texts, options)
         seconds = time.perf_counter() - started

@@ -4,6 +4,7 @@ import logging
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,13 +13,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from manyheads.argument_checks import checked
 from manyheads.encoding.classify import Classification, classify_counted
 from manyheads.encoding.encode import Encoded, Options, encode_with_counts
-from manyheads.errors import InputError, ManyheadsError, MissingPackageError
+from manyheads.encoding.text_reader import Texts
+from manyheads.errors import InputError, ManyheadsError, MissingPackageError, TruncationWarning
 from manyheads.models.build import Model
+from manyheads.models.provenance import Pooling
 from manyheads.progress import Progress
+from manyheads.ragged import Ragged
 from manyheads.tasks.filtering import block_scoring, corpus
 
 # Texts that a worker receives at a time.
@@ -231,13 +237,58 @@ def score_with_ray(
 @checked
 def encode_with_ray(
     model: Model,
-    texts: Sequence[Any],
-    options: Options,
+    texts: Texts,
     *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    batch_tokens: int | None = None,
+    max_length: int | None = None,
     workers: int | None = None,
     device: str = "auto",
+    progress: bool = True,
+) -> Float[Tensor, "b c"]:
+    """`encode` on `workers` copies of the model, each on a `device` of Ray: the same vectors.
+
+    They are in the order of the texts and on the CPU.
+    """
+    options = Options(
+        pooling=pooling,
+        normalize=normalize,
+        batch_tokens=batch_tokens,
+        max_length=max_length,
+        progress=progress,
+    )
+    encoded = encode_on_workers(model, texts, options, workers, device)
+    if encoded.truncated:
+        warnings.warn(encoded.truncation, TruncationWarning, stacklevel=3)
+    return encoded.vectors
+
+
+@checked
+def classify_with_ray(
+    model: Model,
+    texts: Texts,
+    *,
+    batch_tokens: int | None = None,
+    max_length: int | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> Classification:
+    """`classify` on `workers` copies of the model, each on a `device` of Ray: the same classes."""
+    options = Options(
+        batch_tokens=batch_tokens, max_length=max_length, progress=progress, doing="classifying"
+    )
+    classes, encoded = classify_on_workers(model, texts, options, workers, device)
+    if encoded.truncated:
+        warnings.warn(encoded.truncation, TruncationWarning, stacklevel=3)
+    return classes
+
+
+def encode_on_workers(
+    model: Model, texts: Texts, options: Options, workers: int | None, device: str
 ) -> Encoded:
-    """`encode` on the workers of Ray, with counts: the same vectors in the same order."""
+    """`encode_with_ray` with counts and without a warning."""
     results = list(_over_texts(model, texts, encode_with_counts, options, workers, device))
     if not results:
         return encode_with_counts(model, texts, options)
@@ -245,16 +296,10 @@ def encode_with_ray(
     return replace(encoded, vectors=encoded.vectors.to(options.device))
 
 
-@checked
-def classify_with_ray(
-    model: Model,
-    texts: Sequence[Any],
-    options: Options,
-    *,
-    workers: int | None = None,
-    device: str = "auto",
+def classify_on_workers(
+    model: Model, texts: Texts, options: Options, workers: int | None, device: str
 ) -> tuple[Classification, Encoded]:
-    """`classify` on the workers of Ray, with counts: the same classes in the same order."""
+    """`classify_with_ray` with counts and without a warning."""
     results = list(_over_texts(model, texts, classify_counted, options, workers, device))
     if not results:
         return classify_counted(model, texts, options)
@@ -274,13 +319,15 @@ def _joined(parts: Sequence[Encoded]) -> Encoded:
 
 def _over_texts(
     model: Model,
-    texts: Sequence[Any],
+    texts: Texts,
     work: Callable[..., Any],
     options: Options,
     workers: int | None,
     device: str,
 ) -> Iterator[Any]:
     """The results for `TEXTS_PER_TASK` texts at a time, with a progress bar."""
+    texts = [texts] if isinstance(texts, str) else texts
+    texts = texts.to_list() if isinstance(texts, Ragged) else texts
     starts = range(0, len(texts), TEXTS_PER_TASK)
     parts = [list(texts[start : start + TEXTS_PER_TASK]) for start in starts]
     if not parts:

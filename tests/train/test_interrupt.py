@@ -43,6 +43,16 @@ def test_only_what_may_be_broken_off_is() -> None:
     assert not interrupt_requested()
 
 
+def test_a_run_says_at_once_that_it_is_saving(capfd: pytest.CaptureFixture[str]) -> None:
+    with InterruptHandler():
+        ask()
+        assert "interrupted: saving" in capfd.readouterr().err
+    with InterruptHandler(), pytest.raises(Interrupted), interruptible("reading"):
+        ask()
+    # What ends at once has its own message.
+    assert capfd.readouterr().err == ""
+
+
 def test_a_second_signal_ends_at_once() -> None:
     with InterruptHandler():
         ask()

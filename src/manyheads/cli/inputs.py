@@ -3,11 +3,12 @@
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyheads.cli.arguments import DtypeName, check_minimum
-from manyheads.errors import InputError
+from manyheads.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +17,17 @@ if TYPE_CHECKING:
     from manyheads.models.vision import Vision
 
 
+def check_model(name: str) -> None:
+    """Refuse a model that is not there, or whose package is missing, before torch is loaded."""
+    from manyheads.checkpoints.hub import folder_of
+
+    if folder_of(name).is_file() and find_spec("gguf") is None:
+        raise MissingPackageError(f"opening {name}", "gguf")
+
+
 def open_model(name: str, device: str, dtype: DtypeName = "auto") -> "Model":
     """Load a model onto a device, by default CUDA where it is available."""
+    check_model(name)
     import torch
 
     from manyheads.checkpoints.folder import load

@@ -1,12 +1,15 @@
 """Ctrl-C and SIGTERM: a run finishes its step, saves a checkpoint, and tells how to resume."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, ClassVar
 
+NOTICE = b"interrupted: saving after this step; press Ctrl-C again to stop without saving\n"
+STDERR = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -61,6 +64,10 @@ class InterruptHandler:
             raise KeyboardInterrupt
         self.signal = number
         self.raise_if_requested()
+        if os.environ.get("RANK", "0") == "0":
+            # Not by print, which the signal may have interrupted.
+            with suppress(OSError):
+                os.write(STDERR, NOTICE)
 
     def raise_if_requested(self) -> None:
         """Raise `Interrupted` if a signal came and the current activity may be interrupted."""

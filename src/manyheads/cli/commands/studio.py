@@ -1,15 +1,18 @@
 """manyheads studio: see the heads at work in the browser."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from manyheads.cli import arguments
+from manyheads.cli import arguments, inputs
 from manyheads.cli.options import DeviceOptions
-from manyheads.errors import ManyheadsError, MissingPackageError
+from manyheads.errors import InputError, ManyheadsError, MissingPackageError
 
 if TYPE_CHECKING:
     from manyheads.models.build import Model
@@ -46,18 +49,26 @@ class Studio:
 
     def run(self) -> None:
         """Serve the page until Ctrl-C."""
-        try:
-            from manyheads.studio.server import bind_endpoint, serve
-        except ImportError as error:
-            if error.name not in ("starlette", "uvicorn", "anyio"):
-                raise
-            raise MissingPackageError("the studio", "starlette", "uvicorn") from None
+        names = self.models or (() if self.index else ("house-gpt",))
+        opened = ", ".join((*names, *self.index))
+        print(f"studio: opening {opened} …", file=sys.stderr, flush=True)
+        if not all(map(find_spec, ("starlette", "uvicorn"))):
+            raise MissingPackageError("the studio", "starlette", "uvicorn")
+        for name in names:
+            inputs.check_model(name)
+        for name in self.index:
+            if "://" not in name and not Path(name).exists():
+                raise InputError(
+                    f"there is no index {name}", "name the folder that manyheads index wrote"
+                )
+        # Torch is loaded here, which takes seconds.
         from manyheads.studio.models import last_part
+        from manyheads.studio.server import bind_endpoint, serve
 
         endpoint, server_socket = bind_endpoint(self.host, self.port)
         with server_socket:
             indexes = [(last_part(name), self.compute.open_index(name)) for name in self.index]
-            models = [(last_part(name), self.compute.open(name)) for name in self.models]
+            models = [(last_part(name), self.compute.open(name)) for name in names]
             models = models or _index_models(indexes)
             models = models or [("house-gpt", self.compute.open("house-gpt"))]
             browser = not self.no_browser

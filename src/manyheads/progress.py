@@ -3,7 +3,9 @@
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from io import TextIOBase
 from typing import Any, ClassVar
 
@@ -61,6 +63,7 @@ class Progress:
         self._ended = threading.Event()
 
     def __enter__(self) -> "Progress":
+        self._notify()
         self._started = self._clock()
         self._next = self._started + (QUIET_SECONDS if self._draws_bar else FIRST_LINE_SECONDS)
         if self._enabled:
@@ -90,6 +93,7 @@ class Progress:
     def advance(self, amount: int | float = 1) -> None:
         """Add to the work done."""
         self.done += amount
+        self._notify()
         finished = self.total is not None and self.done >= self.total
         if self._enabled and not finished and self._clock() >= self._next:
             with self._lock:
@@ -105,6 +109,11 @@ class Progress:
             with self._lock:
                 self._stop_bar()
                 self._print(text)
+
+    def _notify(self) -> None:
+        listener = _LISTENER.get()
+        if listener is not None:
+            listener(self)
 
     def _watch(self) -> None:
         """Report from a thread of its own while a step takes long."""
@@ -171,6 +180,19 @@ class Progress:
     def _rate(self) -> str:
         rate = self.done / max(self.seconds, 1e-9)
         return f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.2g} {self.unit}/s"
+
+
+_LISTENER: ContextVar[Callable[[Progress], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(listener: Callable[[Progress], None]) -> Iterator[None]:
+    """Call a function with every bar that begins or advances in this thread, printed or not."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
 
 
 def duration(seconds: int | float) -> str:

@@ -1,10 +1,12 @@
 """Small models with tokenizers of their own, as a studio opens them."""
 
+from dataclasses import replace
 from typing import Any
 
 from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.models.build import build
+from manyheads.models.readout import NoReadout
 
 WORDS = "The cat sat on the mat and the dog sat on the log while it rained in Paris and Rome. "
 
@@ -45,6 +47,15 @@ def learned(*, positions: int = 16) -> Any:
 
 def encoder() -> Any:
     model = build("bert-base", layers=2, width=32, heads=4, hidden=64, vocabulary=324, seed=2)
+    model.tokenizer = tokenizer()
+    return model
+
+
+def vectors() -> Any:
+    """An encoder that predicts nothing."""
+    model = build(replace(encoder().config, readout=NoReadout()), seed=2)
+    for parameter in model.parameters():
+        parameter.data.mul_(3.0)
     model.tokenizer = tokenizer()
     return model
 

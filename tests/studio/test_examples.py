@@ -6,7 +6,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from manyheads import load
-from manyheads.studio.examples import BUNDLED
+from manyheads.checkpoints.pip_models import PIP_MODELS, is_fetched
+from manyheads.studio.examples import BUNDLED, PRONOUN
 from manyheads.studio.models import LoadedModel
 from manyheads.studio.security import Endpoint
 from manyheads.studio.server import make_app
@@ -29,12 +30,20 @@ PREDICTED = {
         "Repeated word": (" battle", 0.94),
         "Known phrase": (" largest", 0.82),
     },
+    "smollm2": {
+        "Repetition": (" dog", 0.99),
+        "Names": (" Mary", 0.94),
+        "A story": (" would", 0.73),
+    },
 }
+AVAILABLE = [name for name in BUNDLED if name not in PIP_MODELS or is_fetched(name)]
+needs_smollm2 = pytest.mark.skipif("smollm2" not in AVAILABLE, reason="manyheads get smollm2")
+needs_minilm = pytest.mark.skipif("minilm" not in AVAILABLE, reason="manyheads get minilm")
 
 
 @pytest.fixture(scope="module")
 def client() -> Any:
-    store = [(name, load(name)) for name in BUNDLED]
+    store = [(name, load(name)) for name in AVAILABLE]
     app = make_app(store, Endpoint(port=8765))
     with TestClient(app, base_url="http://127.0.0.1:8765") as client:
         yield client
@@ -53,7 +62,7 @@ def attended(client: TestClient, model: str, text: str, at: int, head: str) -> i
     return position
 
 
-@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize("name", [name for name in PREDICTED if name in AVAILABLE])
 def test_every_example_predicts_what_it_promises(client: TestClient, name: str) -> None:
     for example in BUNDLED[name]:
         at = ask(client, "tokens", name, example.text)["start"]
@@ -120,6 +129,59 @@ def test_the_pairs_for_patching_work_at_the_first_try(client: TestClient, name: 
         assert example.heads[0] in best
 
 
+@needs_smollm2
+def test_smollm2_opens_on_heads_that_do_what_its_captions_say(client: TestClient) -> None:
+    repetition, names, _ = BUNDLED["smollm2"]
+    tokens = ask(client, "tokens", "smollm2", repetition.text)["tokens"]
+    last, dog = len(tokens) - 1, tokens.index(" dog")
+    assert repetition.heads[0] == "L17H4"
+    for head in ("L17H4", "L17H5"):
+        assert attended(client, "smollm2", repetition.text, last, head) == dog
+    assert attended(client, "smollm2", repetition.text, last, "L16H0") == last - 1
+    assert attended(client, "smollm2", repetition.text, dog, "L16H0") == dog - 1
+    tokens = ask(client, "tokens", "smollm2", names.text)["tokens"]
+    repeated = [place for place, token in enumerate(tokens) if token == " John"][1]
+    for head in ("L20H0", "L23H3"):
+        assert attended(client, "smollm2", names.text, len(tokens) - 1, head) == repeated
+    edits = {"ablated": list(names.heads)}
+    [mary] = ask(client, "predictions", "smollm2", names.text, edits=edits)["top"][:1]
+    assert mary["text"] == " Mary"
+    assert mary["probability"] < 0.6 * mary["before"]
+
+
+@needs_minilm
+def test_minilm_opens_on_heads_that_find_the_animal(client: TestClient) -> None:
+    example = BUNDLED["minilm"][0]
+    response = ask(client, "tokens", "minilm", example.text)
+    tokens, at = response["tokens"], response["start"]
+    assert tokens[at] == "it"
+    for head in example.heads:
+        assert attended(client, "minilm", example.text, at, head) == tokens.index("animal")
+    edits = {"ablated": list(example.heads)}
+    moved = ask(client, "predictions", "minilm", example.text, position=at, edits=edits)
+    assert moved["similarity"]["token"] < moved["similarity"]["input"] < 0.995
+
+
+def test_a_mask_is_read_with_its_space_and_in_lower_case() -> None:
+    fills = LoadedModel("fills", models.masked())
+    closed = fills.read_text("The cat sat on[MASK] mat.")
+    assert closed.note == ""
+    for typed in ("on [MASK] mat.", "on [mask] mat.", "on[Mask] mat.", "on <mask> mat."):
+        text = fills.read_text(f"The cat sat {typed}")
+        assert text.tokens == closed.tokens
+        assert text.tokens[text.start] == "[MASK]"
+        assert ("space before [MASK]" in text.note) == (" [" in typed or " <" in typed)
+        assert fills.count_tokens(f"The cat sat {typed}") == len(closed)
+
+
+def test_the_pronoun_of_the_example_is_selected() -> None:
+    reads = LoadedModel("reads", models.encoder())
+    text = reads.read_text(PRONOUN.text)
+    assert text.letters is not None
+    assert text.letters[text.start] == " it"
+    assert reads.read_text("The cat sat on it while it rained.").start != text.start
+
+
 def test_other_models_get_examples_that_they_can_read() -> None:
     decoder = LoadedModel("tiny", models.decoder(layers=1)).describe()["examples"]
     tiny = LoadedModel("tiny", models.decoder(layers=1))
@@ -130,7 +192,7 @@ def test_other_models_get_examples_that_they_can_read() -> None:
     assert not any(example["source"] for example in plain)
     reads = LoadedModel("fills", models.masked())
     for example in reads.describe()["examples"]:
-        # The tokenizer of bytes would make a token of the space before a mask.
-        assert " [MASK]" not in example["text"]
         text = reads.read_text(example["text"])
         assert text.tokens[text.start] == "[MASK]"
+        # The tokenizer of bytes would make a token of the space before a mask.
+        assert text.tokens[text.start - 1] != " "

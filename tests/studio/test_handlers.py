@@ -13,10 +13,14 @@ from starlette.testclient import TestClient
 
 from manyheads.decoding.generation import generate
 from manyheads.decoding.sampling import Greedy
+from manyheads.errors import InputError
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.lens.causal.ablation import ablate_together
-from manyheads.studio.models import LoadedModel
-from manyheads.studio.requests import LIMITS
+from manyheads.progress import Progress
+from manyheads.studio.handlers import Handlers
+from manyheads.studio.models import LoadedModel, ModelStore
+from manyheads.studio.requests import LIMITS, RequestBody
+from manyheads.studio.run_cache import never_cancelled
 from manyheads.studio.security import Endpoint
 from manyheads.studio.server import make_app
 from manyheads.taps import Head
@@ -199,6 +203,44 @@ def test_patching_tells_a_share_for_every_head(client: TestClient) -> None:
     assert "tokens" in refused(client, "patching", source=f"{OTHER} again and again")
 
 
+def test_vectors_are_compared_with_those_of_the_unchanged_model() -> None:
+    handlers = Handlers(ModelStore([("vectors", models.vectors())]))
+    body = {"model": "vectors", "text": TEXT, "position": 3}
+    clean = handlers.predictions(RequestBody(body), never_cancelled)
+    assert clean["similarity"] is None
+    edited = RequestBody(body | {"edits": {"ablated": ["L0H1", "L1H0"]}})
+    similarity = handlers.predictions(edited, never_cancelled)["similarity"]
+    assert 0 < similarity["token"] < 1
+    assert 0 < similarity["input"] < 1
+
+
+def test_the_heads_of_two_sides_are_ordered_by_how_much_they_differ(
+    client: TestClient, decoder: Any
+) -> None:
+    one = {"model": "tiny", "text": TEXT}
+    same = client.post("/api/comparison", json={"sides": [one, one]}).json()
+    assert same["overlap"] == pytest.approx([1.0] * 12)
+    other = {**one, "text": OTHER}
+    response = client.post("/api/comparison", json={"sides": [one, other]}).json()
+    assert response["overlap"] == sorted(response["overlap"])
+    assert len(set(response["heads"])) == 12
+    layer, head = int(response["heads"][0][1]), int(response["heads"][0][3])
+    weights = [
+        patterns(decoder, text, [Head(layer, head)]).of(Head(layer, head)).weights
+        for text in (TEXT, OTHER)
+    ]
+    shared = float(torch.minimum(*weights).sum() / 10)
+    assert response["overlap"][0] == pytest.approx(shared, abs=1e-4)
+    for sides, says in (
+        ([one], "sides has 1 objects"),
+        ([one, 5], "must be a list of objects"),
+        ([one, {**one, "text": "The cat"}], "the same number of tokens"),
+    ):
+        answer = client.post("/api/comparison", json={"sides": sides})
+        assert answer.status_code == 422
+        assert says in answer.json()["error"]
+
+
 def test_statistics_come_for_every_head(client: TestClient) -> None:
     response = ask(client, "statistics", text=TEXT)
     assert len(response["heads"]) == 12
@@ -317,6 +359,27 @@ def test_a_bad_request_gets_a_sentence(
     answer = client.post(f"/api/{name}", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert says in answer.json()["error"]
+
+
+def test_the_measurement_of_kinds_reports_how_far_it_is(
+    client: TestClient, decoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = Handlers(ModelStore([("tiny", decoder)]))
+    reports = []
+
+    def measured(*_: Any, **__: Any) -> Any:
+        with Progress("reading", total=4, enabled=False) as bar:
+            bar.advance()
+            reports.append(handlers.kinds_progress())
+        raise InputError("enough", "")
+
+    monkeypatch.setattr("manyheads.studio.handlers.kinds", measured)
+    with pytest.raises(InputError, match="enough"):
+        handlers.kinds(RequestBody({"model": "tiny"}), never_cancelled)
+    [report] = reports
+    assert report == {"model": "tiny", "label": "reading", "fraction": 0.25, "seconds": 0}
+    assert handlers.kinds_progress() == {}
+    assert client.get("/api/kinds_progress").json() == {}
 
 
 def test_heads_get_names(client: TestClient) -> None:

@@ -81,13 +81,24 @@ def test_two_sides_are_compared(page: Page, studio: LiveServer) -> None:
     difference = page.locator("#difference")
     expect(difference).to_contain_text("overlap")
     expect(difference.locator("tbody")).to_contain_text("other")
+    # It starts from the head that differs most, above both sides.
+    most = difference.locator(".changes .head-link").first.text_content() or ""
+    for place in range(2):
+        picks = page.locator(".side").nth(place).locator(".picks b")
+        expect(picks.first).to_have_text(most)
+    expect(difference.locator("tbody tr", has_text="Head")).to_contain_text(most + most)
+    box, below = (page.locator(part).bounding_box() for part in ("#difference", "#sides"))
+    assert box is not None
+    assert below is not None
+    assert box["y"] + box["height"] <= below["y"]
+    expect(difference.locator("figure")).to_contain_text("Rows are queries, columns are keys.")
     # The same model with the same head on the same text is no different.
     page.get_by_label("Model", exact=True).nth(1).select_option("tiny")
     side = page.locator(".side").nth(1)
     expect(side.locator(".picks li").first).to_contain_text("L")
     for head in side.locator(".picks b").all_text_contents():
         side.get_by_label(f"Deselect {head}").click()
-    side.locator('.cell[data-head="L1H2"]').click()
+    side.locator(f'.cell[data-head="{most}"]').click()
     expect(difference.locator("[data-overlap]")).to_have_attribute(
         "data-overlap", re.compile("^1.0|^0.99")
     )
@@ -96,6 +107,87 @@ def test_two_sides_are_compared(page: Page, studio: LiveServer) -> None:
     expect(difference.locator("[data-overlap]")).not_to_have_attribute(
         "data-overlap", re.compile("^1.0|^0.99")
     )
+
+
+def test_a_single_model_is_compared_with_its_unchanged_self(page: Page) -> None:
+    with live_server([("tiny", models.decoder())]) as alone:
+        visit(page, alone, o="L0H1")
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator(".side").nth(1).locator(".cell.ablated")).to_have_count(0)
+        links = page.locator("#difference .changes .head-link")
+        # Heads of the first layer cannot differ.
+        expect(links.first).to_have_text(re.compile("L[12]H"))
+        second = links.nth(1).text_content() or ""
+        links.nth(1).click()
+        for place in range(2):
+            expect(page.locator(".side").nth(place).locator(".picks b").first).to_have_text(second)
+        page.goto("about:blank")
+
+
+def test_the_predictions_are_beside_the_text_and_stay_in_sight(page: Page) -> None:
+    with live_server([("deep", models.decoder(layers=30, heads=2, width=16))]) as deep:
+        visit(page, deep, m="deep", h="L29H1")
+        bars, prompt = page.locator(".bars"), page.get_by_label("Text", exact=True)
+        first, text = bars.bounding_box(), prompt.bounding_box()
+        assert first is not None
+        assert text is not None
+        assert first["x"] > text["x"] + text["width"]
+        assert first["y"] < text["y"] + text["height"]
+        page.locator(".picks").scroll_into_view_if_needed()
+        expect(bars).to_be_in_viewport()
+        expect(page.locator(".head-number")).to_have_text(["H0", "H1"])
+        # On a phone the first prediction stays at the bottom.
+        page.set_viewport_size({"width": 390, "height": 844})
+        for part in (".place-text", ".picks", ".place-views"):
+            page.locator(part).scroll_into_view_if_needed()
+            expect(page.locator(".summary")).to_be_in_viewport()
+            expect(page.locator(".summary")).to_contain_text("Next token: ")
+        page.goto("about:blank")
+
+
+def test_lines_and_ticks_have_legends(page: Page, studio: LiveServer) -> None:
+    visit(page, studio)
+    expect(page.locator(".place-predictions .legend")).to_be_empty()
+    page.get_by_label("Switch L0H1 off").click()
+    expect(page.locator(".place-predictions .legend")).to_contain_text("before the heads were")
+    wavy = page.locator(".place-tokens .legend .wavy")
+    expect(wavy).to_have_count(1 if page.locator(".token.surprise").count() else 0)
+    page.locator("#help").click()
+    expect(page.locator("#guide")).to_contain_text("Copy the URL to return to this view")
+
+
+def test_a_head_in_a_result_is_selected_by_a_click(page: Page, studio: LiveServer) -> None:
+    visit(page, studio, h="L0H1", o="L2H3")
+    page.locator(".place-predictions .head-link").click()
+    expect(page.locator(".picks b")).to_have_text(["L0H1", "L2H3"])
+    page.get_by_text("Patching", exact=True).click()
+    page.get_by_label("Other prompt").fill("The dog sat on the mat. The dog sat")
+    page.get_by_role("button", name="Patch each head in turn").click()
+    best = page.locator(".result .head-link").first
+    name = best.text_content() or ""
+    best.click()
+    expect(page.locator(f'.cell[data-head="{name}"]')).to_have_class(re.compile("selected"))
+
+
+def test_vectors_move_when_heads_are_off(page: Page) -> None:
+    with live_server([("vectors", models.vectors())]) as studio:
+        page.goto(f"http://127.0.0.1:{studio.endpoint.port}/")
+        expect(page.locator('.token[aria-selected="true"]')).to_have_text("it")
+        expect(page.locator(".bars")).to_contain_text("Switch heads off")
+        page.locator(".picks button").first.click()
+        expect(page.locator(".bars li").first).to_contain_text(re.compile(r"whole text0\.\d{3}"))
+        expect(page.locator(".place-predictions .legend")).to_contain_text("unchanged vector")
+        page.goto("about:blank")
+
+
+def test_a_wait_for_kinds_shows_how_far_they_are(page: Page, studio: LiveServer) -> None:
+    running = {"model": "tiny", "label": "reading", "fraction": 0.25, "seconds": 7}
+    page.route("**/api/kinds_progress", lambda route: route.fulfill(json=running))
+    page.route("**/api/kinds", lambda route: (page.wait_for_timeout(1500), route.continue_()))
+    visit(page, studio)
+    says = "Kinds of 12 heads: reading 25%; 7 seconds so far."
+    expect(page.locator(".measuring")).to_have_text(says)
+    expect(page.locator(".measuring")).to_be_empty()
 
 
 def test_writing_shows_tokens_as_they_come(page: Page, studio: LiveServer) -> None:

@@ -1,6 +1,6 @@
 """Texts to try on the page, with what they show.
 
-`tests/studio/test_examples.py` checks what is said about the bundled models.
+`tests/studio/test_examples.py` checks what is said about the models that have a name of their own.
 """
 
 from collections.abc import Callable
@@ -32,6 +32,32 @@ PHRASE = Example(
     name="Known phrase",
     text="He was born in the United",
     about="Nothing is repeated here: the model completes a phrase of its training texts.",
+)
+REPETITION = Example(
+    name="Repetition",
+    text="The quick brown fox met a lazy dog. The quick brown fox met a lazy",
+    source="The quick brown fox met a lazy cat. The quick brown fox met a lazy",
+    about="The second time, induction heads attend to what followed the first time.",
+)
+NAMES = Example(
+    name="Names",
+    text="When Mary and John went to the shop, John gave a bottle of milk to",
+    source="When Mary and John went to the shop, Mary gave a bottle of milk to",
+    about="Who gets the milk? The name that is not repeated. Patch each head in turn, below, to "
+    "see which heads decide.",
+)
+STORY = Example(
+    name="A story",
+    text="Once upon a time there was a little girl who lived in a house by the sea. Every morning "
+    "she",
+)
+PRONOUN = Example(
+    name="A pronoun",
+    text="The animal did not cross the street because it was too tired.",
+    about="What does “it” mean? Look for heads that attend from “it” to “animal”.",
+)
+QUESTION = Example(
+    name="A question", text="Which river flows through Paris? The Seine flows through it."
 )
 
 BUNDLED = {
@@ -66,44 +92,56 @@ BUNDLED = {
             name="Repeated name",
             text="Trondheim lies on a fjord. The harbour of Trond[MASK]im is old.",
             about="The model fills in [MASK]. “Trondheim” came before: L3H1 attends to its “he”, "
-            "L2H4 and L2H1 to the neighbors. Tokens of this model begin with their space: type "
-            "none before [MASK].",
+            "L2H4 and L2H1 to the neighbors.",
             heads=("L3H1", "L2H4", "L2H1"),
         ),
         Example(
             name="Repeated word",
-            text="The battle was fought in May 1940. The[MASK] lasted ten days.",
+            text="The battle was fought in May 1940. The [MASK] lasted ten days.",
             about="“battle” is predicted again, although nothing else says what lasted.",
             heads=("L3H1", "L2H4", "L2H1"),
         ),
         Example(
             name="Known phrase",
-            text="It is one of the[MASK] cities in Europe.",
+            text="It is one of the [MASK] cities in Europe.",
             about="The neighbors on both sides decide: L2H4 attends to the previous token, "
             "L2H1 to the next.",
             heads=("L2H4", "L2H1"),
         ),
     ),
+    "smollm2": (
+        replace(
+            REPETITION,
+            about="“lazy” came before, and “dog” followed: the induction heads L17H4 and L17H5 "
+            "attend to that “dog”, and the model predicts it. L16H0 attends to the previous token. "
+            "Many heads do the same here, so that one of them alone changes little.",
+            heads=("L17H4", "L17H5", "L16H0"),
+        ),
+        replace(
+            NAMES,
+            about="Who gets the milk? L20H0 and L23H3 attend to the second “John”, so that the "
+            "model does not repeat him; with them and L29H1 switched off, “Mary” becomes much less "
+            "likely.",
+            heads=("L23H3", "L29H1", "L20H0"),
+        ),
+        STORY,
+    ),
+    "minilm": (
+        replace(
+            PRONOUN,
+            about="What does “it” mean? L3H1 and L5H11 attend from “it” to “animal”. Switch them "
+            "off and see how far the vector moves.",
+            heads=("L3H1", "L5H11"),
+        ),
+        replace(REPETITION, source=None),
+        QUESTION,
+    ),
 }
 
 NEXT_TOKEN = (
-    Example(
-        name="Names",
-        text="When Mary and John went to the shop, John gave a bottle of milk to",
-        source="When Mary and John went to the shop, Mary gave a bottle of milk to",
-        about="Who gets the milk? Heads that copy names attend to the one that is not repeated.",
-    ),
-    Example(
-        name="Repetition",
-        text="The quick brown fox met a lazy dog. The quick brown fox met a lazy",
-        source="The quick brown fox met a lazy cat. The quick brown fox met a lazy",
-        about="The second time, induction heads attend to what followed the first time.",
-    ),
-    Example(
-        name="A story",
-        text="Once upon a time there was a little girl who lived in a house by the sea. "
-        "Every morning she",
-    ),
+    REPETITION,
+    NAMES,
+    STORY,
 )
 MASKED = (
     Example(name="A capital", text="Paris is the capital of {mask}."),
@@ -117,14 +155,12 @@ MASKED = (
     ),
 )
 PLAIN = (
-    Example(
-        name="A pronoun",
-        text="The animal did not cross the street because it was too tired.",
-        about="Select “it” to see which heads attend to “animal”.",
-    ),
-    NEXT_TOKEN[1],
-    Example(name="A question", text="Which river flows through Paris? The Seine flows through it."),
+    PRONOUN,
+    REPETITION,
+    QUESTION,
 )
+# The word to select at first in an example of a model that predicts nothing.
+SELECTED = {PRONOUN.text: "it"}
 
 
 def examples_for(
@@ -136,7 +172,7 @@ def examples_for(
     if output == "next token":
         return tuple(_with_equal_length(example, count_tokens) for example in NEXT_TOKEN)
     if output == "masked token" and mask is not None:
-        return tuple(_with_mask(example, mask, count_tokens) for example in MASKED)
+        return tuple(replace(each, text=each.text.replace("{mask}", mask)) for each in MASKED)
     return tuple(replace(example, source=None) for example in PLAIN)
 
 
@@ -145,10 +181,3 @@ def _with_equal_length(example: Example, count_tokens: Callable[[str], int]) -> 
     if example.source and count_tokens(example.source) != count_tokens(example.text):
         return replace(example, source=None)
     return example
-
-
-def _with_mask(example: Example, mask: str, count_tokens: Callable[[str], int]) -> Example:
-    """Some tokenizers make a token of the space before a mask: then there is none."""
-    spaced = example.text.replace("{mask}", mask)
-    closed = example.text.replace(" {mask}", mask)
-    return replace(example, text=closed if count_tokens(closed) < count_tokens(spaced) else spaced)

@@ -1,5 +1,6 @@
 """The requests that a studio answers, one method each; all of them run on one thread."""
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial, partialmethod
@@ -17,6 +18,7 @@ from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.inputs.metrics import LogitDifference
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.results.measure_names import describe_measure
+from manyheads.progress import Progress, listening
 from manyheads.studio import views
 from manyheads.studio.generation import WatchedGeneration
 from manyheads.studio.models import LoadedModel, ModelStore, StudioInput
@@ -41,6 +43,7 @@ class Handlers:
         self.cache = RunCache(LIMITS.cache_bytes)
         self._statistics: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._kinds: dict[str, dict[str, Any]] = {}
+        self._measuring: dict[str, Any] = {}
 
     def models(self) -> dict[str, Any]:
         return {
@@ -93,7 +96,22 @@ class Handlers:
         if loaded.name not in self._kinds:
             if cancelled():
                 return {}
-            result = kinds(loaded.model, progress=False)
+            begun = time.monotonic()
+
+            def report(bar: Progress) -> None:
+                total = bar.total or 0
+                self._measuring = {
+                    "model": loaded.name,
+                    "label": bar.label,
+                    "fraction": views.rounded(min(1.0, bar.done / total)) if total else None,
+                    "seconds": round(time.monotonic() - begun),
+                }
+
+            try:
+                with listening(report):
+                    result = kinds(loaded.model, progress=False)
+            finally:
+                self._measuring = {}
             self._kinds[loaded.name] = {
                 "heads": {
                     str(address): [label.record() for label in labels]
@@ -104,6 +122,10 @@ class Handlers:
                 },
             }
         return self._kinds[loaded.name]
+
+    def kinds_progress(self) -> dict[str, Any]:
+        """How far the measurement of kinds is; empty while there is none."""
+        return self._measuring
 
     def attention_rows(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The largest weights of a range of queries."""
@@ -122,6 +144,24 @@ class Handlers:
         heads = body.heads(loaded.model)
         maps = [views.attention_map(run, head, rows, keys, cells, cancelled) for head in heads]
         return {"maps": maps}
+
+    def comparison(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """The heads that two sides have in common, those whose patterns differ most first."""
+        sides = body.check_fields("sides").objects("sides", 2)
+        opened = [self._open(side, *INPUT) for side in sides]
+        runs = [
+            self._run(loaded, text, side.edits(loaded.model), cancelled)
+            for side, (loaded, text) in zip(sides, opened, strict=True)
+        ]
+        lengths = [run.length for run in runs]
+        if len(set(lengths)) > 1 or lengths[0] > LIMITS.patching_tokens:
+            raise InputError(
+                f"the texts have {lengths[0]:,} and {lengths[1]:,} tokens",
+                f"use texts with the same number of tokens, at most {LIMITS.patching_tokens}",
+            )
+        overlaps = views.overlaps(*runs, cancelled)
+        order = sorted(overlaps, key=overlaps.__getitem__)
+        return {"heads": order, "overlap": [views.rounded(overlaps[head]) for head in order]}
 
     def predictions(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
         """The predictions at a position, with the edits and without."""

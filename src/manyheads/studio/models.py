@@ -1,5 +1,6 @@
 """The models of a studio by name, with their inputs and outputs as text."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -22,9 +23,12 @@ from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHea
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
-from manyheads.studio.examples import examples_for
+from manyheads.studio.examples import SELECTED, examples_for
 from manyheads.studio.requests import LIMITS, RawImage
 from manyheads.tokenizers import token_text, token_texts
+
+# A mask as people type it.
+TYPED_MASK = re.compile("|".join(map(re.escape, MASK_NAMES)), re.IGNORECASE)
 
 # What a model predicts: the next token, the token at a position, a class per token, or one class.
 OutputKind = Literal["next token", "masked token", "token classes", "classes", "none"]
@@ -42,6 +46,8 @@ class StudioInput:
     letters: tuple[str | None, ...] | None = None
     # The token to select at first.
     start: int = 0
+    # What the page should say about how the text was read.
+    note: str = ""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -129,28 +135,30 @@ class LoadedModel:
                 "registers": patches.registers,
             }
         else:
-            examples = examples_for(self.name, self.output, self._mask, self.count_tokens)
+            examples = examples_for(self.name, self.output, self.mask, self.count_tokens)
             description["examples"] = [asdict(example) for example in examples]
         return description
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text, at most `max_tokens`."""
-        return len(self._tokenize(text)[0])
+        return len(self._tokenize(self._with_mask(text)[0])[0])
 
     def read_text(self, text: str) -> StudioInput:
         """Tokenize a text, truncated to `max_tokens`."""
-        numbers, truncated = self._tokenize(text)
+        written, note = self._with_mask(text)
+        numbers, truncated = self._tokenize(written)
         if not numbers:
             raise InputError("the text is empty", "type at least one character")
         inputs = ModelInputs(ids=Ragged.from_list([torch.tensor(numbers)]).to(self._device))
-        tokens, letters = zip(*token_texts(self.model.tokenizer, text, numbers), strict=True)
+        tokens, letters = zip(*token_texts(self.model.tokenizer, written, numbers), strict=True)
         return StudioInput(
             inputs=inputs,
             tokens=tokens,
             key=("text", self.name, *numbers),
             truncated=truncated,
             letters=letters,
-            start=self._start(numbers, letters),
+            start=self._start(text, numbers, letters),
+            note=note,
         )
 
     def read_image(self, image: RawImage) -> StudioInput:
@@ -199,20 +207,36 @@ class LoadedModel:
         [ids], truncated = reader.read(range(1))
         return ids.tolist(), bool(truncated)
 
-    def _start(self, ids: list[int], letters: Sequence[str | None]) -> int:
-        """The mask where there is one; else the last token of the text, or the very last."""
-        if self.output == "masked token" and self._mask is not None:
-            mask = self.model.tokenizer.token_to_id(self._mask)
+    def _with_mask(self, text: str) -> tuple[str, str]:
+        """A text with the model's own mask, however it was typed, and what was changed."""
+        mask = self.mask if self.output == "masked token" else None
+        if mask is None:
+            return text, ""
+        text = TYPED_MASK.sub(mask, text)
+        # Tokens that begin with their space leave the one before a mask alone.
+        closed = text.replace(f" {mask}", mask)
+        if len(self._tokenize(closed)[0]) >= len(self._tokenize(text)[0]):
+            return text, ""
+        return closed, (
+            f"The space before {mask} is left out, because the tokens of this model begin with "
+            "their space."
+        )
+
+    def _start(self, text: str, ids: list[int], letters: Sequence[str | None]) -> int:
+        """The mask or the word of an example; else the last token of the text, or the very last."""
+        if self.output == "masked token" and self.mask is not None:
+            mask = self.model.tokenizer.token_to_id(self.mask)
             if mask in ids:
                 return ids.index(mask)
         if self.output != "next token":
-            own = [position for position, text in enumerate(letters) if text is not None]
-            return own[-1] if own else len(ids) - 1
+            own = [position for position, letter in enumerate(letters) if letter is not None]
+            words = [place for place in own if (letters[place] or "").strip() == SELECTED.get(text)]
+            return (words or own or [len(ids) - 1])[-1]
         return len(ids) - 1
 
     @property
-    def _mask(self) -> str | None:
-        """The name of the mask token."""
+    def mask(self) -> str | None:
+        """The name of the mask token, if the tokenizer has one."""
         tokenizer = self.model.tokenizer
         return next((name for name in MASK_NAMES if tokenizer.token_to_id(name) is not None), None)
 

@@ -27,6 +27,8 @@ class Limits:
 
     body_bytes: int = 4_000_000
     body_seconds: float = 30.0
+    header_seconds: float = 10.0
+    connections_per_address: int = 64
     characters: int = 400_000
     tokens: int = 16_384
     heads: int = 12
@@ -189,6 +191,15 @@ class RequestBody:
         if count > max_heads:
             raise InputError(f"{field} has {count} heads", f"use at most {max_heads}")
         return tuple(address.head for address in heads)
+
+    def objects(self, field: str, count: int) -> list["RequestBody"]:
+        """A list of so many objects, each with fields of its own."""
+        value = self._get(field)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise _wrong(field, "a list of objects", value)
+        if len(value) != count:
+            raise InputError(f"{field} has {len(value)} objects", f"send {count}")
+        return [RequestBody(item) for item in value]
 
     def edits(self, model: Model) -> HeadEdits:
         value = self._fields.get("edits", {})

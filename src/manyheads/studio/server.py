@@ -27,6 +27,7 @@ from starlette.routing import Route
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.models.build import Model
 from manyheads.studio import requests
+from manyheads.studio.connections import LimitedProtocol
 from manyheads.studio.handlers import Handlers
 from manyheads.studio.models import ModelStore
 from manyheads.studio.queue import RequestQueue
@@ -55,7 +56,7 @@ ERRORS = (
 )
 # The methods of `Handlers` that answer a request with JSON, by their addresses.
 POSTS = (
-    *("tokens", "token_count", "statistics", "predictions", "patching"),
+    *("tokens", "token_count", "statistics", "predictions", "patching", "comparison"),
     *("attention_from", "attention_to", "attention_rows", "attention_map"),
 )
 LOG = logging.getLogger("manyheads.studio")
@@ -156,6 +157,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         ws="none",
+        http=LimitedProtocol,
         timeout_graceful_shutdown=2,
         limit_concurrency=200,
     )
@@ -222,6 +224,9 @@ def _api_routes(
         indexes = [] if search is None else search.describe()
         return JSONResponse(handlers.models() | {"indexes": indexes})
 
+    async def kinds_progress(_: Request) -> Response:
+        return JSONResponse(handlers.kinds_progress())
+
     by_name: dict[str, Handler] = {name: getattr(handlers, name) for name in POSTS}
     if search is not None:
         by_name |= {"search": search.search, "explain_match": search.explain_match}
@@ -230,6 +235,7 @@ def _api_routes(
     posts["generate"] = _stream_response(handlers, queue)
     return [
         Route("/api/models", models, methods=["GET"]),
+        Route("/api/kinds_progress", kinds_progress, methods=["GET"]),
         *(Route(f"/api/{name}", respond, methods=["POST"]) for name, respond in posts.items()),
     ]
 

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from manyheads.encoding.encode import pool
+from manyheads.models.provenance import SentenceConfig
 from manyheads.studio import models, requests
 from manyheads.studio.run_cache import MAX_WEIGHTS, IsCancelled, TracedRun
 from manyheads.taps import Head
@@ -24,6 +26,7 @@ def tokens(loaded: models.LoadedModel, text: models.StudioInput, run: TracedRun)
         "letters": None if text.letters is None else list(text.letters),
         "start": text.start,
         "truncated": text.truncated,
+        "note": text.note,
         "max_tokens": loaded.max_tokens,
         "loss": None,
         "losses": None,
@@ -103,6 +106,19 @@ def attention_map(
     }
 
 
+def overlaps(one: TracedRun, other: TracedRun, cancelled: IsCancelled) -> dict[str, float]:
+    """The weight that the patterns of two runs share, by the heads that both have."""
+    tokens, shared = range(one.length), {}
+    for layer in one.layers.keys() & other.layers.keys():
+        if cancelled():
+            raise requests.DisconnectedError
+        heads = min(run.layers[layer].query.shape[1] for run in (one, other))
+        for head in (Head(layer, number) for number in range(heads)):
+            mine, others = (run.weights(head, tokens, tokens, cancelled) for run in (one, other))
+            shared[str(head)] = float(torch.minimum(mine, others).sum() / len(tokens))
+    return shared
+
+
 def predictions(
     loaded: models.LoadedModel, run: TracedRun, position: int, top_k: int, clean: TracedRun | None
 ) -> dict[str, Any]:
@@ -110,7 +126,13 @@ def predictions(
     after = _probabilities(loaded, run, position)
     before = None if clean is None else _probabilities(loaded, clean, position)
     if after is None:
-        return {"output": loaded.output, "position": position, "top": []}
+        similarity = None if clean is None else _similarity(loaded, run, clean, position)
+        return {
+            "output": loaded.output,
+            "position": position,
+            "top": [],
+            "similarity": similarity,
+        }
     order, divergence = after.topk(min(top_k, len(after))).indices.tolist(), None
     if before is not None:
         best = before.topk(min(3, len(before))).indices.tolist()
@@ -139,6 +161,22 @@ def predictions(
         "loss": losses[0],
         "loss_before": losses[1],
         "divergence": divergence,
+    }
+
+
+def _similarity(
+    loaded: models.LoadedModel, run: TracedRun, clean: TracedRun, position: int
+) -> dict[str, float | None]:
+    """The cosine of the vectors with and without the edits: of the whole input, and of a token."""
+    sentence = getattr(loaded.model, "sentence", None) or SentenceConfig()
+    after, before = (
+        pool(traced.hidden, sentence.pooling, normalize=True, project=sentence.project)[0]
+        for traced in (run, clean)
+    )
+    token, unedited = (traced.hidden.values[position].float() for traced in (run, clean))
+    return {
+        "input": rounded(float(after @ before)),
+        "token": rounded(float(F.cosine_similarity(token, unedited, dim=0))),
     }
 
 

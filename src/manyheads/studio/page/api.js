@@ -9,6 +9,10 @@ export class Api {
     return answer(await fetch("api/models"));
   }
 
+  async kindsProgress() {
+    return answer(await fetch("api/kinds_progress"));
+  }
+
   // Only the last request of a `kind` is answered; null is no kind.
   async ask(name, body, kind = name) {
     const control = this.#begin(kind);

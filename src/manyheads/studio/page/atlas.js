@@ -7,7 +7,13 @@ import { formatted } from "./format.js";
 import { kindElement } from "./kinds.js";
 import { inOrder, isDefined, definitionOf, labelOf, rangeOf, shortOf, unitOf, whyUndefined } from "./measures.js";
 
+const MANY_LAYERS = 14;
 const TOUCH = window.matchMedia("(pointer: coarse)");
+
+// The name of a head in a result, which selects it.
+export function headLink(side, head) {
+  return h("button", { type: "button", class: "head-link", title: `Select ${head}`, on: { click: () => side.showHead(head) } }, head);
+}
 
 export class Atlas {
   constructor(side) {
@@ -26,6 +32,7 @@ export class Atlas {
     this.tip = h("p", { class: "head-tip" });
     this.about = h("p", { class: "quiet" });
     this.picks = h("ul", { class: "picks", "aria-label": "Selected heads" });
+    this.measuring = h("p", { class: "quiet measuring" });
     this.element = h(
       "section",
       { class: "card place-heads", "aria-label": "Heads" },
@@ -36,16 +43,20 @@ export class Atlas {
       this.tip,
       this.about,
       this.picks,
+      this.measuring,
     );
   }
 
   build(layers) {
     this.cells.clear();
+    const widest = Math.max(...layers.map(({ heads }) => heads));
+    const numbers = Array.from({ length: widest }, (_, head) => h("span", { class: "head-number", role: "columnheader", title: `Head ${head}` }, `H${head}`));
+    this.grid.classList.toggle("tall", layers.length > MANY_LAYERS);
     const rows = layers.map(({ layer, heads }) => {
       const cells = Array.from({ length: heads }, (_, head) => this.#cell(`L${layer}H${head}`));
-      return h("div", { role: "row" }, h("span", { class: "layer", role: "rowheader", title: `Layer ${layer}` }, String(layer)), cells);
+      return h("div", { role: "row" }, h("span", { class: "layer", role: "rowheader", title: `Layer ${layer}` }, `L${layer}`), cells);
     });
-    this.grid.replaceChildren(...rows);
+    this.grid.replaceChildren(h("div", { role: "row" }, h("span", { class: "layer", role: "columnheader", "aria-label": "Layer" }), numbers), ...rows);
     this.focused = this.cells.keys().next().value;
   }
 

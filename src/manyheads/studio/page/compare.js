@@ -4,12 +4,15 @@ import { signed } from "./predictions.js";
 import { colorTable, css, diverging } from "./color.js";
 import { h, debounce } from "./dom.js";
 import { formatted, percent } from "./format.js";
-import { pixels } from "./map_view.js";
+import { nameAxes, pixels } from "./map_view.js";
 import { labelOf, unitOf } from "./measures.js";
 import { MAX_COMPLETE } from "./patterns.js";
 import { shortToken } from "./token_text.js";
 
-const LARGEST = 96;
+const LONGEST_NAMED = 44;
+// Patterns with a larger overlap are the same.
+const SAME = 0.9995;
+const MOST_NAMED = 5;
 
 export class Difference {
   constructor(place) {
@@ -22,19 +25,51 @@ export class Difference {
     this.place.hidden = true;
   }
 
+  // The first result selects the head that differs most.
+  start() {
+    this.starting = true;
+  }
+
   async #draw(sides) {
     const [one, other] = sides;
+    const turn = (this.turn = (this.turn ?? 0) + 1);
     if (!one?.tokens.length || !other?.tokens.length) {
       this.place.hidden = true;
       return;
     }
+    const ranking = await this.#ranked(one, other);
+    if (turn !== this.turn) return;
+    if (this.starting && ranking && one.statistics && other.statistics) {
+      this.starting = false;
+      if (ranking.overlap[0] < SAME) {
+        for (const side of sides) side.lead(ranking.heads[0]);
+        return;
+      }
+    }
     const heads = [one, other].map((side) => (side.selected.includes(side.map.head) ? side.map.head : side.selected.at(-1)));
     let map = h("p", { class: "empty" }, `Select a head on each side, on texts with the same number of tokens and at most ${MAX_COMPLETE}, to see where they differ.`);
-    if (heads.every(Boolean) && one.tokens.length === other.tokens.length && one.tokens.length <= MAX_COMPLETE) {
-      map = await this.#map(one, other, heads);
-    }
-    this.place.replaceChildren(h("header", {}, h("h2", {}, "Difference"), h("span", { class: "quiet" }, "A minus B")), h("div", { class: "versus" }, map, this.#table(one, other, heads)));
+    if (heads.every(Boolean) && comparable(one, other)) map = await this.#map(one, other, heads);
+    if (turn !== this.turn) return;
+    const title = h("header", {}, h("h2", {}, "Difference"), h("span", { class: "quiet" }, "A minus B"));
+    this.place.replaceChildren(title, changes(ranking, sides), h("div", { class: "versus" }, map, this.#table(one, other, heads)));
     this.place.hidden = false;
+  }
+
+  // The heads of both sides, those that differ most first.
+  async #ranked(one, other) {
+    if (!comparable(one, other) || one.isVision !== other.isVision) return null;
+    const sides = [one.base, other.base];
+    const key = JSON.stringify(sides);
+    if (this.key !== key) {
+      try {
+        this.ranking = await one.api.ask("comparison", { sides });
+        this.key = key;
+      } catch (error) {
+        one.failed(error);
+        return null;
+      }
+    }
+    return this.ranking;
   }
 
   async #map(one, other, heads) {
@@ -47,16 +82,25 @@ export class Difference {
       const apart = mine.weights[place] - theirs.weights[place];
       return colors[Math.round(127.5 + 127.5 * Math.sign(apart) * Math.sqrt(Math.min(1, Math.abs(apart))))];
     };
-    const size = Math.max(3, Math.min(14, Math.floor(400 / count))) * count;
-    const canvas = h("canvas", { width: size, height: size, role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} attend differently` });
-    canvas.style.borderRadius = "8px";
-    canvas.style.maxWidth = "100%";
+    const canvas = h("canvas", { role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} attend differently: queries down, keys across` });
+    const most = Math.min(620, document.documentElement.clientWidth - 60);
+    const names = count <= LONGEST_NAMED && most > 110 + 9 * count;
+    const [room, top] = names ? [110, 76] : [4, 4];
+    const cell = Math.max(2, Math.min(26, Math.floor((most - room - 40) / count)));
+    const [wide, tall] = [room + cell * count + 40, top + cell * count + 4];
+    const ratio = window.devicePixelRatio || 1;
+    Object.assign(canvas, { width: wide * ratio, height: tall * ratio });
+    canvas.style.width = `${wide}px`;
     const ink = canvas.getContext("2d");
-    ink.imageSmoothingEnabled = count > LARGEST;
-    ink.drawImage(pixels(count, count, colorAt), 0, 0, size, size);
+    ink.scale(ratio, ratio);
+    ink.imageSmoothingEnabled = false;
+    ink.drawImage(pixels(count, count, colorAt), room, top, cell * count, cell * count);
+    const word = (place, most) => [...new Set([one, other].map((side) => side.label(place, most)))].join("/");
+    if (names) nameAxes(ink, getComputedStyle(document.body), { room, top, cell, count }, (place) => word(place, 14), (place) => word(place, 10));
     const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--color": css(diverging(value)) } }), ` ${text}`);
     this.overlap = common / count;
-    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, sign(0.8, `A ${heads[0]} attends more`), sign(-0.8, `B ${heads[1]} attends more`), h("span", { "data-overlap": this.overlap.toFixed(4) }, `${percent(this.overlap)} overlap`)));
+    const legend = [sign(0.8, `A ${heads[0]} attends more`), sign(-0.8, `B ${heads[1]} attends more`), h("span", { "data-overlap": this.overlap.toFixed(4) }, `${percent(this.overlap)} overlap`)];
+    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, ...legend, h("span", {}, "Rows are queries, columns are keys.")));
   }
 
   #table(one, other, heads) {
@@ -73,4 +117,17 @@ export class Difference {
     const [head, ...body] = rows;
     return h("table", { class: "plain" }, h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col" }, cell)))), h("tbody", {}, body.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), cells.map((cell) => h("td", { class: "number" }, cell))))));
   }
+}
+
+function comparable(one, other) {
+  return one.tokens.length === other.tokens.length && one.tokens.length <= MAX_COMPLETE;
+}
+
+// The heads that differ most, by name; a click selects one on both sides.
+function changes(ranking, sides) {
+  const differing = ranking?.heads.map((head, place) => [head, ranking.overlap[place]]).filter(([, overlap]) => overlap < SAME).slice(0, MOST_NAMED);
+  if (!differing?.length) return h("p", { class: "changes" }, ranking ? "Both sides attend alike: change the text, the model or the heads of one." : "");
+  const lead = (head) => sides.forEach((side) => side.lead(head));
+  const links = differing.flatMap(([head, overlap], place) => [place ? ", " : "", h("button", { type: "button", class: "head-link", title: `Select ${head} on both sides`, on: { click: () => lead(head) } }, head), ` ${percent(overlap)}`]);
+  return h("p", { class: "changes" }, "Heads that differ most, with the overlap of their attention: ", ...links);
 }

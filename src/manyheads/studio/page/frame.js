@@ -37,9 +37,9 @@ export function frame(side) {
   const views = h("section", { class: "card place-views", "aria-label": "Attention" }, h("header", {}, h("h2", {}, "Attention"), side.lines.pager, tabs), place);
 
   const left = h("div", { class: "column" }, input, tokens, views);
-  const right = h("div", { class: "column" }, side.atlas.element, side.predictions.element, side.patching.element);
+  const right = h("div", { class: "column answers" }, side.predictions.element, side.atlas.element, side.patching.element);
   const title = h("h2", { class: "side-title", hidden: true });
-  const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right));
+  const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right), side.predictions.summary);
 
   function drawExamples() {
     const buttons = (side.model.examples ?? []).map((each) => h("button", { type: "button", class: "plain", "aria-pressed": String(each.text === side.text), on: { click: () => side.open(each) } }, each.name));
@@ -99,7 +99,8 @@ export function frame(side) {
       for (const tab of tabs.children) tab.setAttribute("aria-selected", String(tab.dataset.view === side.view));
       const swatches = side.selected.map((head) => h("span", {}, h("span", { class: "swatch", vars: { "--color": side.colorOf(head) } }), ` ${head}`));
       const hint = side.tokens.length ? "Bars below a token: attention from the selected token. Bars above: attention to the selected token." : "";
-      legend.replaceChildren(...swatches, h("span", {}, hint));
+      const unlikely = side.strip.surprises ? h("span", {}, h("span", { class: "wavy" }, "wavy line"), "a token that the model found unlikely") : null;
+      legend.replaceChildren(...[...swatches, h("span", {}, hint), unlikely].filter(Boolean));
       drawExamples();
     },
   };
@@ -107,6 +108,7 @@ export function frame(side) {
 
 function noted(side, response) {
   if (side.model.warning) return `This model is damaged (${side.model.warning}).`;
+  if (response.note) return response.note;
   if (response.truncated) return `The text was truncated to ${pluralise(response.tokens.length, "token")}, the maximum.`;
   const trained = side.model.trained_tokens;
   if (trained && response.tokens.length > trained) return `The text is longer than the ${pluralise(trained, "token")} that the model was trained on.`;

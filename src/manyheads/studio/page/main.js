@@ -46,7 +46,8 @@ function arrange() {
   if (sides.length < 2) difference.hide();
 }
 
-// The second side starts as a copy of the first, with another model if there is one.
+// The second side has another model if there is one; else it has the heads back that are changed, or the
+// other prompt of the example; else it is a copy.
 function compare() {
   if (sides.length === 2) {
     const gone = sides.pop();
@@ -59,7 +60,10 @@ function compare() {
   }
   const given = sides[0].state();
   const other = models.find((each) => each.name !== given.m && each.input === sides[0].model.input);
-  add(other ? { ...given, m: other.name, o: "", p: "", h: undefined } : given);
+  const intact = { ...given, o: "", p: "", q: undefined };
+  difference.start();
+  if (other) add({ ...intact, m: other.name, h: undefined });
+  else add(sides[0].changed ? intact : { ...given, t: sides[0].example?.source || given.t });
   announce("Comparing two sides");
 }
 

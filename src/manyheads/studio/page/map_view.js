@@ -108,28 +108,11 @@ export class MapView {
       ink.strokeRect(room - 0.5, top + (focus - at.rows[0]) * cell - 0.5, size + 1, cell + 1);
       ink.globalAlpha = 1;
     }
-    if (names) this.#names(ink, style, focus);
-    this.canvas.setAttribute("aria-label", `Map of ${this.head}: tokens ${at.rows[0] + 1} to ${at.rows[1]} down, the tokens they attend to across`);
-  }
-
-  #names(ink, style, focus) {
-    const { room, top, cell, count } = this.frame;
-    const points = Math.min(13, cell - 1);
-    ink.fillStyle = style.color;
-    if (points < 8) return;
-    for (let place = 0; place < count; place += 1) {
-      const word = this.side.label(this.at.rows[0] + place, 14);
-      ink.font = `${this.at.rows[0] + place === focus ? 700 : 400} ${points}px ${style.fontFamily}`;
-      ink.textAlign = "right";
-      ink.textBaseline = "middle";
-      ink.fillText(word, room - 6, top + (place + 0.5) * cell);
-      ink.save();
-      ink.translate(room + (place + 0.5) * cell, top - 6);
-      ink.rotate(-Math.PI / 3);
-      ink.textAlign = "left";
-      ink.fillText(this.side.label(this.at.keys[0] + place, 12), 0, 0);
-      ink.restore();
+    if (names) {
+      const word = (start, most) => (place) => side.label(start + place, most);
+      nameAxes(ink, style, this.frame, word(at.rows[0], 14), word(at.keys[0], 12), focus - at.rows[0]);
     }
+    this.canvas.setAttribute("aria-label", `Map of ${this.head}: tokens ${at.rows[0] + 1} to ${at.rows[1]} down, the tokens they attend to across`);
   }
 
   async #paintAll(rows, keys) {
@@ -186,6 +169,29 @@ export class MapView {
     this.pointing = true;
     this.tip.replaceChildren(word(found.query), " attends to ", word(found.key), ` with a weight of ${percent(found.value)}`);
     this.side.hover(found.query, false);
+  }
+}
+
+// The tokens of the queries at the left of a map and those of the keys above it.
+export function nameAxes(ink, style, { room, top, cell, count }, query, key, bold = null) {
+  const points = Math.min(13, cell - 1);
+  if (points < 8) return;
+  const write = (text, x, y, align, weight = 400) => {
+    Object.assign(ink, { fillStyle: style.color, textAlign: align, textBaseline: "middle", font: `${weight} ${points}px ${style.fontFamily}` });
+    ink.fillText(text, x, y);
+  };
+  ink.globalAlpha = 0.65;
+  write("key →", room - 6, top - 24, "right");
+  write("query ↓", room - 6, top - 8, "right");
+  ink.globalAlpha = 1;
+  for (let place = 0; place < count; place += 1) {
+    const weight = place === bold ? 700 : 400;
+    write(query(place), room - 6, top + (place + 0.5) * cell, "right", weight);
+    ink.save();
+    ink.translate(room + (place + 0.5) * cell, top - 6);
+    ink.rotate(-Math.PI / 3);
+    write(key(place), 0, 0, "left", weight);
+    ink.restore();
   }
 }
 

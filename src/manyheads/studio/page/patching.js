@@ -1,6 +1,7 @@
 // Patching: heads take their output from another prompt with the same number of tokens.
 
 import { wasAborted } from "./api.js";
+import { headLink } from "./atlas.js";
 import { announce, debounce, h, pluralise } from "./dom.js";
 import { percent } from "./format.js";
 
@@ -67,8 +68,8 @@ export class Patching {
       const response = await side.api.ask("patching", { model: side.model.name, text: side.text, source: this.source.value });
       side.addStatistic("patching", response.heads, response.recovered);
       const best = response.heads.map((head, place) => [head, response.recovered[place]]).sort((one, other) => other[1] - one[1]).slice(0, 3);
-      const list = best.map(([head, fraction]) => `${head} ${percent(fraction)}`).join(", ");
-      this.result.textContent = `From “${response.distractor.trim()}” to “${response.answer.trim()}”: the answer is restored most by ${list}.`;
+      const list = best.flatMap(([head, fraction], place) => [place ? ", " : "", headLink(side, head), ` ${percent(fraction)}`]);
+      this.result.replaceChildren(`From “${response.distractor.trim()}” to “${response.answer.trim()}”: the answer is restored most by `, ...list, ".");
       announce(this.result.textContent);
     } catch (error) {
       this.result.textContent = "";

@@ -1,5 +1,6 @@
 // Ablation, and the predictions at the selected token with and without it.
 
+import { headLink } from "./atlas.js";
 import { pluralise, h, announce } from "./dom.js";
 import { percent } from "./format.js";
 import { visibleToken } from "./token_text.js";
@@ -9,7 +10,7 @@ const TITLES = {
   "masked token": "Predicted token",
   classes: "Predicted class",
   "token classes": "Class of this token",
-  none: "Predictions",
+  none: "Vector",
 };
 
 const MAX_NAMES = 12;
@@ -20,6 +21,9 @@ export class Predictions {
     this.title = h("h2", {}, TITLES["next token"]);
     this.after = h("p", { class: "quiet" });
     this.bars = h("ol", { class: "bars" });
+    this.legend = h("p", { class: "legend" });
+    // Where the predictions are not beside the text, the first one stays in sight.
+    this.summary = h("p", { class: "summary", "aria-hidden": "true" });
     this.loss = h("div", { class: "loss" });
     this.replaceWith = h("div", { class: "segments", role: "group", "aria-label": "Replace the output of ablated heads with" }, this.#option("zero", "Zero"), this.#option("mean", "Mean"));
     this.count = h("p", { class: "quiet" });
@@ -29,6 +33,7 @@ export class Predictions {
       { class: "card place-predictions", "aria-label": "Predictions" },
       h("header", {}, this.title, this.after),
       this.bars,
+      this.legend,
       this.loss,
       h("h3", {}, "Ablation"),
       this.count,
@@ -41,7 +46,7 @@ export class Predictions {
   }
 
   clear() {
-    for (const part of [this.after, this.bars, this.loss]) part.replaceChildren();
+    for (const part of [this.after, this.bars, this.legend, this.loss, this.summary]) part.replaceChildren();
   }
 
   // Which heads are ablated, and what replaces them.
@@ -49,8 +54,10 @@ export class Predictions {
     const { side } = this;
     for (const button of this.replaceWith.children) button.setAttribute("aria-pressed", String(button.dataset.how === side.replaceWith));
     this.reset.hidden = !side.changed;
-    const names = side.ablated.size > MAX_NAMES ? "" : `: ${[...side.ablated].join(", ")}`;
-    this.count.textContent = side.ablated.size ? `${pluralise(side.ablated.size, "head")} switched off${names}.` : "Switch heads off to see how the predictions change.";
+    const names = side.ablated.size > MAX_NAMES ? [] : [...side.ablated].flatMap((head, place) => [place ? ", " : ": ", headLink(side, head)]);
+    const effect = side.model.output === "none" ? "how far the vector moves" : "how the predictions change";
+    if (side.ablated.size) this.count.replaceChildren(`${pluralise(side.ablated.size, "head")} switched off`, ...names, ".");
+    else this.count.textContent = `Switch heads off to see ${effect}.`;
   }
 
   show(response) {
@@ -60,15 +67,34 @@ export class Predictions {
     this.after.replaceChildren();
     if (response.output === "next token") this.after.append("after ", word);
     if (response.output === "masked token") this.after.append("in place of ", word);
+    this.legend.replaceChildren();
     if (!response.top.length) {
-      this.bars.replaceChildren(h("li", { class: "empty" }, "This model outputs vectors and predicts no tokens."));
-      this.loss.replaceChildren();
+      this.#similarities(response);
       return;
     }
     const most = Math.max(...response.top.map((each) => Math.max(each.probability, each.before ?? 0)), 0.01);
     this.bars.replaceChildren(...response.top.map((each) => this.#bar(each, most)));
     this.#losses(response);
+    const [first] = response.top;
+    const change = first.before === null ? [] : [` (${percent(first.before)} before)`];
+    this.summary.replaceChildren(`${TITLES[response.output]}: `, h("span", { class: "word" }, visibleToken(first.text)), ` ${percent(first.probability)}`, ...change);
+    if (first.before !== null) this.legend.append(h("span", {}, h("span", { class: "tick" }), "before the heads were changed"));
     if (side.changed) announce(`With ${pluralise(side.ablated.size + side.patched.size, "head")} edited: ${response.top[0].text.trim()} ${percent(response.top[0].probability)}, loss ${response.loss?.toFixed(2) ?? "unknown"}`);
+  }
+
+  // A model of vectors: how similar they are to those of the unchanged model.
+  #similarities({ position, similarity }) {
+    this.loss.replaceChildren();
+    if (!similarity) {
+      this.bars.replaceChildren(h("li", { class: "empty" }, "This model outputs vectors and predicts no tokens. Switch heads off: the similarity to the unchanged vector appears here."));
+      this.summary.replaceChildren();
+      return;
+    }
+    const bar = (name, value) => h("li", {}, h("span", { class: "word" }, name), h("span", { class: "track", vars: { "--now": `${100 * Math.max(0, value)}%` }, "aria-hidden": "true" }, h("i")), h("span", { class: "number" }, value.toFixed(3)));
+    this.bars.replaceChildren(bar(this.side.isVision ? "image" : "whole text", similarity.input), bar(this.side.label(position), similarity.token));
+    this.legend.replaceChildren("Similarity to the unchanged vector, as a cosine: 1 means that nothing changed.");
+    this.summary.replaceChildren(`Similarity to the unchanged vector: ${similarity.input.toFixed(3)}`);
+    announce(this.summary.textContent);
   }
 
   #bar(each, most) {

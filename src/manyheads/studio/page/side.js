@@ -4,7 +4,8 @@ import { Predictions } from "./predictions.js";
 import { Api, wasAborted, errorMessage } from "./api.js";
 import { Atlas } from "./atlas.js";
 import { headColor, MOST_HEADS } from "./color.js";
-import { showError, debounce, announce } from "./dom.js";
+import { showError, debounce, announce, pluralise } from "./dom.js";
+import { percent } from "./format.js";
 import { frame } from "./frame.js";
 import { ImageView } from "./image_view.js";
 import { kindInWords } from "./kinds.js";
@@ -207,21 +208,38 @@ export class Side {
 
   async #name() {
     if (Object.keys(this.kinds).length) return;
+    const { model } = this;
+    const watch = setInterval(() => this.#tellProgress(model), 1000);
     try {
       const { heads, nearest } = await this.api.ask("kinds", { model: this.model.name });
       Object.assign(this, { kinds: heads ?? {}, nearest: nearest ?? {} });
     } catch {
       // The page works without kinds.
+    } finally {
+      clearInterval(watch);
     }
+    this.atlas.measuring.textContent = "";
     this.atlas.draw();
     this.onChange();
+  }
+
+  // How far the measurement of kinds is, which may take minutes.
+  async #tellProgress(model) {
+    try {
+      const progress = await this.api.kindsProgress();
+      if (model !== this.model || !progress.model || Object.keys(this.kinds).length) return;
+      const doing = progress.model === model.name ? `${progress.label}${progress.fraction === null ? "" : ` ${percent(progress.fraction)}`}` : `waiting for ${progress.model}`;
+      this.atlas.measuring.textContent = `Kinds of ${this.atlas.cells.size} heads: ${doing}; ${pluralise(progress.seconds, "second")} so far.`;
+    } catch {
+      // The next one may arrive.
+    }
   }
 
   // The predictions at the selected token.
   async ask() {
     if (this.at === null || !this.tokens.length) return;
     try {
-      this.prediction = await this.api.ask("predictions", { ...this.base, position: this.at });
+      this.prediction = await this.api.ask("predictions", { ...this.base, position: this.at, top_k: 6 });
       this.predictions.show(this.prediction);
       this.onChange();
     } catch (error) {
@@ -312,6 +330,23 @@ export class Side {
     this.redraw();
   }
 
+  // Select a head that a result names, and bring it into view.
+  showHead(head) {
+    if (!this.selected.includes(head)) this.toggleSelected(head);
+    if (this.selected.includes(head)) this.map.head = head;
+    this.redraw();
+    this.atlas.cells.get(head)?.scrollIntoView({ block: "nearest" });
+    this.atlas.cells.get(head)?.focus({ preventScroll: true });
+  }
+
+  // Select a head before all others.
+  lead(head) {
+    this.automaticHeads = false;
+    this.selected = [head, ...this.selected.filter((each) => each !== head)].slice(0, MOST_HEADS);
+    this.map.head = head;
+    this.redraw();
+  }
+
   toggleAblated(head) {
     if (!this.ablated.delete(head)) this.ablated.add(head);
     this.#edited();
@@ -351,6 +386,7 @@ export class Side {
       if (patterns !== this.patterns) return;
       this.losses = losses;
       this.strip.show(this.tokens, losses, this.groups);
+      this.frame.draw();
     } catch (error) {
       this.failed(error);
     }

@@ -17,6 +17,7 @@ export class Tokens {
     this.hover = hover;
     this.pick = pick;
     this.tokens = [];
+    this.losses = [];
     this.groups = new Map();
     this.boxes = [];
     this.marks = [];
@@ -45,6 +46,11 @@ export class Tokens {
     const mean = this.losses.reduce((sum, loss) => sum + (loss ?? 0), 0) / Math.max(1, this.losses.length);
     this.surprising = Math.max(6, 1.7 * mean);
     this.layout();
+  }
+
+  // Whether any token has a wavy line.
+  get surprises() {
+    return this.losses.some((loss) => (loss ?? 0) > this.surprising);
   }
 
   clear() {

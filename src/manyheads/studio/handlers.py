@@ -159,7 +159,7 @@ class Handlers:
                 f"the texts have {lengths[0]:,} and {lengths[1]:,} tokens",
                 f"use texts with the same number of tokens, at most {LIMITS.patching_tokens}",
             )
-        overlaps = views.overlaps(*runs, cancelled)
+        overlaps = views.overlaps(runs, cancelled)
         order = sorted(overlaps, key=overlaps.__getitem__)
         return {"heads": order, "overlap": [views.rounded(overlaps[head]) for head in order]}
 

@@ -1,6 +1,7 @@
 """From a run of the model to the JSON that the page draws."""
 
 from base64 import b64encode
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -106,16 +107,16 @@ def attention_map(
     }
 
 
-def overlaps(one: TracedRun, other: TracedRun, cancelled: IsCancelled) -> dict[str, float]:
+def overlaps(runs: Sequence[TracedRun], cancelled: IsCancelled) -> dict[str, float]:
     """The weight that the patterns of two runs share, by the heads that both have."""
-    tokens, shared = range(one.length), {}
-    for layer in one.layers.keys() & other.layers.keys():
+    tokens, shared = range(runs[0].length), {}
+    for layer in runs[0].layers.keys() & runs[1].layers.keys():
         if cancelled():
             raise requests.DisconnectedError
-        heads = min(run.layers[layer].query.shape[1] for run in (one, other))
+        heads = min(run.layers[layer].query.shape[1] for run in runs)
         for head in (Head(layer, number) for number in range(heads)):
-            mine, others = (run.weights(head, tokens, tokens, cancelled) for run in (one, other))
-            shared[str(head)] = float(torch.minimum(mine, others).sum() / len(tokens))
+            first, second = (run.weights(head, tokens, tokens, cancelled) for run in runs)
+            shared[str(head)] = float(torch.minimum(first, second).sum() / len(tokens))
     return shared
 
 

@@ -43,7 +43,7 @@ def test_only_what_may_be_broken_off_is() -> None:
     assert not interrupt_requested()
 
 
-def test_a_run_says_at_once_that_it_is_saving(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_shows_at_once_that_it_is_saving(capfd: pytest.CaptureFixture[str]) -> None:
     with InterruptHandler():
         ask()
         assert "interrupted: saving" in capfd.readouterr().err

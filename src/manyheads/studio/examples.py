@@ -172,7 +172,9 @@ def examples_for(
     if output == "next token":
         return tuple(_with_equal_length(example, count_tokens) for example in NEXT_TOKEN)
     if output == "masked token" and mask is not None:
-        return tuple(replace(each, text=each.text.replace("{mask}", mask)) for each in MASKED)
+        return tuple(
+            replace(example, text=example.text.replace("{mask}", mask)) for example in MASKED
+        )
     return tuple(replace(example, source=None) for example in PLAIN)
 
 

@@ -79,7 +79,6 @@ THROUGH = {
     "data/batch.py": "data/test_stream.py",
     "data/chunks.py": "data/test_stream.py",
     "data/tag_schemes.py": "tasks/extraction/test_entity_recognition.py",
-    "decoding/steps/cached.py": "decoding/steps/test_cpu_step.py",
     "decoding/template_worker.py": "decoding/test_chat.py",
     "encoding/text_reader.py": "encoding/test_encode.py",
     "encoding/text_scores.py": "decoding/test_guard.py",

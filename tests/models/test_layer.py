@@ -200,3 +200,14 @@ def test_layers_without_parts_train_within_a_model() -> None:
     model(ids()).logits.values.square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert sum(isinstance(part, Attention) for part in model.modules()) == 2
+
+
+def test_one_norm_for_both_branches_is_the_same_for_both() -> None:
+    config = layer(residual="parallel")
+    shared = made(replace(config, residual="parallel_one_norm"))
+    norms = [name for name, _ in shared.named_parameters() if "norm" in name]
+    assert norms == ["attention_residual.norm.weight", "attention_residual.norm.bias"]
+    assert config.feedforward is not None
+    feedforward = replace(config.feedforward, norm=PreNorm(RMSNorm()))
+    with pytest.raises(ConfigError, match="two norms"):
+        replace(config, residual="parallel_one_norm", feedforward=feedforward)

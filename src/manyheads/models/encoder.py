@@ -86,7 +86,8 @@ class TextModel(ModelInterface):
     """Token ids in, hidden states and logits out, in the layout of the input.
 
     The same batch always gives the same bits, and the tokens of one sequence never change a bit of
-    another. A sequence in another order of the batch, beside other lengths or alone gives the same
+    another, except with a mixture of experts, whose groups of tokens then have other sizes. There,
+    and in another order of the batch, beside other lengths or alone, a sequence gives the same
     numbers up to rounding, in float32 within 1e-5 of the largest.
     """
 

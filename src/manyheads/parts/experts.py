@@ -157,7 +157,10 @@ def router_losses(
 
 
 class MixtureOfExperts(nn.Module):
-    """Tokens are grouped by expert, and each expert computes only its own."""
+    """Tokens are grouped by expert, and each expert computes only its own.
+
+    How many share a product depends on all tokens, which may change the last bits of the others.
+    """
 
     def __init__(self, config: Experts) -> None:
         super().__init__()

@@ -73,6 +73,44 @@ def test_generation_equals_transformers_while_one_chunk_holds_the_text(tmp_path:
     assert [list(each.ids) for each in made] == expected
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("hashes", [1, 3])
+def test_a_step_gives_the_full_pass_where_that_of_transformers_does_not(
+    hashes: int, tmp_path: Path
+) -> None:
+    """One LSH layer: what it saw before is no input of another layer."""
+    peer = their_reformer(attn_layers=["lsh"], num_hashes=hashes)
+    peer.save_pretrained(tmp_path)
+    ours: Any = load(tmp_path)
+    [text] = texts((24,), seed=4)
+    step = peer(text[None, :6], use_cache=True)
+    cache = ours.new_cache()
+    ours(text[None, :6], cache=cache)
+    off = []
+    for index in range(6, 24):
+        expected = peer(text[None, : index + 1]).logits[0, -1]
+        result = ours(text[None, index : index + 1], cache=cache).logits[0, -1]
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
+        step = peer(
+            text[None, index : index + 1],
+            use_cache=True,
+            past_buckets_states=step.past_buckets_states,
+        )
+        off.append((step.logits[0, -1] - expected).abs().max() / expected.abs().max())
+    assert max(off) > 0.03
+
+
+@torch.no_grad()
+def test_steps_give_the_full_pass_while_one_chunk_holds_the_text(tmp_path: Path) -> None:
+    their_reformer(lsh_attn_chunk_length=32).save_pretrained(tmp_path)
+    ours: Any = load(tmp_path)
+    [text] = texts((24,), seed=4)
+    cache = ours.new_cache()
+    steps = [ours(piece[None], cache=cache).logits[0] for piece in text.split([6, 1, 3, 1, 13])]
+    full = ours(text[None]).logits[0]
+    torch.testing.assert_close(torch.cat(steps), full, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [

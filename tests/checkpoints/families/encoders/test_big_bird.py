@@ -84,6 +84,23 @@ def test_same_states_with_the_same_random_blocks(
         assert_same(model(Ragged.from_list(sequences)).hidden, expected)
 
 
+@pytest.mark.parametrize("random_blocks", [1, 2, 3])
+def test_a_text_gives_the_same_whatever_was_read_before(random_blocks: int, tmp_path: Path) -> None:
+    blocks = {"block_size": 5, "num_random_blocks": random_blocks}
+    peer = randomized(BigBirdModel(BigBirdConfig(**SMALL | blocks)))
+    peer.save_pretrained(tmp_path)
+    ours: Any = load(tmp_path)
+    [text], [short] = texts((60,)), texts((9,))
+    with torch.no_grad():
+        expected = peer(text[None]).last_hidden_state[0]
+        ours(Ragged.from_list([short]))
+        assert_same(ours(Ragged.from_list([text, short])).hidden.of(0)[None], [expected])
+        # Theirs is fully attentive from its first short text on.
+        peer(short[None])
+        changed = peer(text[None]).last_hidden_state[0]
+    assert (changed - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
 def test_texts_of_the_paper_draw_as_in_the_paper(tmp_path: Path) -> None:
     config = BigBirdConfig(
         **SMALL

@@ -86,7 +86,7 @@ def test_classes_are_scored_and_calibrated(
         (["extract", "tags"], "--text, --file or --evaluate: give one of them."),
         (["extract", "tags", "--text", "a", "--min-score", "2"], "--min-score...2"),
         (["extract", "tags", "--text", "a", "-o", "a.csv"], "--out...jsonl...a.csv"),
-        (["extract", "moods", "--text", "a"], "does not classify tokens...with_classes"),
+        (["extract", "moods", "--text", "a"], "does not classify tokens...manyheads train"),
         (["extract", "tags", "--evaluate", "no.conll"], "no.conll does not exist"),
         (["extract", "tags", "--evaluate", "texts.txt"], "texts.txt...suffix"),
         (["classify", "moods", "--text", "a", "--confusion", "a.png"], "--confusion...--evaluate"),

@@ -25,6 +25,7 @@ FORMULAS = {
     "relu": lambda x: x.clamp(min=0),
     "gelu": erf_gelu,
     "gelu_tanh": tanh_gelu,
+    "quick_gelu": lambda x: x / (1 + torch.exp(-1.702 * x)),
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "tanh": lambda x: 1 - 2 / (torch.exp(2 * x) + 1),
 }

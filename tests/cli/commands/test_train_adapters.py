@@ -259,7 +259,7 @@ def test_wrong_heads_to_train_are_refused(
     ("setting", "words"),
     [
         ("adapter.rang=4", "run.toml: adapter.rang is not a known key: use adapter.rank."),
-        ("adapter.rank=0", "run.toml: adapter: rank must be at least 1, got 0: use 1 or more."),
+        ("adapter.rank=0", "run.toml: adapter: rank must be at least 1, got 0."),
         ("adapter.heads=L7H0", "there is no head L7H0: use L0H0 to L1H1."),
         (
             "freeze.all_except=L0H1",

@@ -169,7 +169,7 @@ class Attribution(Tabular):
 @wrapping_models
 def attribute(
     model: build.Model,
-    text: str | Sequence[str],
+    text: str | Sequence[Any],
     target: str | None = None,
     against: str | None = None,
     *,

@@ -1,5 +1,7 @@
 """A layer: norms before, after or on both sides; sublayers it has not do not exist."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F

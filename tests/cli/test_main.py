@@ -35,7 +35,7 @@ sys.exit(program.main())
 @pytest.mark.parametrize("module", ["tyro", "torch", "torch.nn", "manyheads.checkpoints.folder"])
 def test_ctrl_c_during_an_import_is_one_line(module: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT, module, "inspect", "no-such-folder"],
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module, "inspect", "house-gpt"],
         capture_output=True,
         text=True,
         check=False,

@@ -234,11 +234,13 @@ def compare(row: Row, model: Any) -> None:
         f"{'' if name == 'main' else name + ' '}{each.depth}x{each.attentions[0][0].heads}"
         for name, each in stacks.items()
     )
-    if wrapped.structure.silent:
+    if wrapped.structure.by_weights:
+        row.reason = "by output_attentions"
+    elif wrapped.structure.silent:
         row.reason = f"{len(wrapped.structure.silent)} attentions are not seen"
     inputs = read_inputs(wrapped, texts)
     whole = inputs.select([0]) if inputs.examples else inputs
-    arguments, known = wrapped.read(whole.ids, whole.source, whole.images, whole.examples)
+    arguments, known = wrapped.read(whole)
     with torch.no_grad():
         plain = first_tensor(model(**arguments))
         with wrapped.watching(Record([Site(0, Tap.QUERY)]), known):

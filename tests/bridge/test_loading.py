@@ -78,11 +78,11 @@ def test_a_family_that_nobody_knows(folder: Path) -> None:
     assert "nobody" in str(caught.value)
 
 
-def test_a_model_that_does_not_dispatch_is_refused() -> None:
-    config = transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
+def test_a_model_without_attention_is_refused() -> None:
+    config = transformers.FNetConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1)
     with pytest.raises(InputError) as caught:
-        wrap(transformers.BloomForCausalLM(config))
-    assert "BloomForCausalLM" in str(caught.value)
+        wrap(transformers.FNetForMaskedLM(config))
+    assert "FNetForMaskedLM" in str(caught.value)
 
 
 def test_a_part_that_a_wrapped_model_lacks_is_refused_by_name() -> None:

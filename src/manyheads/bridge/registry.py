@@ -119,8 +119,8 @@ _SWITCHED: dict[int, tuple[Any, int, Any]] = {}
 
 
 @contextmanager
-def our_attention(model: nn.Module) -> Iterator[None]:
-    """Let a model dispatch to us inside the block.
+def our_attention(model: nn.Module, *, weights: bool = False) -> Iterator[None]:
+    """Let a model dispatch to us inside the block, or compute eagerly and return its weights.
 
     Only the outermost of nested uses switches a config, which several models and threads may share.
     """
@@ -129,11 +129,15 @@ def our_attention(model: nn.Module) -> Iterator[None]:
     configs = {
         id(config): config for config in every if hasattr(config, "_attn_implementation_internal")
     }
+    settings: dict[str, Any] = {"_attn_implementation_internal": "eager" if weights else NAME}
+    if weights:
+        settings["_output_attentions"] = True
     with _LOCK:
         for key, config in configs.items():
-            _, uses, before = _SWITCHED.get(key, (config, 0, config._attn_implementation_internal))
+            own = {name: getattr(config, name, None) for name in settings}
+            _, uses, before = _SWITCHED.get(key, (config, 0, own))
             _SWITCHED[key] = config, uses + 1, before
-            config._attn_implementation_internal = NAME
+            vars(config).update(settings)
     try:
         yield
     finally:
@@ -143,4 +147,4 @@ def our_attention(model: nn.Module) -> Iterator[None]:
                 if uses > 1:
                     _SWITCHED[key] = config, uses - 1, before
                 else:
-                    config._attn_implementation_internal = before
+                    vars(config).update(before)

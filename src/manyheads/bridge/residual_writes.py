@@ -43,7 +43,7 @@ def find_writes(
     None where the numbers of the probing forward show no such sums: norms on the stream itself,
     or a stream that is scaled. `factor` is the one that the config names.
     """
-    if any(_close(output, left) and not _close(received, left) for _, received, output in leaves):
+    if any(close(output, left) and not close(received, left) for _, received, output in leaves):
         return None
     writes: list[ResidualWrite] = []
     stream = entered
@@ -74,7 +74,7 @@ def find_final_norm(hidden: Tensor | None, read: Tensor | None, leaves: Leaves) 
             return module
         if output.shape == read.shape:
             factor = float((output * read).sum() / (output * output).sum())
-            if _close(output * factor, read):
+            if close(output * factor, read):
                 return ScaledNorm(module, factor)
     return None
 
@@ -93,7 +93,7 @@ def _candidates(
             if (
                 same(received, output)
                 and result.numel() == output.numel()
-                and not _close(result, output)
+                and not close(result, output)
             ):
                 yield ResidualWrite(module, scale), result.reshape(output.shape) * scale
 
@@ -101,7 +101,7 @@ def _candidates(
 def _goes_on(after: Tensor, left: Tensor, leaves: Leaves) -> bool:
     """Whether a module reads the stream with this write in it, and does not replace it."""
     for _, received, output in leaves:
-        if _close(received, after):
+        if close(received, after):
             replaced = output.numel() == left.numel() and _is_written(
                 left - output.reshape(left.shape), leaves, 1.0
             )
@@ -110,10 +110,11 @@ def _goes_on(after: Tensor, left: Tensor, leaves: Leaves) -> bool:
 
 
 def _is_written(rest: Tensor, leaves: Leaves, factor: float) -> bool:
-    return any(_close(output * factor, rest) for _, _, output in leaves)
+    return any(close(output * factor, rest) for _, _, output in leaves)
 
 
-def _close(first: Tensor, second: Tensor) -> bool:
+def close(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding, whatever their shapes."""
     if first.numel() != second.numel() or not first.is_floating_point():
         return False
     # Some models flatten their batch for a while.
@@ -149,7 +150,7 @@ class FrozenNorm:
             x = at - at.mean(-1, keepdim=True) if centered else at
             divisor = (x.square().mean(-1, keepdim=True) + eps).sqrt()
             normed = x / divisor * gain + (0 if shift is None else shift)
-            if _close(normed.to(own.dtype), expected.to(own.dtype)):
+            if close(normed.to(own.dtype), expected.to(own.dtype)):
                 shift = None if shift is None else shift * factor
                 return cls(gain * factor, divisor, centered, shift)
         raise InputError(

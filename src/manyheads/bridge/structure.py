@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.bridge import padded_call, registry, residual_writes
+from manyheads.bridge import padded_call, registry, residual_writes, returned_weights
 from manyheads.errors import InputError
 from manyheads.parts.masks import Causal, Full, Mask, MaskBySequence
 
@@ -39,6 +39,8 @@ class ProbedAttention:
     direct: bool = True
     # How the projection's output is added to the residual stream; None where that was not found.
     write: residual_writes.ResidualWrite | None = None
+    # Where it returns its weights, if it does not dispatch.
+    weights: returned_weights.WeightsOutput | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -109,6 +111,8 @@ class Structure:
     stacks: dict[str, StackFacts]
     readout: ReadoutFacts | None
     silent: tuple[str, ...] = ()
+    # Whether weights are read from what modules return, since none dispatches.
+    by_weights: bool = False
 
     @property
     def causal(self) -> bool:
@@ -142,6 +146,7 @@ class _AttentionCall:
     projection: nn.Module | None = None
     direct: bool = False
     projected: Tensor | None = None
+    weights: returned_weights.WeightsOutput | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +166,8 @@ class _Probe:
     leaves: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     open_layers: list[_LayerCall] = field(default_factory=list)
     memories: set[int] = field(default_factory=set)
+    returned: list[returned_weights.ReturnedTensor] = field(default_factory=list)
+    _starts: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         items = self.modules.items()
@@ -227,7 +234,52 @@ class _Probe:
             hidden is not None and call.hidden is not None and hidden.shape == call.hidden.shape
         )
 
+    def after_any(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        hidden = hidden_of_output(output)
+        if not isinstance(output, tuple) or hidden is None or hidden.dim() != 3:
+            return
+        leaves, memory = range(self._starts[id(module)], len(self.leaves)), self.memories
+        self.returned += (
+            returned_weights.ReturnedTensor(
+                module, item, part, hidden, leaves, tuple(self.open_layers), id(module) in memory
+            )
+            for item, part in enumerate(output)
+            if isinstance(part, Tensor) and part.dim() == 4
+        )
+
+    def read_weights(self, output: Any) -> None:
+        """Take for attentions the modules that returned the weights of the model's output."""
+        for call, place, weights in returned_weights.find_weights(self.returned, output):
+            linears = [leaf for leaf in self.leaves if is_linear(leaf[0])]
+            inside = [self.leaves[index] for index in call.leaves]
+            products = [product for module, _, product in inside if is_linear(module)]
+            mixed = list(returned_weights.mixed_values(weights, products))
+            near = self.near_linears[id(call.module)]
+            projections = (
+                (module, product)
+                for module, received, product in linears
+                if id(module) in near and any(residual_writes.close(received, x) for x in mixed)
+            )
+            projection, projected = next(projections, (None, None))
+            width = call.hidden.shape[-1] if not mixed else mixed[0].shape[-1]
+            for layer in call.around:
+                # Some models have the tokens on the first axis.
+                shape = None if layer.hidden is None else layer.hidden.shape[:2]
+                layer.same_shape &= shape == (weights.shape[0], weights.shape[2])
+            attention = _AttentionCall(
+                module=call.module,
+                call=returned_weights.weights_call(weights, width // weights.shape[1]),
+                output=call.hidden,
+                around=call.around,
+                memory=call.memory,
+                projection=projection,
+                projected=projected,
+                weights=place,
+            )
+            self.attentions.append(attention)
+
     def before_any(self, module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        self._starts[id(module)] = len(self.leaves)
         if any(kwargs.get(name) is not None for name in MEMORY_ARGUMENTS):
             self.memories.add(id(module))
         else:
@@ -276,7 +328,43 @@ def hooked(*register: Callable[[], Any]) -> Iterator[None]:
 
 
 def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
-    """Run a model once and see which attentions call us, in which layers, and what they feed."""
+    """Run a model once and see which attentions call us, in which layers, and what they feed.
+
+    If none does, a second run sees which modules return the weights of the model's output.
+    """
+    probe, output = _run_probe(model, inputs)
+    by_weights = not probe.attentions
+    if by_weights:
+        probe, output = _run_probe(model, inputs, weights=True)
+        probe.read_weights(output)
+    if not probe.attentions:
+        raise InputError(
+            f"{type(model).__name__} neither computes its attention through the attention "
+            "interface of transformers nor returns all weights by output_attentions=True, so its "
+            "heads cannot be seen",
+            "load it with manyheads.load if its family is one that manyheads opens itself",
+        )
+    readout = _readout(model, probe, output)
+    read = None
+    if readout is not None:
+        read = next(x for module, x, _ in reversed(probe.leaves) if module is readout.linear)
+    stacks = _stacks(probe, read, pairs=model.config.is_encoder_decoder)
+    called = {id(call.module) for call in probe.attentions}
+    # Modules named as attentions that never called us and contain none that did.
+    silent = tuple(
+        name
+        for name, module in probe.modules.items()
+        if "Attention" in type(module).__name__
+        and not any(id(part) in called for part in module.modules())
+        and not any("Attention" in type(part).__name__ for part in list(module.modules())[1:])
+    )
+    return Structure(stacks=stacks, readout=readout, silent=silent, by_weights=by_weights)
+
+
+def _run_probe(
+    model: Any, inputs: Mapping[str, Any], *, weights: bool = False
+) -> tuple[_Probe, Any]:
+    """One forward with hooks on all modules, and its output."""
     modules = dict(model.named_modules())
     elements = {
         id(element): element
@@ -295,29 +383,11 @@ def find_structure(model: Any, inputs: Mapping[str, Any]) -> Structure:
             hooks.append(partial(before, probe.before_layer))
             hooks.append(partial(module.register_forward_hook, probe.after_layer))
         hooks.append(partial(before, probe.before_any))
-    with registry.our_attention(model), registry.listening(probe), torch.no_grad(), hooked(*hooks):
-        output = model(**inputs)
-    if not probe.attentions:
-        raise InputError(
-            f"{type(model).__name__} does not compute its attention through the attention "
-            "interface of transformers, so its heads cannot be seen",
-            "load it with manyheads.load if its family is one that manyheads opens itself",
-        )
-    readout = _readout(model, probe, output)
-    read = None
-    if readout is not None:
-        read = next(x for module, x, _ in reversed(probe.leaves) if module is readout.linear)
-    stacks = _stacks(probe, read, pairs=model.config.is_encoder_decoder)
-    called = {id(call.module) for call in probe.attentions}
-    # Modules named as attentions that never called us and contain none that did.
-    silent = tuple(
-        name
-        for name, module in modules.items()
-        if "Attention" in type(module).__name__
-        and not any(id(part) in called for part in module.modules())
-        and not any("Attention" in type(part).__name__ for part in list(module.modules())[1:])
-    )
-    return Structure(stacks=stacks, readout=readout, silent=silent)
+        if weights:
+            hooks.append(partial(module.register_forward_hook, probe.after_any))
+    switched = registry.our_attention(model, weights=weights)
+    with switched, registry.listening(probe), torch.no_grad(), hooked(*hooks):
+        return probe, model(**inputs)
 
 
 def _stacks(probe: _Probe, read: Tensor | None, *, pairs: bool) -> dict[str, StackFacts]:
@@ -459,6 +529,7 @@ def _facts(call: _AttentionCall, names: Mapping[int, str], cross: bool) -> Probe
         else padded.query.shape[1] * padded.value.shape[3],
         projection=call.projection,
         direct=call.direct,
+        weights=call.weights,
     )
 
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from manyheads.attention import mix
 from manyheads.bridge.padded_call import PackedCall, Packing, PaddedCall
 from manyheads.bridge.registry import current_listener, listening, our_attention
+from manyheads.bridge.returned_weights import weights_call
 from manyheads.bridge.structure import (
     ProbedAttention,
     StackFacts,
@@ -19,9 +21,22 @@ from manyheads.bridge.structure import (
     hidden_of_output,
     hooked,
 )
+from manyheads.errors import InputError
+from manyheads.kernels import reference
 from manyheads.kernels.contract import Request
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Sublayer, Tap, WatchContext, Watcher, observe
+
+# What is read from returned weights.
+OF_WEIGHTS = (Tap.QUERY, Tap.KEY, Tap.SCORES, Tap.PATTERN)
+
+
+def read_only(tap: Tap) -> InputError:
+    return InputError(
+        f"the {tap.value} of this attention cannot be changed: the model does not dispatch its "
+        "attention, and only its weights are read",
+        "change head outputs or the residual stream",
+    )
 
 
 class ReadoutReached(Exception):  # noqa: N818, it ends a forward that has done its work
@@ -66,6 +81,7 @@ class WatchedRun:
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _places: dict[int, tuple[ProbedAttention, StackFacts, int]] = field(default_factory=dict)
     _projected: dict[int, tuple[WatchContext, Packing, int]] = field(default_factory=dict)
+    _open: dict[int, WatchContext] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for stack in self.structure.stacks.values():
@@ -76,7 +92,8 @@ class WatchedRun:
     @contextmanager
     def listen(self, model: nn.Module) -> Iterator[None]:
         """The forwards of the model inside the block are watched."""
-        with our_attention(model), listening(self), hooked(*self._hooks()), self._skipped():
+        switched = our_attention(model, weights=self.structure.by_weights)
+        with switched, listening(self), hooked(*self._hooks()), self._skipped():
             yield
 
     def run(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
@@ -91,6 +108,25 @@ class WatchedRun:
         return id(module) in self._places
 
     def attend(self, module: nn.Module, call: PaddedCall) -> Tensor:
+        facts, context = self._places[id(module)][0], self._context(module)
+        packed, place = (
+            self._packed(call, context),
+            (context.stack, context.layer, context.sublayer),
+        )
+        self.requests[place] = packed.request
+        query = observe(context, Tap.QUERY, packed.query.values, packed.query)
+        key = observe(context, Tap.KEY, packed.key.values, packed.key)
+        value = observe(context, Tap.VALUE, packed.value.values, packed.value)
+        output = mix(query, key, value, packed.request, context)
+        self.requests.pop(place)
+        if facts.projection is None or facts.direct:
+            output = observe(context, Tap.HEAD_OUTPUT, output, packed.query)
+        if facts.projection is not None:
+            self._projected[id(facts.projection)] = context, packed.packing, facts.heads
+        return packed.unpack(output).to(call.query.dtype)
+
+    def _context(self, module: nn.Module) -> WatchContext:
+        """The sublayer whose attention is being called."""
         facts, stack, slot = self._places[id(module)]
         stream = self._streams[stack.name]
         if not stack.order:
@@ -98,21 +134,45 @@ class WatchedRun:
             stream.calls += 1
         layer = stream.layer * stack.slots + slot
         sublayer = Sublayer.CROSS if facts.cross else Sublayer.ATTENTION
-        shape = call.query.shape[0], call.query.shape[2]
-        lengths = self._true_lengths(stack.name, shape)
-        packed = PackedCall.of(call, cross=facts.cross, true_lengths=lengths)
-        self.requests[stack.name, layer, sublayer] = packed.request
-        context = WatchContext(self.watcher, stack.name, layer, sublayer)
-        query = observe(context, Tap.QUERY, packed.query.values, packed.query)
-        key = observe(context, Tap.KEY, packed.key.values, packed.key)
-        value = observe(context, Tap.VALUE, packed.value.values, packed.value)
-        output = mix(query, key, value, packed.request, context)
-        self.requests.pop((stack.name, layer, sublayer))
-        if facts.projection is None or facts.direct:
-            output = observe(context, Tap.HEAD_OUTPUT, output, packed.query)
-        if facts.projection is not None:
-            self._projected[id(facts.projection)] = context, packed.packing, facts.heads
-        return packed.unpack(output).to(call.query.dtype)
+        return WatchContext(self.watcher, stack.name, layer, sublayer)
+
+    def _packed(self, call: PaddedCall, context: WatchContext) -> PackedCall:
+        lengths = self._true_lengths(context.stack, (call.query.shape[0], call.query.shape[2]))
+        cross = context.sublayer is Sublayer.CROSS
+        return PackedCall.of(call, cross=cross, true_lengths=lengths)
+
+    def _before_weights(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Where an attention that does not dispatch stands, and how its projection is shown."""
+        facts, context = self._places[id(module)][0], self._context(module)
+        self._open[id(module)] = context
+        hidden = hidden_of_arguments(args, kwargs)
+        if facts.projection is not None and hidden is not None:
+            packing = self.packing(context.stack, hidden)
+            self._projected[id(facts.projection)] = context, packing, facts.heads
+
+    def _show_weights(self, module: nn.Module, _: Any, output: Any) -> None:
+        """The weights that such an attention returned; they have done their work already."""
+        facts, context = self._places[id(module)][0], self._open.pop(id(module))
+        assert facts.weights is not None
+        weights = facts.weights.read(output)
+        if weights is None or not any(map(context.wants, OF_WEIGHTS)):
+            return
+        packed, place = (
+            self._packed(weights_call(weights, facts.size), context),
+            (context.stack, context.layer, context.sublayer),
+        )
+        self.requests[place] = packed.request
+        for tap, part in ((Tap.QUERY, packed.query), (Tap.KEY, packed.key)):
+            if observe(context, tap, part.values, part) is not part.values:
+                raise read_only(tap)
+        self.requests.pop(place)
+        if context.wants(Tap.SCORES) or context.wants(Tap.PATTERN):
+            scores = reference.scores(packed.query.values, packed.key.values, packed.request)
+            patterns = reference.patterns(scores, packed.request)
+            for tap, own in ((Tap.SCORES, scores), (Tap.PATTERN, patterns)):
+                pairs = zip(context.at(tap, own).each, own.each, strict=True)
+                if not all(torch.equal(*pair) for pair in pairs):
+                    raise read_only(tap)
 
     def _true_lengths(self, stack: str, shape: tuple[int, int]) -> Lengths | None:
         lengths = self.lengths.get(stack)
@@ -143,6 +203,11 @@ class WatchedRun:
                 if not facts.direct:
                     yield partial(facts.projection.register_forward_pre_hook, mine(self._project))
                 yield partial(facts.projection.register_forward_hook, mine(self._written))
+            returning = {id(facts.module): facts for facts, _ in stack.attentions if facts.weights}
+            for facts in returning.values():
+                before, after = mine(self._before_weights), mine(self._show_weights)
+                yield partial(facts.module.register_forward_pre_hook, before, with_kwargs=True)
+                yield partial(facts.module.register_forward_hook, after)
         if self.structure.readout is not None:
             linear = self.structure.readout.linear
             yield partial(linear.register_forward_pre_hook, mine(self._read))

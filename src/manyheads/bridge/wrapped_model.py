@@ -114,11 +114,13 @@ class WrappedModel(Outside, ModelInterface):
     @property
     def vocabulary(self) -> int:
         try:
-            table = self.inner.get_input_embeddings()
+            weight = getattr(self.inner.get_input_embeddings(), "weight", None)
         except NotImplementedError:
-            return 1
-        weight = getattr(table, "weight", None)
-        return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.dim() == 2 else 1
+            weight = None
+        if isinstance(weight, Tensor) and weight.dim() == 2:
+            return int(weight.shape[0])
+        config = getattr(self.inner.config, "text_config", self.inner.config)
+        return int(getattr(config, "vocab_size", 1)) if self.reads_token_ids else 1
 
     @property
     def table(self) -> Float[Tensor, "v c"]:
@@ -386,10 +388,12 @@ def _restored(output: Output, layout: BatchLayout) -> Output:
 def wrap(model: Any, tokenizer: Any = None, *, example: Mapping[str, Any] | None = None) -> Any:
     """A `transformers` model as every function of the lens takes it, unconverted.
 
-    Any model that computes its attention through the attention interface of `transformers` can be
-    wrapped. One short forward finds its layers and heads: on random tokens or pixels, or on
+    One short forward finds its layers and heads: on random tokens, pixels or sounds, or on
     `example`, the inputs of one example by name, where the model needs more. The model is not
-    changed: while it runs under a watcher, its attention is computed by our function.
+    changed: while it runs under a watcher, its attention is computed by our function. A model that
+    does not compute it through the attention interface of `transformers` is read through
+    `output_attentions=True`, which is slower; a `WrappedModelWarning` says what that costs, and
+    what will not work.
 
     Texts need a `tokenizer`, of `transformers` (fast) or of `tokenizers`. A model that reads more
     than token ids or images takes each text as the dict that its processor gives.
@@ -419,6 +423,21 @@ def wrap(model: Any, tokenizer: Any = None, *, example: Mapping[str, Any] | None
     kind = _kind(model, structure)
     wrapped = kind(model, structure, _plain_tokenizer(tokenizer))
     wrapped.training = model.training
+    if structure.by_weights:
+        attentions = [facts for stack in structure.stacks.values() for facts, _ in stack.attentions]
+        heads, projected = (
+            sum(facts.heads for facts in attentions),
+            [f.projection for f in attentions],
+        )
+        less = "" if all(projected) else "; head outputs are not seen, so that no head is ablated"
+        warnings.warn(
+            f"{type(model).__name__} does not use the attention interface of transformers, so its "
+            f"weights are read by output_attentions=True, which is slower and stores n x n weights "
+            f"of all {heads} heads: {heads * 4:,} MiB for a text of 1,024 tokens, four times that "
+            f"for one of twice the length. Weights, queries and keys cannot be changed{less}",
+            WrappedModelWarning,
+            stacklevel=2,
+        )
     for name, stack in structure.stacks.items():
         if stack.unseen:
             warnings.warn(
@@ -461,7 +480,8 @@ def _source_config(model: Any) -> dict[str, Any]:
     config = getattr(model.config, "text_config", model.config)
     config_json = model.config.to_dict()
     counts = [getattr(config, name, None) for name in POSITIONS]
-    longest = next((count for count in counts if isinstance(count, int)), None)
+    # XLNet says -1 for any number.
+    longest = next((count for count in counts if isinstance(count, int) and count > 0), None)
     if longest is None:
         return config_json
     for module in model.modules():

@@ -246,9 +246,17 @@ def gradient_times_attention(
         assert isinstance(hidden, Ragged)
         by_layer = {layer: watch.patterns(site) for layer, site in sites.items()}
         flat = [weights for patterns in by_layer.values() for weights in patterns]
-        gradients = iter(torch.autograd.grad(bound_metric(hidden).sum(), flat))
+        gradients = torch.autograd.grad(bound_metric(hidden).sum(), flat, allow_unused=True)
+    read = [gradient for gradient in gradients if gradient is not None]
+    if len(read) < len(gradients):
+        raise InputError(
+            f"no gradient reaches the attention weights of this {type(model).__name__}, because "
+            "it returns them after it has used them",
+            "use lens.importance or lens.integrate_inputs",
+        )
+    products = (weights * gradient for weights, gradient in zip(flat, read, strict=True))
     return {
-        layer: Patterns(tuple((weights * next(gradients)).detach() for weights in patterns))
+        layer: Patterns(tuple(next(products).detach() for _ in patterns))
         for layer, patterns in by_layer.items()
     }
 

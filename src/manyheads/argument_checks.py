@@ -7,7 +7,7 @@ from inspect import Parameter, signature
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from manyheads.annotations import Annotation, Range, annotations_of, read_annotation
 from manyheads.errors import ArgumentError, short_repr
@@ -175,9 +175,13 @@ def _fits_sequence(value: Any, annotation: Annotation) -> bool:
 def _broken_range(value: Any, annotation: Annotation) -> tuple[Range, object] | None:
     """The first range that a number of this value is outside of, and the number."""
     if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf if cast(Any, value) > 0 else -math.inf
         for limits in annotation.ranges:
-            if not limits.allows(float(value)):
-                return limits, value
+            if not limits.allows(number):
+                return limits, short_repr(value)
     if annotation.form == "union":
         broken = [_broken_range(value, item) for item in annotation.items if _fits(value, item)]
         return broken[0] if broken and all(broken) else None

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, get_origin
 
 from manyheads.annotations import Annotation, annotations_of, read_annotation
-from manyheads.errors import ConfigError, ManyheadsError
+from manyheads.errors import LONGEST_REPR, ConfigError, ManyheadsError, short_repr
 from manyheads.formatting import alternatives
 from manyheads.renamed_keys import CLASSES, with_new_keys
 
@@ -73,7 +73,7 @@ class DataclassCodec:
             case "literal":
                 if not annotation.is_choice(value):
                     choices = alternatives([*map(repr, annotation.values)])
-                    raise ConfigError(f"{path} is {value!r}", f"use {choices}")
+                    raise ConfigError(f"{path} is {short_repr(value)}", f"use {choices}")
                 return value
             case "union":
                 return self._decode_union(annotation, value, path, default)
@@ -163,7 +163,7 @@ class DataclassCodec:
         if not refusals:
             _table(value, path)
         remedies = [refusal.remedy.removeprefix("use ") for refusal in refusals]
-        raise ConfigError(f"{path} is {value!r}", f"use {alternatives(remedies)}")
+        raise ConfigError(f"{path} is {short_repr(value)}", f"use {alternatives(remedies)}")
 
     def _decode_tagged(
         self, candidates: tuple[Any, ...], value: object, path: str, default: object
@@ -180,7 +180,7 @@ class DataclassCodec:
         else:
             chosen = []
         if not chosen:
-            problem = "is missing" if tag is REQUIRED else f"is {tag!r}"
+            problem = "is missing" if tag is REQUIRED else f"is {short_repr(tag)}"
             names = alternatives([repr(_name(kind)) for kind in candidates])
             raise ConfigError(f"{_join(path, self.tag)} {problem}", f"use {names}")
         return self.decode_table(chosen[0], values, path)
@@ -192,7 +192,9 @@ class DataclassCodec:
         if any_length and not isinstance(value, list):
             return (self._decode(items[0], value, path),)
         if not isinstance(value, list) or (not any_length and len(value) != len(items)):
-            raise ConfigError(f"{path} is {value!r}", f"use a list of {len(items)} values")
+            raise ConfigError(
+                f"{path} is {short_repr(value)}", f"use a list of {len(items)} values"
+            )
         return tuple(
             self._decode(items[0 if any_length else index], item, f"{path}.{index}")
             for index, item in enumerate(value)
@@ -209,6 +211,7 @@ def unknown_key(path: str, keys: Sequence[str]) -> ConfigError:
     near = get_close_matches(path.rpartition(".")[2], list(last), n=1, cutoff=0.5)
     choices = [last[near[0]]] if near else sorted(keys)
     remedy = f"use {alternatives(choices)}" if choices else "remove it"
+    path = path if len(path) <= LONGEST_REPR else f"{path[: LONGEST_REPR - 1]}…"
     return ConfigError(f"{path} is not a known key", remedy)
 
 
@@ -220,7 +223,7 @@ def _check_keys(keys: Iterable[str], table: Mapping[str, Any], path: str) -> Non
 
 def _table(value: object, path: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path} is {value!r}", "use a table with keys and values")
+        raise ConfigError(f"{path} is {short_repr(value)}", "use a table with keys and values")
     return value
 
 
@@ -231,7 +234,7 @@ def _decode_scalar(kind: Any, value: object, path: str) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     if type(value) is not kind:
-        raise ConfigError(f"{path} is {value!r}", f"use {SCALARS[kind]}")
+        raise ConfigError(f"{path} is {short_repr(value)}", f"use {SCALARS[kind]}")
     return value
 
 

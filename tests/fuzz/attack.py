@@ -29,7 +29,7 @@ from manyheads.errors import ManyheadsError
 
 Attack = Callable[[Random, Path], str]
 
-MODULES = ("checkpoints", "training", "arguments", "kernels", "statistics")
+MODULES = ("checkpoints", "user_files", "training", "arguments", "kernels", "statistics")
 ACCEPTED = ("equal", "harmless", "refused")
 FAILED = ("wrong answer", "raw exception", "hang", "died")
 LIMIT_S = 30

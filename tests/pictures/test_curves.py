@@ -18,6 +18,7 @@ from manyheads.pictures import (
     draw_training,
     read_telemetry,
 )
+from tests.messages import refuses
 
 LABELS = CurveLabels(
     title="Heads", subtitle="by ablation", xlabel="fraction removed", ylabel="loss"
@@ -45,6 +46,16 @@ def test_a_line_of_odd_lengths_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match="1 fractions, 2 values"):
         draw_curve([line], 1.0, tmp_path / "curve.png", labels=LABELS)
     assert not (tmp_path / "curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 50_000, "5", '{"step": "x"}', "\udce9", '{"step": 1, "induction": [5]}']
+)
+def test_damaged_telemetry_is_refused(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "telemetry.jsonl"
+    file.write_bytes(line.encode("utf-8", "surrogateescape"))
+    with refuses(InputError, str(file), "telemetry.jsonl of a run"):
+        read_telemetry(file, ["induction"])
 
 
 def test_telemetry_becomes_a_curve_per_head(tmp_path: Path) -> None:

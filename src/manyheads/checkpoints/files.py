@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,10 @@ COMPUTE_DTYPES = {
 }
 # More levels than any file of a model has, and fewer than Python can follow.
 MAX_DEPTH = 64
+# More bytes than such a file has; TOML takes a second per megabyte.
+MAX_JSON_BYTES, MAX_TOML_BYTES = 2**26, 2**20
+# The time that TOML takes grows with the square of the dots in a key.
+DOTTED_KEY = re.compile(rb"""(?:\.[ \t]*[\w"'-]+[ \t]*){%d}""" % MAX_DEPTH)
 
 
 class WeightFiles:
@@ -155,20 +161,43 @@ def read_json(file: Path, kind: type = dict) -> Any:
     """A JSON object, or a list, from a file that must exist."""
     if file_in(file.parent, file.name) is None:
         raise InputError(f"there is no {file}", "give the folder of a model")
-    content = parse_json(file.read_bytes(), str(file))
+    content = parse_json(read_small(file, MAX_JSON_BYTES), str(file))
     if not isinstance(content, kind):
         expected = "an object {...}" if kind is dict else "a list [...]"
         raise InputError(f"{file} must hold {expected}, got a {type(content).__name__}")
     return content
 
 
-def parse_json(data: bytes, where: str) -> Any:
+def read_small(file: Path, limit: int) -> bytes:
+    """The bytes of a file that has at most `limit` of them, or is refused before it is read."""
+    with file.open("rb") as opened:
+        data = opened.read(limit + 1)
+    if len(data) > limit:
+        raise InputError(f"{file} has more than {limit >> 20} MB", "give the right file")
+    return data
+
+
+def parse_json(data: bytes, where: str, *, remedy: str = "fix it or download it again") -> Any:
     """JSON whose values are not nested too deeply; `where` names it in errors."""
-    remedy = "fix it or download it again"
+    return _parse(lambda: json.loads(data.decode("utf-8")), "JSON", where, remedy)
+
+
+def parse_toml(data: bytes, where: str) -> dict[str, Any]:
+    """The tables of TOML, which are not nested too deeply; `where` names it in errors."""
+    remedy = "correct that line"
+    if DOTTED_KEY.search(data):
+        raise InputError(f"{where} has a key of more than {MAX_DEPTH} names", remedy)
+    tables: dict[str, Any] = _parse(
+        lambda: tomllib.loads(data.decode("utf-8")), "valid TOML", where, remedy
+    )
+    return tables
+
+
+def _parse(read: Callable[[], Any], form: str, where: str, remedy: str) -> Any:
     try:
-        content = json.loads(data.decode("utf-8"))
+        content = read()
     except ValueError as error:
-        raise InputError(f"{where} is not JSON ({error})"[:400], remedy) from None
+        raise InputError(f"{where} is not {form} ({error})"[:400], remedy) from None
     except RecursionError:
         raise InputError(f"{where} is nested more than {MAX_DEPTH} levels deep", remedy) from None
     level: list[Any] = [content]

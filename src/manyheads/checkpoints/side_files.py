@@ -1,14 +1,13 @@
 """The small files beside the weights: tokenizer, generation, image preprocessing."""
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoints.files import file_in, read_json
+from manyheads.checkpoints.files import MAX_TOML_BYTES, file_in, parse_toml, read_json, read_small
 from manyheads.checkpoints.sentence_transformers import lowercases
-from manyheads.errors import MissingPackageError
+from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tokenizers import disable_padding_and_truncation, plain_copy, unreadable_refused
 
@@ -101,8 +100,8 @@ def read_trained_length(files: Mapping[str, bytes], folder: Path) -> int | None:
     run_file = file_in(folder, RUN_FILE)
     if run_file is not None:
         try:
-            data = tomllib.loads(run_file.read_text("utf-8")).get("data")
-        except ValueError:
+            data = parse_toml(read_small(run_file, MAX_TOML_BYTES), RUN_FILE).get("data")
+        except InputError:
             data = None
         # Run files of earlier versions say "length".
         data = data if isinstance(data, dict) else {}

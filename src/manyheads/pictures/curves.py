@@ -1,6 +1,5 @@
 """Curves: a metric while parts are removed, heads while training, and the effect of 1/√d."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
+from manyheads.checkpoints.files import parse_json
 from manyheads.errors import InputError, ShapeError
 from manyheads.formatting import percent
 from manyheads.pictures import canvas
@@ -155,7 +155,16 @@ def read_telemetry(
     Each line has a step, a stack, and for each measure a list of values by head per layer, as in
     {"step": 10, "stack": "main", "induction": [[0.1, 0.2]]}.
     """
-    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+    again = "pass the telemetry.jsonl of a run"
+    if not file.is_file():
+        raise InputError(f"{file} does not exist", again)
+    lines = [
+        parse_json(line, f"{file}, line {number},", remedy=again)
+        for number, line in enumerate(file.read_bytes().splitlines(), 1)
+        if line.strip()
+    ]
+    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
+        raise InputError(f"{file} has a line without a step", again)
     lines = [line for line in lines if line.get("stack", "main") == stack]
     measured = sorted({name for line in lines for name in line if isinstance(line[name], list)})
     panels: dict[str, Curves] = {}
@@ -163,9 +172,12 @@ def read_telemetry(
         if measure not in measured:
             raise InputError(
                 f"{file} has no measure {measure} of the {stack} stack",
-                f"use {', '.join(measured)}" if measured else "pass the telemetry.jsonl of a run",
+                f"use {', '.join(measured)}" if measured else again,
             )
-        panels[measure] = _by_head([line.get(measure, []) for line in lines])
+        try:
+            panels[measure] = _by_head([line.get(measure, []) for line in lines])
+        except (TypeError, ValueError):
+            raise InputError(f"{file}: {measure} has no numbers by layer and head", again) from None
     return [int(line["step"]) for line in lines], panels
 
 

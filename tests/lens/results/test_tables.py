@@ -214,6 +214,12 @@ def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path: Path) -> 
         ({"arrays": {}}, "damaged"),
         ({"fields": {"kind": "example"}}, "damaged"),
         ({"arrays": {"means/entropy": [1.0], "means/sink": [1.0]}}, "damaged"),
+        ({"arrays": [1.0]}, "no lens result"),
+        ({"fields": [1.0]}, "no lens result"),
+        ({"deep": [[[[]]]]}, "64 levels"),
+        ({"fields": {"kind": ["example"], "means": {}, "errors": {}, "blocks": []}}, "a string"),
+        # A million bytes for each number.
+        ({"fields": {"means": {"sink": "S1000000"}}, "arrays": {"means/sink": [1]}}, "dtype"),
     ],
 )
 def test_a_result_with_missing_or_foreign_content_is_refused(
@@ -221,7 +227,8 @@ def test_a_result_with_missing_or_foreign_content_is_refused(
 ) -> None:
     path = tmp_path / "result.json"
     result().save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    text = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(text.replace("[[[[]]]]", "[" * 100_000 + "]" * 100_000))
     with pytest.raises(InputError, match=word) as caught:
         lens.load(path)
     assert str(path) in str(caught.value)

@@ -13,8 +13,9 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from manyheads import build, load, save
 from manyheads.data.tokenizer_training import appending
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import ConfigError, InputError, ManyheadsError
 from manyheads.surgery import LoraConfig, adapt, delete_adapter, load_adapter, merge, save_adapter
+from manyheads.surgery.lora import peft_files
 from manyheads.surgery.lora.low_rank import LowRankUpdate
 from manyheads.train.regularizers import L0Gates
 from tests.data.tiny import tokenizer
@@ -122,6 +123,46 @@ def test_an_adapter_of_peft_opens_with_the_same_logits_and_gradients(
     assert gradients.keys() == expected_gradients.keys()
     for key, each in gradients.items():
         torch.testing.assert_close(each, expected_gradients[key], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("lora_dropout", float("inf"), ("lora_dropout", "[0, 1)", "inf")),
+        ("lora_dropout", True, ("lora_dropout", "True")),
+        ("lora_alpha", float("nan"), ("lora_alpha", "nan")),
+        ("alpha_pattern", "c_attn", ("alpha_pattern", "'c_attn'")),
+        ("alpha_pattern", {"c_attn": "8"}, ("alpha_pattern", "'8'", "a number")),
+        ("alpha_pattern", {"c_attn": 10**400}, ("alpha_pattern", "10000")),
+        ("alpha_pattern", {r"(.*)*x": 8}, ("alpha_pattern", "seconds", "names themselves")),
+        ("alpha_pattern", {"(": 8}, ("alpha_pattern", "'('")),
+        ("use_rslora", "false", ("use_rslora", "'false'")),
+    ],
+)
+def test_a_config_of_an_adapter_with_wrong_values_is_refused(
+    key: str, value: Any, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peft_files, "PATTERN_SECONDS", 0.5)
+    model = build("gpt2", layers=1, width=16, heads=2, vocabulary=50, seed=0)
+    adapt(model, LoraConfig(rank=2))
+    file = save_adapter(model, tmp_path / "adapter") / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    delete_adapter(model)
+    with refuses(ManyheadsError, *words):
+        load_adapter(model, tmp_path / "adapter")
+
+
+def test_patterns_of_alpha_are_those_of_peft(tmp_path: Path) -> None:
+    model = build("gpt2", layers=2, width=16, heads=2, vocabulary=50, seed=0)
+    adapt(model, LoraConfig(rank=2, alpha=2.0, targets=("output",)))
+    file = save_adapter(model, tmp_path / "adapter") / "adapter_config.json"
+    described = json.loads(file.read_text())
+    for patterns in ({r"h\.(1|2)\.attn\.c_proj": 6}, {r"^transformer\.h\.1\.attn\.c_proj": 6}):
+        file.write_text(json.dumps(described | {"alpha_pattern": patterns}))
+        delete_adapter(model)
+        load_adapter(model, tmp_path / "adapter")
+        scales = [each.scale for each in model.modules() if isinstance(each, LowRankUpdate)]
+        assert scales == [1.0, 3.0]
 
 
 def test_what_was_saved_and_loaded_is_bit_for_bit_the_same(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from manyheads import build, classify, save, with_classes
 from manyheads.errors import InputError
 from manyheads.models.readout import ClassHead
 from manyheads.tasks import FilterResult, filter_corpus
+from manyheads.tasks.filtering import corpus_filter
 from manyheads.tasks.fingerprints import older_fingerprint
 from tests.encoding.tiny import letters, small
 from tests.messages import refuses
@@ -265,6 +269,89 @@ def test_two_runs_with_different_settings_are_not_mixed(tmp_path: Path) -> None:
         keep(model, file, out, "score >= 0.5")
     with refuses(InputError, "inside the corpus", "outside"):
         keep(model, tmp_path, out, "score >= 0.5")
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def _edit(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text())
+    content["state"] |= changes
+    file.write_text(json.dumps(content))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "negative count": lambda out: _edit(out / "_filter.json", counts={"documents": -5}),
+    "wrong type": lambda out: _edit(out / "_filter.json", shards="2", parts=5),
+    "path outside": lambda out: _edit(out / "_filter.json", parts=["../../corpus.jsonl"]),
+    "shard deleted": lambda out: (out / "shard-00000.parquet").unlink(),
+    "shard flipped": lambda out: _flip(out / "shard-00001.parquet"),
+    "part deleted": lambda out: next((out / ".parts").iterdir()).unlink(),
+    "part flipped": lambda out: _flip(next((out / ".parts").iterdir())),
+    "part is a link": lambda out: _link_to_nowhere(next((out / ".parts").iterdir())),
+}
+
+
+def _link_to_nowhere(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model, and a folder with a corpus, the output of a run, and that of an interrupted one."""
+    model, place = classifier(), tmp_path_factory.mktemp("interrupted")
+    write_rows(place / "corpus.jsonl", rows(60))
+    keep(model, place / "corpus.jsonl", place / "whole", "score >= 0.2", block_rows=8)
+    after = corpus_filter._Writer.add
+
+    def stop(writer: Any, group: int, block: Any) -> None:
+        after(writer, group, block)
+        if writer.state.shards == 2 and writer.state.parts:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(corpus_filter._Writer, "add", stop)
+        keep(model, place / "corpus.jsonl", place / "stopped", "score >= 0.2", block_rows=8)
+    return model, place
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_is_damaged_is_done_again(
+    kind: str, interrupted: tuple[Any, Path], tmp_path: Path
+) -> None:
+    model, place = interrupted
+    out = Path(shutil.copytree(place / "stopped", tmp_path / "out"))
+    DAMAGE[kind](out)
+    result = keep(model, place / "corpus.jsonl", out, "score >= 0.2", block_rows=8)
+    assert result.counts.documents == 60
+    for shard in (place / "whole").glob("*.parquet"):
+        assert (out / shard.name).read_bytes() == shard.read_bytes()
+    assert (place / "corpus.jsonl").exists()
+
+
+def test_a_complete_output_is_checked_and_a_damaged_shard_is_written_again(
+    interrupted: tuple[Any, Path], tmp_path: Path
+) -> None:
+    model, place = interrupted
+    out = Path(shutil.copytree(place / "whole", tmp_path / "out"))
+    for name in ("shard-00001.parquet", "shard-00002.parquet"):
+        _flip(out / name)
+    keep(model, place / "corpus.jsonl", out, "score >= 0.2", block_rows=8)
+    assert read(out) == read(place / "whole")
+
+
+def test_a_state_that_cannot_be_read_is_refused(
+    interrupted: tuple[Any, Path], tmp_path: Path
+) -> None:
+    model, place = interrupted
+    for content in ("[" * 100_000, "[1]", "{}", '{"settings": {"files": 5}}'):
+        (tmp_path / "_filter.json").write_text(content)
+        with refuses(InputError, "_filter.json", "delete the folder"):
+            keep(model, place / "corpus.jsonl", tmp_path, "score >= 0.2")
 
 
 def test_wrong_columns_are_refused_before_the_work(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from manyheads.tasks.search.index import _SearchScope
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.storage import vector_store
 from manyheads.tasks.search.storage.index_manifest import IndexLocation
+from tests.messages import refuses
 
 WORDS = ("river", "mountain", "house", "tree", "cloud")
 DOCUMENTS = [
@@ -262,6 +264,44 @@ def test_what_cannot_be_an_index_is_refused(tmp_path: Path, dense: Index) -> Non
     (tmp_path / "x" / "manifest.json").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match="create the index again"):
         Index.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"kind": "dense"}, {"kind": 5}, {"vectors": "float3"}, {"version": "2"}, {"version": {}}),
+        *({"keywords": 5}, {"keywords": "../x"}, {"chunks": -1}, {"chunks": 7}),
+        *({"settings": []}, {"settings": {"overlap": 99}}, {"before": [5]}, {"before": ["../x"]}),
+        *({"documents": True}, {"table": "chunks-0"}, {"format": None}, {"codes": "codes-0"}),
+        *({"row_vectors": "dense"}, {"model_fingerprint": [[[[]]]]}),
+    ],
+)
+def test_a_manifest_with_wrong_values_is_refused_when_it_is_read(
+    change: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, keyword_index: Path
+) -> None:
+    path = Path(copytree(keyword_index, tmp_path_factory.mktemp("index") / "index"))
+    content = json.loads((path / "manifest.json").read_text()) | change
+    deep = "[" * 50_000 + "]" * 50_000
+    (path / "manifest.json").write_text(json.dumps(content).replace("[[[[]]]]", deep))
+    with refuses(InputError, str(path), "create the index again"):
+        Index.open(path)
+
+
+def test_damaged_keywords_are_refused(keyword_index: Path, tmp_path: Path) -> None:
+    path = Path(copytree(keyword_index, tmp_path / "index"))
+    [file] = path.glob("keywords-*/data.csc.index.npy")
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 64
+    file.write_bytes(data)
+    with refuses(InputError, file.name, "checksum", "create the index again"):
+        Index.open(path)
+
+
+@pytest.fixture(scope="module")
+def keyword_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keywords") / "index"
+    Index.create(path, None, DOCUMENTS[:4], kind="bm25", progress=False)
+    return path
 
 
 def test_an_address_with_a_scheme_goes_to_lancedb_and_the_rest_beside_it(tmp_path: Path) -> None:

@@ -241,6 +241,31 @@ def test_a_setting_reaches_into_lists_and_is_refused_elsewhere() -> None:
         apply_settings(made, ["run.seed"])
 
 
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ("x = " + "[" * 50_000, "levels deep"),
+        ("x = " + "{a = " * 90 + "1" + "}" * 90, "levels deep"),
+        ("[a" + ".a" * 100_000 + "]", "64 names"),
+        ("x = " + "9" * 5_000, "TOML"),
+        ("#" * 2**20 + "x", "1 MB"),
+    ],
+)
+def test_a_run_file_that_would_end_python_is_refused(
+    content: str, word: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(content)
+    with refuses(ConfigError, "run.toml", word):
+        read_run(file)
+
+
+def test_a_run_file_that_links_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").symlink_to("run.toml")
+    with refuses(ConfigError, "run.toml", "name a run file"):
+        read_run(tmp_path / "run.toml")
+
+
 def test_a_missing_file_or_invalid_toml_is_an_error_of_one_line(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     with refuses(ConfigError, f"there is no {missing}: name a run file, such as run.toml."):

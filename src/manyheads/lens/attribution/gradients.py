@@ -81,7 +81,9 @@ class TokenAttribution(PathAttribution):
     @property
     def sums(self) -> Float[Tensor, " b"]:
         zeros = self.expected.new_zeros(len(self.tokens))
-        return zeros.index_add(0, self.tokens.lengths.sequence_of_token, self.tokens.values)
+        return zeros.index_add(
+            0, self.tokens.lengths.sequence_of_token, self.tokens.values.to(zeros)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

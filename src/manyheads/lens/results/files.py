@@ -21,17 +21,30 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from manyheads.annotations import Annotation, annotations_of
+from manyheads.argument_checks import check_argument
 from manyheads.atomic_write import atomic_write
-from manyheads.errors import InputError, ManyheadsError
+from manyheads.checkpoints.files import parse_json
+from manyheads.errors import InputError, ManyheadsError, short_repr
 from manyheads.ragged import Lengths, Ragged
 from manyheads.renamed_keys import CLASSES, with_new_keys
 
 Arrays = dict[str, NDArray[Any]]
 Metadata = dict[str, Any]
 
+# Those that an array of a result can have.
+DTYPES = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("bfloat16", "float16", "float32", "float64"),
+)
 # The entry of a safetensors header that describes the result.
 HEADER_KEY = "manyheads"
 REMEDY = "pass a file written by the save() of a lens result"
+AGAIN = "save the result again"
+# What values that do not fit raise, those of torch included.
+CONTRADICTIONS = (
+    *(ArithmeticError, AttributeError, LookupError, ManyheadsError),
+    *(RuntimeError, TypeError, ValueError),
+)
 
 
 class Result:
@@ -75,13 +88,18 @@ def read_result(path: Path | str, kinds: Mapping[str, type[Result]]) -> Result:
     kind = CLASSES.get(kind, kind)
     if kind not in kinds:
         raise InputError(
-            f"{path} holds a result of the unknown type {kind!r}", f"use {', '.join(kinds)}"
+            f"{path} holds a result of the unknown type {short_repr(kind)}",
+            f"use {', '.join(kinds)}",
         )
     try:
-        return _decode_fields(kinds[kind], about["fields"], "", arrays)
-    except (ManyheadsError, AttributeError, LookupError, TypeError, ValueError) as error:
+        result: Result = _decode_fields(kinds[kind], about["fields"], "", arrays)
+        # Values that contradict each other are noticed where a result is shown.
+        str(result)
+        return result
+    except CONTRADICTIONS as error:
+        why = " ".join(str(error).split())[:300]
         raise InputError(
-            f"{path} is damaged: its {kind} cannot be restored ({error})", "save the result again"
+            f"{path} is damaged: its {kind} cannot be restored ({why})", AGAIN
         ) from None
 
 
@@ -94,18 +112,21 @@ def _suffix(path: Path) -> str:
 
 
 def _read(path: Path, *, as_json: bool) -> tuple[Metadata, Arrays]:
+    where = f"{path} is damaged: it"
     try:
         if as_json:
-            about = json.loads(path.read_text("utf-8"))
+            about = parse_json(path.read_bytes(), where, remedy=AGAIN)
         else:
             with safe_open(path, framework="np") as opened:
-                about = json.loads((opened.metadata() or {}).get(HEADER_KEY, "null"))
+                header = (opened.metadata() or {}).get(HEADER_KEY, "null")
+                about = parse_json(header.encode(), where, remedy=AGAIN)
                 arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
-        what = "is damaged: not valid JSON" if as_json else "is damaged"
-        raise InputError(f"{path} {what} ({error})", "save the result again") from None
-    parts = {"kind", "fields", "arrays"} if as_json else {"kind", "fields"}
-    if not isinstance(about, dict) or not parts <= about.keys():
+    except (SafetensorError, TypeError) as error:
+        # NumPy has no type for some tensors.
+        raise InputError(f"{path} is damaged ({error})", AGAIN) from None
+    tables = ("fields", "arrays") if as_json else ("fields",)
+    described = isinstance(about, dict) and "kind" in about
+    if not described or not all(isinstance(about.get(table), dict) for table in tables):
         raise InputError(f"{path} holds no lens result", REMEDY)
     if as_json:
         # `None` becomes NaN later; the dtype of each array is among the fields.
@@ -174,9 +195,12 @@ def _decode(annotation: Annotation, encoded: Any, name: str, arrays: Arrays) -> 
     match annotation.form:
         case "union":
             members = [member for member in items if member.form != "none"]
+            if encoded is not None and len(members) == 1:
+                return _decode(members[0], encoded, name, arrays)
             # Unions of several types hold only numbers and strings, which JSON preserves.
-            several = encoded is None or len(members) > 1
-            return encoded if several else _decode(members[0], encoded, name, arrays)
+            check_argument(name, encoded, hint)
+        case "literal":
+            check_argument(name, encoded, hint)
         case "sequence" | "tuple":
             items = items * len(encoded) if annotation.form == "sequence" else items
             return annotation.kind(
@@ -197,14 +221,21 @@ def _decode_class(kind: type[Any], encoded: Any, name: str, arrays: Arrays) -> A
         return range(*encoded)
     if kind is Ragged:
         values = _decode_array(Tensor, encoded["values"], arrays[_join(name, "values")])
+        if sum(encoded["lengths"]) != len(values):
+            raise ValueError(f"{name} has {len(values)} values for other lengths")
         return Ragged(values, Lengths.of(encoded["lengths"]))
     if issubclass(kind, Tensor | np.ndarray | AbstractArray):
-        return _decode_array(getattr(kind, "array_type", kind), encoded, arrays[name])
+        array = _decode_array(getattr(kind, "array_type", kind), encoded, arrays[name])
+        letters = getattr(kind, "dim_str", "...").split()
+        if "..." not in letters and len(letters) != array.ndim:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}")
+        return array
     if issubclass(kind, Enum):
         return kind(encoded)
     if is_dataclass(kind):
         parse = getattr(kind, "parse", None)
         return parse(encoded) if parse else _decode_fields(kind, encoded, name, arrays)
+    check_argument(name, encoded, kind)
     return encoded
 
 
@@ -224,7 +255,9 @@ def _decode_mapping(
     }
 
 
-def _decode_array(kind: type, dtype: str, array: NDArray[Any]) -> Any:
+def _decode_array(kind: type, dtype: Any, array: NDArray[Any]) -> Any:
+    if dtype not in DTYPES:
+        raise ValueError(f"{short_repr(dtype)} is not a dtype")
     if kind is not Tensor:
         return array.astype(dtype)
     plain = torch.from_numpy(array.astype("float32" if dtype == "bfloat16" else dtype))

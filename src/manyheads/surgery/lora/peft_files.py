@@ -3,24 +3,28 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mode
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from manyheads.annotations import Between, DropoutRate
+from manyheads.argument_checks import check_argument
 from manyheads.atomic_write import write_tensors
 from manyheads.bridge.automatic import native_models_only
 from manyheads.checkpoints.config_json import family_of
 from manyheads.checkpoints.files import read_json, write_folder
 from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
 from manyheads.checkpoints.tensor_map import Either, Entry
-from manyheads.errors import ConfigError, InputError
+from manyheads.errors import ArgumentError, ConfigError, InputError, short_repr
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
@@ -42,6 +46,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+# Beyond it float32 is infinite.
+MAX_ALPHA = 1e30
 # Options of peft that are not supported, with the values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
@@ -52,6 +58,30 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "layer_replication": (None, []),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
+Alpha = Annotated[float, Between(-MAX_ALPHA, MAX_ALPHA)]
+TYPES: dict[str, tuple[Any, str]] = {
+    "lora_alpha": (Alpha, "use a number"),
+    "lora_dropout": (DropoutRate, "use a number in [0, 1)"),
+    "use_rslora": (bool | None, "use true or false"),
+    "alpha_pattern": (dict[str, Any] | None, "use a number for each pattern"),
+    "base_model_name_or_path": (str | None, "use the name of a model"),
+}
+# Patterns without these need no search.
+PLAIN_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[\W_])*", re.ASCII)
+FORM = r"(.*\.)?({})$"
+# Others may take for ever, so another process compares them with all modules, for so long.
+PATTERN_SECONDS = 5
+MATCH = """
+import json, re, sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
+except ImportError:
+    pass
+patterns, modules = json.load(sys.stdin)
+first = ((n for n, form in enumerate(patterns) if re.match(form, module)) for module in modules)
+print(json.dumps([next(numbers, None) for numbers in first]))
+"""
 
 
 @native_models_only
@@ -107,6 +137,7 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
     pairs, others = _read(place / WEIGHTS)
     modules = modules_from_peft(model, others, place)
     linears, parts = _named_linears(model), projections_of(model)
+    alphas = _alphas(described, list(pairs), place)
     canonical, planned = family_of(model).canonical_name, []
     for module, (down, up) in pairs.items():
         our_name = canonical(f"{module}.weight") or module
@@ -121,7 +152,7 @@ def load_adapter(model: Model, folder: Path | str, name: str = "default") -> Ada
             )
         layer, path, rows = target
         _check_shapes(module, down, up, (len(rows), layer.in_features), place)
-        update = _update(described, module, layer, rows, down, up)
+        update = _update(described, alphas[module], layer, rows, down, up)
         planned.append((layer, _label(parts, path, rows), update))
     for layer, label, update in planned:
         attach(layer, name, label, update.to(layer_device(layer)).train(layer.training))
@@ -195,12 +226,13 @@ def _to_peft(
         ranks = [place for place, index in enumerate(owner) if used[index]]
         if ranks:
             first = factors[owner[ranks[0]]]
-            # A module has one scale: other updates are rescaled in their weights.
-            ratios = up.new_tensor([factors[owner[place]].scale / first.scale for place in ranks])
+            # A module has one scale, not 0: other updates are rescaled in their weights.
+            scale = first.scale or 1.0
+            ratios = up.new_tensor([factors[owner[place]].scale / scale for place in ranks])
             result[name.removesuffix(".weight")] = _PeftUpdate(
                 whole[ranks],
                 up[:, ranks] * ratios,
-                first.scale,
+                scale,
                 first.dropout.p,
                 first.root,
                 entry.transposed,
@@ -254,15 +286,21 @@ def _check_supported(described: Mapping[str, Any], place: Path) -> None:
     kind = described.get("peft_type")
     if kind != "LORA":
         raise InputError(
-            f"{place / CONFIG} has peft_type={kind!r}, which is not supported", "use a LORA adapter"
+            f"{place / CONFIG} has peft_type={short_repr(kind)}, which is not supported",
+            "use a LORA adapter",
         )
-    for key in ("lora_alpha", "lora_dropout"):
-        if not isinstance(described.get(key, 0), int | float):
-            raise InputError(f"{place / CONFIG} has {key}={described[key]!r}", "use a number")
+    try:
+        for key in TYPES.keys() & described.keys():
+            check_argument(key, described[key], TYPES[key][0])
+        for number in (described.get(key := "alpha_pattern") or {}).values():
+            check_argument(key, number, Alpha)
+    except ArgumentError:
+        value = short_repr(described[key])
+        raise InputError(f"{place / CONFIG} has {key}={value}", TYPES[key][1]) from None
     for key, neutral in NEUTRAL.items():
         if described.get(key) not in neutral and key in described:
             raise InputError(
-                f"{place / CONFIG} has {key}={described[key]!r}, which is not supported",
+                f"{place / CONFIG} has {key}={short_repr(described[key])}, which is not supported",
                 "merge the adapter with peft, and load the merged model",
             )
 
@@ -304,7 +342,7 @@ def _check_shapes(
     module: str, down: Tensor, up: Tensor, shape: tuple[int, int], place: Path
 ) -> None:
     rows, columns = shape
-    if down.dim() == up.dim() == 2:
+    if down.dim() == up.dim() == 2 and down.numel() and down.is_floating_point():
         rank = down.shape[0]
         if down.shape[1] == columns and tuple(up.shape) == (rows, rank):
             return
@@ -317,21 +355,20 @@ def _check_shapes(
 
 def _update(
     described: Mapping[str, Any],
-    module: str,
+    alpha: float,
     layer: nn.Linear,
     rows: Tensor,
     down: Tensor,
     up: Tensor,
 ) -> LowRankUpdate:
     rank = down.shape[0]
-    alpha = _pattern(described, "alpha_pattern", module, described.get("lora_alpha", 8))
     root = bool(described.get("use_rslora"))
     order = rows.argsort()
     # In some families gates and queries are interleaved; ours are not.
     ours = rows[order]
     update = LowRankUpdate(
         rank=rank,
-        scale=float(alpha) / (math.sqrt(rank) if root else rank),
+        scale=alpha / (math.sqrt(rank) if root else rank),
         dropout=float(described.get("lora_dropout", 0.0)),
         shape=(layer.out_features, layer.in_features),
         rows=join_spans((int(row), int(row) + 1) for row in ours),
@@ -346,16 +383,38 @@ def _update(
     return update.requires_grad_(False)
 
 
-def _pattern(described: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
-    """The value of the first pattern that matches a module, as in peft."""
-    patterns: Mapping[str, Any] = described.get(key) or {}
-    for pattern, number in patterns.items():
+def _alphas(described: Mapping[str, Any], modules: list[str], place: Path) -> dict[str, float]:
+    """The alpha of each module: that of the first pattern that matches it, as in peft."""
+    patterns = {key: float(n) for key, n in (described.get("alpha_pattern") or {}).items()}
+    default = float(described.get("lora_alpha", 8))
+    for pattern in patterns:
         try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                return number
-        except re.error:
-            raise ConfigError(f"{key} has the invalid pattern {pattern!r}", "correct it") from None
-    return default
+            re.compile(FORM.format(pattern))
+        except (re.error, RecursionError, OverflowError):
+            raise ConfigError(
+                f"alpha_pattern has the invalid pattern {short_repr(pattern)}", "correct it"
+            ) from None
+    if all(map(PLAIN_PATTERN.fullmatch, patterns)):
+        plain = {re.compile(FORM.format(pattern)): patterns[pattern] for pattern in patterns}
+        return {
+            module: next((plain[form] for form in plain if form.match(module)), default)
+            for module in modules
+        }
+    task = json.dumps([[*map(FORM.format, patterns)], modules])
+    command = [sys.executable, "-I", "-c", MATCH]
+    try:
+        done = subprocess.run(
+            command, input=task, capture_output=True, text=True, timeout=PATTERN_SECONDS, check=True
+        )
+    except (subprocess.SubprocessError, OSError):
+        raise InputError(
+            f"{place / CONFIG} has patterns in alpha_pattern that take over {PATTERN_SECONDS} "
+            "seconds to compare with the names of the modules",
+            "use the names themselves",
+        ) from None
+    numbers = list(patterns.values())
+    first = zip(modules, json.loads(done.stdout), strict=True)
+    return {module: default if index is None else numbers[index] for module, index in first}
 
 
 def _label(parts: list[Projection], path: str, rows: Tensor) -> str:

@@ -1,20 +1,26 @@
 """Filter a corpus of any size with a classifier: `filter_corpus`."""
 
 import json
+import re
 import shutil
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from manyheads.argument_checks import checked
+from manyheads.annotations import NonNegativeFloat, NonNegativeInt
+from manyheads.argument_checks import check_fields, checked
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
+from manyheads.checkpoints.files import parse_json
 from manyheads.data.sources.files import Paths, fingerprint
+from manyheads.data.sources.rows import open_parquet
 from manyheads.encoding import encode, filter_rule, text_reader, text_scores
-from manyheads.errors import InputError, check_int, check_number
+from manyheads.errors import InputError, ManyheadsError, check_int, check_number, short_repr
 from manyheads.formatting import percent, pluralise
 from manyheads.models.build import Model
 from manyheads.progress import Progress, duration
@@ -23,9 +29,11 @@ from manyheads.tasks.filtering import block_scoring
 from manyheads.tasks.filtering.corpus import FileGroup, Layout, plan, read_blocks
 from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_shard
 from manyheads.tasks.fingerprints import filter_fingerprint, older_fingerprint
+from manyheads.train.loop.manifest import file_checksum
 
 Engine = Literal["plain", "ray"]
 STATE_FILE, LOCK_FILE, PARTS = "_filter.json", ".lock", ".parts"
+PART_NAME = re.compile(r"\d{8,}\.parquet")
 VERSION = 1
 
 
@@ -85,21 +93,79 @@ class FilterResult:
         return "\n".join(lines)
 
 
+@check_fields
 @dataclass(slots=True)
 class FilterState:
-    """How far a run has come, as its folder stores it."""
+    """How far a run has come, as its folder stores it.
 
-    group: int = 0
-    consumed: int = 0
+    `checksums` are those of the parts and shards by name; a shard that is being replaced has two.
+    `starts` has for each shard, and for the one that is not complete yet, the position where its
+    rows begin; it is empty where an earlier version did not store it.
+    """
+
+    group: NonNegativeInt = 0
+    consumed: NonNegativeInt = 0
     parts: list[str] = field(default_factory=list)
-    part_rows: int = 0
-    next_part: int = 0
-    shards: int = 0
-    seconds: float = 0.0
+    part_rows: NonNegativeInt = 0
+    next_part: NonNegativeInt = 0
+    shards: NonNegativeInt = 0
+    seconds: NonNegativeFloat = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     broken_files: list[str] = field(default_factory=list)
     complete: bool = False
+    checksums: dict[str, list[str]] = field(default_factory=dict)
+    starts: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        counts = asdict(block_scoring.FilterCounts())
+        wrong = [name for name, count in self.counts.items() if count < 0 or name not in counts]
+        wrong += [name for name in self.parts if not PART_NAME.fullmatch(name)]
+        fields = len(self.position) if not wrong else 0
+        if wrong or any(
+            start and (len(start) != fields or min(start) < 0) for start in self.starts
+        ):
+            raise InputError(f"the state has a wrong {short_repr((*wrong, 'start')[0])}")
+        if not (self.group or self.consumed):
+            self.starts = [self.position]
+
+    @property
+    def position(self) -> list[int]:
+        """Where the run is, in numbers from which `from_shard` restores it."""
+        lengths = len(self.problems), len(self.broken_files)
+        counts = asdict(block_scoring.FilterCounts(**self.counts)).values()
+        return [self.group, self.consumed, self.next_part, *lengths, *counts]
+
+    def from_shard(self, shard: int) -> "FilterState":
+        """The state before a shard was begun, or before the first where that is not known."""
+        if shard >= len(self.starts) or not self.starts[shard]:
+            return FilterState(seconds=self.seconds)
+        group, consumed, next_part, problems, broken, *counts = self.starts[shard]
+        names = asdict(block_scoring.FilterCounts())
+        return FilterState(
+            group=group,
+            consumed=consumed,
+            next_part=next_part,
+            shards=shard,
+            seconds=self.seconds,
+            counts=dict(zip(names, counts, strict=True)),
+            problems=self.problems[:problems],
+            broken_files=self.broken_files[:broken],
+            checksums={
+                name: self.checksums[name]
+                for name in map(shard_name, range(shard))
+                if name in self.checksums
+            },
+            starts=self.starts[: shard + 1],
+        )
+
+
+def shard_name(index: int) -> str:
+    return f"shard-{index:05}.parquet"
+
+
+def _checksum(file: Path) -> str:
+    return f"{file.stat().st_size} bytes, {file_checksum(file)}"
 
 
 @checked
@@ -239,18 +305,46 @@ class _Writer:
         self, folder: Path, settings: dict[str, Any], shard_rows: int, model: Model
     ) -> None:
         self.folder, self.settings, self.shard_rows = folder, settings, shard_rows
-        self.state = _stored_state(folder, settings, model)
         self.parts = folder / PARTS
+        self.state = self._intact(_stored_state(folder, settings, model))
         # What a killed run was writing; the lock says that it is not running.
         for leftover in (*folder.glob(".*.part"), *self.parts.glob(".*.part")):
             leftover.unlink(missing_ok=True)
         self._since = time.perf_counter()
+
+    def _intact(self, state: FilterState) -> FilterState:
+        """The state, or that before the first shard that is damaged or has damaged parts."""
+        shards = (self.folder / shard_name(shard) for shard in range(state.shards))
+        damaged = next((n for n, file in enumerate(shards) if not self._is_intact(file, state)), -1)
+        if damaged >= 0:
+            state = state.from_shard(damaged)
+        elif not all(self._is_intact(self.parts / name, state) for name in state.parts):
+            state = state.from_shard(state.shards)
+        stay = {*state.parts, *map(shard_name, range(state.shards))}
+        for file in (*self.folder.glob("shard-*.parquet"), *self.parts.glob("*.parquet")):
+            # What is written again must not go through a link.
+            if file.name not in stay:
+                if file.is_dir():
+                    raise InputError(f"{file} is a folder", "remove it")
+                file.unlink()
+        return state
+
+    def _is_intact(self, file: Path, state: FilterState) -> bool:
+        try:
+            if file.name in state.checksums:
+                return _checksum(file) in state.checksums[file.name]
+            # Earlier versions stored no checksums.
+            with open_parquet(file) as opened:
+                return bool(opened.metadata)
+        except (OSError, InputError):
+            return False
 
     def add(self, group: int, block: block_scoring.Scored) -> None:
         state = self.state
         if block.table is not None:
             name = f"{state.next_part:08}.parquet"
             write_shard([block.table], block.table.schema, self.parts / name)
+            state.checksums[name] = [_checksum(self.parts / name)]
             state.parts.append(name)
             state.part_rows += len(block.table)
             state.next_part += 1
@@ -269,13 +363,18 @@ class _Writer:
     def finish(self) -> None:
         if self.state.parts:
             self._merge()
-        unify_files(self.shard_files())
+        for shard, copy in unify_files(self.shard_files(), self.parts):
+            now = self.state.checksums.setdefault(shard.name, [_checksum(shard)])
+            now.append(_checksum(copy))
+            # A kill before or after the next step leaves one of the two.
+            self._save()
+            copy.replace(shard)
         self.state.complete = True
         self._save()
         shutil.rmtree(self.parts, ignore_errors=True)
 
     def shard_files(self) -> list[Path]:
-        return [self.folder / f"shard-{index:05}.parquet" for index in range(self.state.shards)]
+        return [self.folder / shard_name(index) for index in range(self.state.shards)]
 
     def result(self, resumed: bool, price_per_hour: float | None) -> FilterResult:
         state = self.state
@@ -299,16 +398,23 @@ class _Writer:
 
     def _merge(self) -> None:
         state = self.state
-        shard = self.folder / f"shard-{state.shards:05}.parquet"
+        shard = self.folder / shard_name(state.shards)
         merge_files([self.parts / name for name in state.parts], shard)
+        for name in state.parts:
+            state.checksums.pop(name, None)
+        state.checksums[shard.name] = [_checksum(shard)]
         state.shards += 1
         state.parts, state.part_rows = [], 0
+        unknown: list[list[int]] = [[]] * (state.shards - len(state.starts))
+        state.starts += [*unknown, state.position]
 
     def _save(self) -> None:
         now = time.perf_counter()
         self.state.seconds += now - self._since
         self._since = now
-        content = {"version": VERSION, "settings": self.settings, "state": asdict(self.state)}
+        state = asdict(self.state)
+        content = {"version": VERSION, "settings": self.settings, "state": state}
+        content["crc32"] = _state_checksum(state)
         with atomic_write(self.folder / STATE_FILE) as temporary:
             temporary.write_text(json.dumps(content, indent=1, ensure_ascii=True))
 
@@ -322,12 +428,15 @@ def _stored_state(folder: Path, settings: dict[str, Any], model: Model) -> Filte
                 f"{folder} holds Parquet files that are not of this run", "use another folder"
             )
         return FilterState()
+    remedy = "delete the folder, or use another"
     try:
-        stored = json.loads(file.read_text())
+        stored = parse_json(file.read_bytes(), str(file), remedy=remedy)
         before = with_new_keys(stored["settings"], settings)
-        state = FilterState(**stored["state"])
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{file} is damaged", "delete the folder, or use another") from None
+        earlier_files = dict(before.get("files") or ())
+    except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{file} is damaged", remedy) from None
     if before.get("model") == older_fingerprint(model):
         before["model"] = settings["model"]
     # A list of lists comes back from JSON as it was; a tuple would not.
@@ -335,16 +444,27 @@ def _stored_state(folder: Path, settings: dict[str, Any], model: Model) -> Filte
         earlier = before.get(name)
         if earlier == value:
             continue
-        difference = f"with {name}={earlier!r}, and this one has {name}={value!r}"
+        difference = f"with {name}={short_repr(earlier)}, and this one has {name}={value!r}"
         if name == "files":
-            old, new = dict(earlier or ()), dict(value)
+            old, new = earlier_files, dict(value)
             changed = [str(file) for file in {**old, **new} if old.get(file) != new.get(file)]
             difference = f"over other files: {', '.join(changed[:3])} differ"
         raise InputError(
             f"{folder} holds a run {difference}",
             "repeat the command of that run to continue it, or use another folder",
         )
-    return state
+    with suppress(ManyheadsError, KeyError, TypeError):
+        checksum = _state_checksum(stored["state"])
+        # Earlier versions wrote no checksums at all.
+        earlier_version = "crc32" not in stored and "checksums" not in stored["state"]
+        if earlier_version or stored.get("crc32") == checksum:
+            return FilterState(**stored["state"])
+    # It is this very run, whose state is damaged: all is done again.
+    return FilterState()
+
+
+def _state_checksum(state: Any) -> str:
+    return f"{zlib.crc32(json.dumps(state, sort_keys=True).encode()):08x}"
 
 
 def _refuse_second(folder: Path) -> None:

@@ -118,15 +118,16 @@ def merge_files(parts: Sequence[Path], file: Path) -> None:
     write_shard(_tables(parts), schema, file)
 
 
-def unify_files(files: Sequence[Path]) -> None:
-    """Give all files one schema; only those are rewritten that have another."""
+def unify_files(files: Sequence[Path], folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Those files that lack the schema of all, each with a copy in `folder` that has it."""
     import pyarrow.parquet as pq
 
     schemas = [pq.read_schema(file) for file in files]
     schema = common_schema(schemas)
     for file, own in zip(files, schemas, strict=True):
         if not common_schema([own]).equals(schema, check_metadata=True):
-            write_shard(_tables([file]), schema, file)
+            write_shard(_tables([file]), schema, folder / file.name)
+            yield file, folder / file.name
 
 
 def _tables(files: Sequence[Path]) -> Iterator[Any]:

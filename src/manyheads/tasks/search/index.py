@@ -32,7 +32,7 @@ from manyheads.tasks.search.storage import index_manifest
 from manyheads.tasks.search.storage.index_manifest import IndexKind, IndexLocation, IndexManifest
 from manyheads.tasks.search.storage.index_writer import IndexingReport, IndexWriter, read_codec
 from manyheads.tasks.search.storage.keyword_search import KeywordIndex
-from manyheads.tasks.search.storage.vector_store import ChunkTable
+from manyheads.tasks.search.storage.vector_store import ChunkTable, damage_named
 
 KINDS: tuple[IndexKind, ...] = ("dense", "late", "bm25", "hybrid")
 FORMATS: tuple[index_manifest.VectorFormat, ...] = ("float32", "float16", "2bit")
@@ -156,7 +156,7 @@ class Index:
                 # What a writer may remove is read at once.
                 _ = index._state.keywords, index._state.codec
                 return index
-            except (ValueError, RuntimeError, OSError) as error:
+            except (ValueError, RuntimeError, OSError, LookupError, TypeError) as error:
                 current = location.require_manifest()
                 if current == manifest or attempt == RETRIES - 1:
                     if isinstance(error, ManyheadsError):
@@ -312,6 +312,13 @@ class _Snapshot:
         self.manifest = manifest
         self.table = ChunkTable.pinned(location.address, manifest)
         self.names = self.table.names()
+        counts = (len(self.names), len(self.names.documents))
+        if counts != (manifest.chunks, manifest.documents):
+            raise InputError(
+                f"the index {location} has {counts[0]} chunks of {counts[1]} documents, and its "
+                f"manifest names {manifest.chunks} of {manifest.documents}",
+                "create the index again in a new folder",
+            )
         self._searched = False
 
     @cached_property
@@ -399,6 +406,10 @@ class _Snapshot:
             fetched *= 4
 
     def hits(self, ranked: Sequence[_Ranked]) -> list[Hit]:
+        with damage_named(self.location.address):
+            return self._hits(ranked)
+
+    def _hits(self, ranked: Sequence[_Ranked]) -> list[Hit]:
         names, numbers = self.names, np.array([hit.row for hit in ranked], dtype=np.int64)
         # A process that searches once reads only the rows that it shows.
         if self._searched and self._held is not None:

@@ -11,8 +11,9 @@ from manyheads.annotations import DropoutRate, NonNegativeFloat, NonNegativeInt,
 from manyheads.argument_checks import check_fields
 from manyheads.attention import AttentionConfig
 from manyheads.checkpoints.families.native import CONFIG_JSON
+from manyheads.checkpoints.files import MAX_TOML_BYTES, parse_toml, read_small
 from manyheads.dataclass_codec import DataclassCodec, unknown_key
-from manyheads.errors import ConfigError, ManyheadsError
+from manyheads.errors import ConfigError, InputError, ManyheadsError, short_repr
 from manyheads.models.build import Model, build, get_config, get_recipe, list_configs
 from manyheads.models.recipes import ModelConfig
 from manyheads.renamed_keys import KEYS, with_new_keys
@@ -31,12 +32,14 @@ RUN_TABLES = DataclassCodec(tag="kind")
 def read_toml(file: Path) -> dict[str, Any]:
     """The tables of a TOML file that must exist."""
     try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        problem = f"{file} is a folder" if file.is_dir() else f"there is no {file}"
+        return parse_toml(read_small(file, MAX_TOML_BYTES), str(file))
+    except OSError as error:
+        problem = f"{file} cannot be read ({error.strerror})"
+        if isinstance(error, FileNotFoundError | IsADirectoryError):
+            problem = f"{file} is a folder" if file.is_dir() else f"there is no {file}"
         raise ConfigError(problem, "name a run file, such as run.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML ({error})", "correct that line") from None
+    except InputError as error:
+        raise ConfigError(error.problem, error.remedy) from None
 
 
 def apply_settings(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def _parse(text: str) -> Any:
     """The value that TOML reads; a word without quotes is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -73,7 +76,9 @@ def _put(tables: Any, keys: list[str], value: Any, setting: str) -> None:
                 raise ConfigError(problem, f"count from {path}.0")
             step = int(key)
         elif not isinstance(tables, dict):
-            raise ConfigError(f"--set {setting}: {path} is {tables!r}, not a table", f"set {path}")
+            raise ConfigError(
+                f"--set {setting}: {path} is {short_repr(tables)}, not a table", f"set {path}"
+            )
         if depth == len(keys) - 1:
             tables[step] = value
         else:
@@ -229,7 +234,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
-            raise ConfigError(f"seed={self.seed} has more than 64 bits", "use a smaller number")
+            raise ConfigError(
+                f"seed={short_repr(self.seed)} has more than 64 bits", "use a smaller number"
+            )
 
     @property
     def half(self) -> bool:
@@ -368,7 +375,8 @@ def _decoded_phases(tables: Mapping[str, Any]) -> Iterator[Phase]:
     for index, raw in enumerate(listed):
         if not isinstance(raw, Mapping):
             raise ConfigError(
-                f"phase.{index} must be a table, got {raw!r}", "write [[phase]] and its keys"
+                f"phase.{index} must be a table, got {short_repr(raw)}",
+                "write [[phase]] and its keys",
             )
         merged = {**shared, **raw}
         if isinstance(raw.get("data"), Mapping) and isinstance(shared.get("data"), Mapping):

@@ -16,9 +16,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
+from manyheads.annotations import NonNegativeInt
+from manyheads.argument_checks import check_fields
 from manyheads.atomic_write import atomic_write, check_writable, exclusive_lock
-from manyheads.errors import InputError, import_package
+from manyheads.checkpoints.files import MAX_JSON_BYTES, parse_json, read_small
+from manyheads.dataclass_codec import DataclassCodec
+from manyheads.errors import InputError, ManyheadsError, import_package, short_repr
 from manyheads.tasks.search import chunking, residual_codes
+from manyheads.train.loop.manifest import find_damage, write_manifest
 
 IndexKind = Literal["dense", "late", "bm25", "hybrid"]
 VectorFormat = Literal["float32", "float16", "2bit"]
@@ -28,8 +33,10 @@ RowVectors = Literal["none", "dense", "late"]
 FORMAT = 1
 MANIFEST, LOCK = "manifest.json", "lock"
 TABLE, KEYWORDS, CODES = "chunks-", "keywords-", "codes-"
+CODEC = DataclassCodec(tag="kind")
 
 
+@check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexManifest:
     """What an index is made of and which files of it are in force."""
@@ -40,15 +47,15 @@ class IndexManifest:
     model: str = ""
     model_fingerprint: str = ""
     settings: chunking.ChunkSettings = field(default_factory=chunking.ChunkSettings)
-    width: int = 0
+    width: NonNegativeInt = 0
     table: str = ""
-    version: int = 0
+    version: NonNegativeInt = 0
     keywords: str = ""
     codes: str = ""
     approximate: bool = False
-    documents: int = 0
-    chunks: int = 0
-    vector_count: int = 0
+    documents: NonNegativeInt = 0
+    chunks: NonNegativeInt = 0
+    vector_count: NonNegativeInt = 0
     # What a reader that opened the index before the last change may still be reading.
     before: tuple[str, ...] = ()
 
@@ -70,25 +77,45 @@ class IndexManifest:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> "IndexManifest":
+    def from_json(cls, text: bytes, where: str) -> "IndexManifest":
+        """The manifest of a finished index, of which every value is checked here, once."""
         try:
-            values = json.loads(text)
-            version = values.pop("format")
-            names = {field.name for field in fields(cls)}
-            if version > FORMAT or not set(values) <= names:
-                raise InputError(
-                    f"the index {where} has format {version}, and this version reads {FORMAT}",
-                    "update manyheads, or create the index again",
-                )
-            values["settings"] = chunking.ChunkSettings(**values["settings"])
-            values["before"] = tuple(values["before"])
-            return cls(**values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if isinstance(error, InputError):
-                raise
+            values = parse_json(text, f"{where}/{MANIFEST}")
+            if not isinstance(values, dict) or type(values.get("format")) is not int:
+                raise InputError("it has no format")
+            names, version = {field.name for field in fields(cls)}, values.pop("format")
+            if version == FORMAT and set(values) <= names:
+                manifest: IndexManifest = CODEC.decode_table(cls, values)
+                manifest._check()
+                return manifest
+        except ManyheadsError as error:
             raise InputError(
-                f"{where}/{MANIFEST} cannot be read ({error})", "create the index again"
+                f"{where}/{MANIFEST} cannot be read ({error.problem[:300]})",
+                "delete that file and create the index again, which uses what was encoded",
             ) from None
+        raise InputError(
+            f"the index {where} has format {short_repr(version)}, and this version reads {FORMAT}",
+            "update manyheads, or create the index again",
+        )
+
+    def _check(self) -> None:
+        """Raise if the values contradict each other; the name of the table is a hash of most."""
+        rows = {"bm25": ("none",), "hybrid": ("dense", "late")}.get(self.kind, (self.kind,))
+        stamp = self.table_name.removeprefix(TABLE)
+        keywords = f"{KEYWORDS}{stamp}-{self.version}" if self.kind in ("bm25", "hybrid") else ""
+        coded = self.vectors == "2bit"
+        expected: dict[str, Any] = {
+            "row_vectors": self.row_vectors if self.row_vectors in rows else rows[0],
+            "table": self.table_name,
+            "keywords": keywords,
+            "codes": f"{CODES}{stamp}" if coded and self.codes else "",
+        }
+        for name, value in expected.items():
+            if getattr(self, name) != value:
+                raise InputError(f"{name} is {short_repr(getattr(self, name))}, not {value!r}")
+        for name in self.before:
+            if not _is_ours(name) or Path(name).name != name:
+                raise InputError(f"before has {short_repr(name)}")
 
     def with_before(self, old: "IndexManifest | None") -> "IndexManifest":
         """The same, keeping what the manifest that it replaces was made of."""
@@ -162,13 +189,18 @@ class IndexLocation:
         """The content of a small file, None if there is none."""
         try:
             if not self.is_remote:
-                return (self.path / name).read_bytes()
+                return read_small(self.path / name, MAX_JSON_BYTES)
             _, system, root = _file_system(self.address)
             with system.open_input_file(f"{root}/{name}") as file:
                 content: bytes = file.read()
                 return content
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise InputError(
+                f"{self.address}/{name} cannot be read ({error.strerror or error})",
+                "create the index again",
+            ) from None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, which is complete or not there."""
@@ -188,6 +220,7 @@ class IndexLocation:
             filled = Path(temporary) / name
             filled.mkdir()
             yield filled
+            write_manifest(filled)
             if not self.is_remote:
                 filled.replace(self.path / name)
                 return
@@ -197,14 +230,19 @@ class IndexLocation:
 
     @contextmanager
     def local_folder(self, name: str) -> Iterator[Path]:
-        """A folder of the index on this machine."""
-        if not self.is_remote:
-            yield self.path / name
-            return
-        fs, system, root = _file_system(self.address)
+        """A folder of the index on this machine, with intact files."""
         with tempfile.TemporaryDirectory() as temporary:
-            fs.copy_files(f"{root}/{name}", temporary, source_filesystem=system)
-            yield Path(temporary)
+            folder = self.path / name
+            if self.is_remote:
+                folder = Path(temporary)
+                fs, system, root = _file_system(self.address)
+                fs.copy_files(f"{root}/{name}", temporary, source_filesystem=system)
+            # Earlier versions wrote no checksums.
+            if (folder / MANIFEST).exists() and (damage := find_damage(folder)):
+                raise InputError(
+                    f"{self.address}/{name} is damaged: {damage}", "create the index again"
+                )
+            yield folder
 
     def names(self) -> list[str]:
         """The files and folders of the index, and whatever else lies there."""

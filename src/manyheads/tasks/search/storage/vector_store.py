@@ -5,19 +5,20 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyheads.errors import InputError, import_package, short_repr
+from manyheads.errors import InputError, ManyheadsError, import_package, short_repr
 from manyheads.ragged import Lengths, Ragged
 from manyheads.tasks.search.chunking import Chunk
 from manyheads.tasks.search.documents import Document
@@ -44,10 +45,14 @@ OWN_COLUMNS = (
     *("chunk_start", "chunk_end", VECTOR),
 )
 METADATA_PREFIX = "metadata_"
+# Errors of the system that say that files are not as they were.
+DAMAGE = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 # What a hit shows besides the names of its document and chunk.
 HIT_COLUMNS = ("title", "text", "source", "metadata", "chunk_start", "chunk_end")
 # Up to this many bytes of them in the files are held in memory, after the first search.
 HELD_BYTES = 2**24
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +90,32 @@ def require_lancedb() -> Any:
     return import_package("lancedb", "a search index", "'manyheads[search]'")
 
 
+@contextmanager
+def damage_named(where: str) -> Iterator[None]:
+    """What LanceDB and Arrow raise for damaged files, as an error that names the index."""
+    try:
+        yield
+    except ManyheadsError:
+        raise
+    except Exception as error:
+        # A panic of Rust is of no class that could be named here.
+        if isinstance(error, OSError) and error.errno not in (None, *DAMAGE):
+            raise
+        raise InputError(
+            f"the index {where} is damaged ({' '.join(str(error).split())[:300]})",
+            "create it again in a new folder",
+        ) from error
+
+
+def _names_damage(method: Method) -> Method:
+    @wraps(method)
+    def call(self: "ChunkTable", *args: Any, **kwargs: Any) -> Any:
+        with damage_named(self._address):
+            return method(self, *args, **kwargs)
+
+    return cast(Method, call)
+
+
 class ChunkTable:
     """A table of LanceDB at one address, at its latest version or pinned to one."""
 
@@ -98,7 +129,7 @@ class ChunkTable:
         """The latest version of the table that a manifest's settings name."""
         name = manifest.table_name
         database = require_lancedb().connect(address)
-        with full_disk_named(address):
+        with damage_named(address), full_disk_named(address):
             if name in database.list_tables(limit=10000).tables:
                 return cls(address, database.open_table(name), manifest)
             return cls(address, database.create_table(name, schema=_schema(manifest)), manifest)
@@ -106,20 +137,24 @@ class ChunkTable:
     @classmethod
     def pinned(cls, address: str, manifest: IndexManifest) -> "ChunkTable":
         """The version that a manifest names, whatever was written since."""
-        table = require_lancedb().connect(address).open_table(manifest.table)
-        table.checkout(manifest.version)
+        lancedb = require_lancedb()
+        with damage_named(address):
+            table = lancedb.connect(address).open_table(manifest.table)
+            table.checkout(manifest.version)
         return cls(address, table, manifest)
 
     @property
     def version(self) -> int:
         return int(self._table.version)
 
+    @_names_damage
     def fingerprints(self) -> dict[str, str]:
         """The id of the document of each fingerprint that has rows."""
         table = self._table.search().select(["fingerprint", "document"]).to_arrow()
         pairs = zip(table["fingerprint"].to_pylist(), table["document"].to_pylist(), strict=True)
         return dict(pairs)
 
+    @_names_damage
     def add(self, rows: Sequence[ChunkRow], vectors: Tensor | Ragged | None) -> None:
         """Add whole documents, in one step."""
         import pyarrow as pa
@@ -174,6 +209,7 @@ class ChunkTable:
             self._table.add_columns(fresh)
         return columns
 
+    @_names_damage
     def delete(self, fingerprints: Sequence[str]) -> None:
         """Remove all rows of some documents."""
         for start in range(0, len(fingerprints), AT_A_TIME):
@@ -181,6 +217,7 @@ class ChunkTable:
             with full_disk_named(self._address):
                 self._table.delete(f"fingerprint IN ({batch})")
 
+    @_names_damage
     def compact(self) -> bool:
         """Join the parts of the table if there are many; no version is removed."""
         if self._table.stats()["fragment_stats"]["num_fragments"] <= PARTS:
@@ -193,10 +230,13 @@ class ChunkTable:
         """Remove versions that no reader needs, right after the latest was committed."""
         self._table.optimize(cleanup_older_than=KEEP_VERSIONS)
 
+    @_names_damage
     def names(self) -> RowNames:
         """All rows, in the order of their ids."""
         query = self._table.search().select(["document", "chunk"]).with_row_id(True)
         table = query.to_arrow().sort_by("_rowid").combine_chunks()
+        if table["document"].null_count or table["chunk"].null_count:
+            raise ValueError("a row has no document")
         coded = table["document"].combine_chunks().dictionary_encode()
         return RowNames(
             table["_rowid"].to_numpy().astype(np.int64),
@@ -205,6 +245,7 @@ class ChunkTable:
             coded.dictionary.to_pylist(),
         )
 
+    @_names_damage
     def searched_texts(self) -> list[str]:
         """Title and text of each row, in the order of `names`."""
         query = self._table.search().select(["title", "text"]).with_row_id(True)
@@ -212,6 +253,7 @@ class ChunkTable:
         pairs = zip(table["title"].to_pylist(), table["text"].to_pylist(), strict=True)
         return [f"{title}\n{text}" if title else text for title, text in pairs]
 
+    @_names_damage
     def vectors(self) -> Float[Tensor, "n c"] | Ragged:
         """The vectors of each row, or their codes, in the order of `names`."""
         table = self._table.search().select([VECTOR]).with_row_id(True).to_arrow()
@@ -231,6 +273,7 @@ class ChunkTable:
         with full_disk_named(self._address):
             self._table.create_index(VECTOR, config=IvfFlat(distance_type="cosine"))
 
+    @_names_damage
     def nearest(
         self, query: Float[Tensor, "*q c"], depth: int, where: str | None
     ) -> Int[np.ndarray, " m"]:
@@ -242,14 +285,17 @@ class ChunkTable:
         rows: np.ndarray = search.select(["chunk", "_distance"]).to_arrow()["_rowid"].to_numpy()
         return np.unique(rows.astype(np.int64))
 
+    @_names_damage
     def vectors_of(self, rows: Int[np.ndarray, " m"]) -> Float[Tensor, "m c"] | Ragged:
         """The vectors of some rows, or their codes; ids must ascend."""
         table = self._table.take_row_ids(rows.tolist()).select([VECTOR]).with_row_id().to_arrow()
         return _from_arrow(table.sort_by("_rowid")[VECTOR].combine_chunks(), self._manifest)
 
+    @_names_damage
     def count_rows(self) -> int:
         return int(self._table.count_rows())
 
+    @_names_damage
     def count_vectors(self) -> int:
         """How many vectors all rows have together."""
         if self._manifest.row_vectors != "late":
@@ -257,6 +303,7 @@ class ChunkTable:
         table = self._table.search().select({"vectors": f"array_length({VECTOR})"}).to_arrow()
         return int(np.sum(table["vectors"].to_numpy()))
 
+    @_names_damage
     def take(self, rows: Int[np.ndarray, " m"]) -> list[dict[str, Any]]:
         """What a hit shows of each of some rows, in their order."""
         hits: dict[int, dict[str, Any]] = {}
@@ -266,6 +313,7 @@ class ChunkTable:
             hits |= {row["_rowid"]: row for row in batch_rows}
         return [hits[row] for row in rows.tolist()]
 
+    @_names_damage
     def held_rows(self) -> Any:
         """What a hit shows of all rows, in the order of `names`, or None if it is large.
 

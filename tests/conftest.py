@@ -2,8 +2,20 @@
 
 import math
 import sys
+from itertools import count
+from pathlib import Path
 
 import pytest
+
+NUMBERS = count()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep tests out of the user's cache, and of each other's."""
+    folder = tmp_path_factory.getbasetemp() / "cache" / str(next(NUMBERS))
+    monkeypatch.setenv("MANYHEADS_CACHE", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

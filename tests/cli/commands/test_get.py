@@ -183,7 +183,8 @@ def test_another_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(not pip_models.is_fetched(NAME), reason="needs manyheads get smollm2")
-def test_the_real_model_continues_a_text_with_sense() -> None:
+def test_the_real_model_continues_a_text_with_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MANYHEADS_CACHE")
     model = manyheads.load(NAME)
     encode = model.tokenizer.encode
     assert encode("in 1984").tokens == ["in", "Ġ", "1", "9", "8", "4"]

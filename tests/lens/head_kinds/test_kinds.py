@@ -465,7 +465,7 @@ def test_breaking_off_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
     assert result.best(Head(1, 0)) == "induction"
     assert "copying" not in result.scores
     assert "interrupted" in str(result)
-    monkeypatch.setattr(head_tests, "statistics", raises_interrupt)
+    monkeypatch.setattr(head_tests, "measure_by_plan", raises_interrupt)
     with pytest.raises(KeyboardInterrupt):
         found_in(model, sequences=4)
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from manyheads import build, classify, save, with_classes
+from manyheads.encoding.fingerprints import older_fingerprint
 from manyheads.errors import InputError
 from manyheads.models.readout import ClassHead
 from manyheads.tasks import FilterResult, filter_corpus
 from manyheads.tasks.filtering import corpus_filter
-from manyheads.tasks.fingerprints import older_fingerprint
 from tests.encoding.tiny import letters, small
 from tests.messages import refuses
 

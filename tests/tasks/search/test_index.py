@@ -9,12 +9,12 @@ import torch
 
 from manyheads import encode, load
 from manyheads.cli.main import main
+from manyheads.encoding.fingerprints import model_fingerprint
 from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.token_vectors import encode_tokens
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.tasks import Document, Index
-from manyheads.tasks.fingerprints import model_fingerprint
 from manyheads.tasks.search.index import _SearchScope
 from manyheads.tasks.search.rank_fusion import fuse_rankings
 from manyheads.tasks.search.storage import vector_store

@@ -346,7 +346,9 @@ class WeightKinds:
 
         def evidence(index: int) -> str:
             side = "before" if chosen[index] < 0 else "after"
-            return self._evidence(columns[0][index], f"the token {abs(chosen[index])} {side}")
+            return self._evidence(
+                float(columns[0][index]), f"the token {abs(chosen[index])} {side}"
+            )
 
         scores, errors, uniform = columns
         details = [f"{offset:+d}" for offset in chosen]
@@ -369,7 +371,7 @@ class WeightKinds:
             kind=kind,
             scores=scores,
             thresholds=self.thresholds[kind].over_uniform(np.zeros_like(scores) + uniform),
-            evidence=lambda index: self._evidence(scores[index], where),
+            evidence=lambda index: self._evidence(float(scores[index]), where),
             errors=self.measured.errors.get(measure, unknown),
             samples=np.full_like(scores, self.sample.count),
             unit=self.sample.unit,

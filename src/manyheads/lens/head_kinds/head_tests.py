@@ -12,18 +12,21 @@ from manyheads.encoding.text_reader import TextReader, require_text_model, resol
 from manyheads.formatting import pluralise
 from manyheads.kernels.contract import Request
 from manyheads.lens.head_kinds import criteria, image_attention, partners, word_targets
+from manyheads.lens.head_kinds.stored_tests import StoredTest, recall_test
 from manyheads.lens.inputs import synthetic
 from manyheads.lens.inputs.annotated import AnnotatedText, align_texts
-from manyheads.lens.inputs.texts import Inputs, read_inputs
+from manyheads.lens.inputs.cached_run import last_head_site
+from manyheads.lens.inputs.texts import Inputs, large_batch_tokens, read_inputs
 from manyheads.lens.measure import measures, row_sums, score_tiles
-from manyheads.lens.measure.statistics import Statistics, statistics
+from manyheads.lens.measure.statistics import Statistics, make_plan, measure_by_plan
+from manyheads.lens.measure.watcher import MeasurementPlan
 from manyheads.lens.results import files, tables
 from manyheads.lens.results.addresses import Address, Block, blocks_of, mask_in
 from manyheads.lens.weights.circuits import score_copying
 from manyheads.models import build, model_interface, readout, seq2seq, vision
 from manyheads.parts.masks import Mask
 from manyheads.ragged import Ragged
-from manyheads.taps import Sublayer
+from manyheads.taps import Sublayer, Tap
 from manyheads.tokenizers import plain_copy
 
 
@@ -93,6 +96,12 @@ PARTS = ("first half", "second half")
 COPYING_WORDS = 512
 # Longer sentences are skipped: their patterns are computed in full.
 MAX_SENTENCE_TOKENS = 512
+# The classes of tokens and the measures, besides offsets, that decide kinds.
+CLASSES = ("punctuation", "special")
+DECIDING = {
+    *(*measures.NEIGHBORS.values(), *(f"on_{name}" for name in CLASSES), "first_token"),
+    *("normalized_entropy", "duplicate_token", "induction", "output_share"),
+}
 # Random sequences, for every caller: a label must not depend on who asks.
 SEQUENCES = 64
 # Synthetic inputs are drawn this often; a label must hold in most of the draws.
@@ -110,17 +119,35 @@ class HeadTests:
     model: build.Model
     thresholds: dict[str, criteria.Threshold]
     progress: bool
+    fingerprint: str | None = None
     scores: list[criteria.KindScores] = field(default_factory=list)
     metadata: files.Metadata = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    # The weight on the previous of random tokens, whatever decides the labels.
+    previous: Float[np.ndarray, " h"] | None = None
     output_share: Float[np.ndarray, " h"] | None = None
     bias: tuple[Float[np.ndarray, " h"], Float[np.ndarray, " h"]] | None = None
     complete: bool = True
+    plans: dict[tuple[int, ...], MeasurementPlan] = field(default_factory=dict)
 
     def measure(self, texts: Inputs, offsets: Sequence[int] = ()) -> Statistics:
-        measured = statistics(self.model, texts, offsets=offsets, progress=self.progress)
+        if tuple(offsets) not in self.plans:
+            classes = CLASSES if self.model.tokenizer is not None else None
+            self.plans[tuple(offsets)] = make_plan(self.model, classes, offsets)
+        measured = measure_by_plan(
+            self.model,
+            texts,
+            self.plans[tuple(offsets)],
+            last=last_head_site(self.model, Tap.HEAD_OUTPUT),
+            batch_tokens=None if self.model.reads_images else large_batch_tokens(self.model),
+            progress=self.progress,
+        )
         self.note(measured)
         return measured
+
+    def recall(self, name: str, inputs: object, measure: Callable[[], StoredTest]) -> StoredTest:
+        """What the same test has measured before, or what it measures now."""
+        return recall_test(self.fingerprint, name, inputs, lambda: (measure(), self.complete))
 
     def note(self, measured: Statistics) -> None:
         self.complete &= measured.complete
@@ -135,17 +162,29 @@ class HeadTests:
         score: Callable[[Statistics], Iterable[criteria.KindScores]],
     ) -> Statistics:
         """Score kinds on synthetic inputs; each draw has some of them, and a pass of its own."""
-        draws: list[Statistics] = []
-        ends = np.cumsum(sizes).tolist()
-        try:
-            for size, end in zip(sizes, ends, strict=True):
-                draws.append(self.measure(inputs.select(range(end - size, end)), offsets))
-                if not self.complete:
-                    break
-        except KeyboardInterrupt:
-            if not draws:
-                raise
-            self.complete = False
+
+        def measure() -> StoredTest:
+            draws: list[Statistics] = []
+            ends = np.cumsum(sizes).tolist()
+            try:
+                for size, end in zip(sizes, ends, strict=True):
+                    measured = self.measure(inputs.select(range(end - size, end)), offsets)
+                    draws.append(_for_kinds(measured))
+                    if not self.complete:
+                        break
+            except KeyboardInterrupt:
+                if not draws:
+                    raise
+                self.complete = False
+            return StoredTest(draws=tuple(draws))
+
+        if inputs.ids is None:
+            draws = measure().draws
+        else:
+            ids = [ids.values.tolist() for ids in (inputs.ids, inputs.source) if ids is not None]
+            about = (ids, inputs.ids.lengths.each, list(sizes), list(offsets))
+            draws = self.recall("draws", about, measure).draws
+            self.note(draws[0])
         whole = merge_statistics(draws)
         by_draw = [{kind.name: kind for kind in score(draw)} for draw in draws]
         self.scores += [
@@ -155,9 +194,12 @@ class HeadTests:
         return whole
 
     def measure_words(
-        self, kind: str, texts: Sequence[AnnotatedText], label: str
+        self, kind: str, texts: Sequence[AnnotatedText], label: str, *, stored: bool = False
     ) -> dict[str, word_targets.WordTargetScores]:
-        """The scores of every task in annotated texts, in all and for each group of them."""
+        """The scores of every task in annotated texts, in all and for each group of them.
+
+        Those of synthetic texts are `stored`.
+        """
         reader = require_text_model(self.model)
         context = resolve_max_length(reader, None)
         # The first token of a Seq2Seq target takes a position too.
@@ -168,11 +210,31 @@ class HeadTests:
             self.missing[kind] = "no word pair has tokens of its own"
             return {}
         self.metadata[f"{kind}_texts"] = len(aligned)
-        by_task, complete = word_targets.measure_word_targets(
-            self.model, aligned, label=label, progress=self.progress
-        )
-        self.complete &= complete
-        return by_task
+
+        def measure() -> StoredTest:
+            by_task, complete = word_targets.measure_word_targets(
+                self.model, aligned, label=label, progress=self.progress
+            )
+            self.complete &= complete
+            return StoredTest(words=by_task)
+
+        return self.recall(kind, aligned, measure).words if stored else measure().words
+
+
+def _for_kinds(measured: Statistics) -> Statistics:
+    """The measures that decide kinds, without offsets that no head can attend to."""
+    names = [
+        name
+        for name in measured.names
+        if name in DECIDING
+        or (name.startswith("offset") and not np.isnan(measured.means[name]).all())
+    ]
+    means, errors = (
+        {name: table[name].astype(np.float32) for name in names}
+        for table in (measured.means, measured.errors)
+    )
+    metadata = measured.metadata | {"activations": []}
+    return replace(measured, means=means, errors=errors, metadata=metadata)
 
 
 def merge_statistics(draws: Sequence[Statistics]) -> Statistics:
@@ -225,7 +287,8 @@ def measure_repeats(
     inputs = synthetic.inputs_from_ids(model, synthetic.SpecialTokens.of(model), repeated)
     # An offset beyond the shortest block could be a repetition.
     furthest = min(MAX_OFFSET, min(map(len, repeated)) // 2 - 3)
-    offsets = [offset for offset in OFFSETS if positional and abs(offset) <= furthest]
+    # Measured in any case, so that what is stored serves both.
+    offsets = [offset for offset in OFFSETS if abs(offset) <= furthest]
     uniform = uniform_scores(model, inputs, blocks_of(model), offsets)
     sample = criteria.SampleSize(sequences, "sequences", pluralise(sequences, "random sequence"))
     tests.metadata |= {"sequences": sequences, "seed": seed}
@@ -237,7 +300,8 @@ def measure_repeats(
         over = f"{sample.over} repeated once"
         yield from replace(kinds, sample=replace(sample, over=over)).repeats()
 
-    tests.measure_draws(inputs, deal(sequences), offsets, score)
+    whole = tests.measure_draws(inputs, deal(sequences), offsets, score)
+    tests.previous = whole.means.get("previous_token")
 
 
 def measure_texts(
@@ -301,22 +365,28 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
     if not present:
         tests.missing["copying"] = "the heads of mixers read more than one token at a time"
         return
-    blocks = blocks_of(model)
-    scored: dict[Address, dict[str, float]] = {}
-    metadata: files.Metadata = {"vocabulary": model.config.embedding.vocabulary}
-    for sublayer in present:
-        circuits = score_copying(
-            model, sample=COPYING_WORDS, sublayer=sublayer, progress=tests.progress
-        )
-        metadata |= circuits.metadata
-        scored |= {address: circuits.of(address) for address in circuits.addresses}
-    addresses = [address for block in blocks for address in block.addresses]
-    means = {
-        name: np.array([scored.get(address, {}).get(name, np.nan) for address in addresses])
-        for name in ("copying", "copying_eigenvalues")
-    }
-    every_head = tables.ByHead(kind="circuits", blocks=blocks, means=means, metadata=metadata)
-    tests.scores.append(criteria.copying_scores(every_head, tests.thresholds))
+
+    def measure() -> StoredTest:
+        blocks = blocks_of(model)
+        scored: dict[Address, dict[str, float]] = {}
+        metadata: files.Metadata = {"vocabulary": model.config.embedding.vocabulary}
+        for sublayer in present:
+            circuits = score_copying(
+                model, sample=COPYING_WORDS, sublayer=sublayer, progress=tests.progress
+            )
+            metadata |= circuits.metadata
+            scored |= {address: circuits.of(address) for address in circuits.addresses}
+        addresses = [address for block in blocks for address in block.addresses]
+        means = {
+            name: np.array([scored.get(address, {}).get(name, np.nan) for address in addresses])
+            for name in ("copying", "copying_eigenvalues")
+        }
+        by_head = tables.ByHead(kind="circuits", blocks=blocks, means=means, metadata=metadata)
+        return StoredTest(copying=by_head)
+
+    copying = tests.recall("copying", (COPYING_WORDS, present), measure).copying
+    assert copying is not None, "every stored test of copying has it"
+    tests.scores.append(criteria.copying_scores(copying, tests.thresholds))
 
 
 def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
@@ -330,7 +400,7 @@ def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
             for draw in range(DRAWS)
             for text in make(words, count, seed=seed * DRAWS + draw)
         ]
-        measured = tests.measure_words(kind, texts, f"testing {kind} heads")
+        measured = tests.measure_words(kind, texts, f"testing {kind} heads", stored=True)
         tests.scores += [
             criteria.drawn_word_scores(kind, scores, tests.thresholds, task)
             for task, scores in measured.items()
@@ -416,12 +486,19 @@ def partners_of_induction(
     induction = [
         address for address, own in labels.items() if "induction" in {label.kind for label in own}
     ]
-    previous = next((kind.scores for kind in tests.scores if kind.kind == "previous-token"), None)
-    if not induction or previous is None:
+    if not induction or tests.previous is None:
         return {}
     model, inputs = tests.model, None
     if tests.complete:
         repeated = synthetic.repeated_tokens(model, PARTNER_SEQUENCES, seed)
         inputs = synthetic.inputs_from_ids(model, synthetic.SpecialTokens.of(model), repeated)
-    by_head = dict(zip(labels, previous.tolist(), strict=True))
-    return partners.find_partners(model, induction, by_head, inputs, progress=tests.progress)
+    previous = dict(zip(labels, tests.previous.tolist(), strict=True))
+
+    def measure() -> StoredTest:
+        by_head = partners.find_partners(
+            model, induction, previous, inputs, progress=tests.progress
+        )
+        return StoredTest(partners=by_head)
+
+    ids = None if inputs is None or inputs.ids is None else inputs.ids.values.tolist()
+    return tests.recall("partners", (induction, list(previous.values()), ids), measure).partners

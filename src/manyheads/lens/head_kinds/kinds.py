@@ -15,6 +15,7 @@ from manyheads.errors import InputError
 from manyheads.formatting import listed, without_nan
 from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.partners import InductionPartner, add_partners
+from manyheads.lens.head_kinds.stored_tests import storable_fingerprint
 from manyheads.lens.inputs import annotated, conllu
 from manyheads.lens.inputs.synthetic import plain_words
 from manyheads.lens.inputs.texts import Inputs, read_inputs
@@ -233,7 +234,8 @@ def kinds(
     - images: self, local, row, column, class-token, broad
 
     A head without a kind is mixed, and `nearest` says what it resembles. Ctrl-C ends the
-    measurement and keeps the finished tests.
+    measurement and keeps the finished tests. What does not depend on your texts is stored in the
+    cache of `manyheads get`, by a hash of the model, and read from there the next time.
 
     >>> from manyheads.models.build import build
     >>> result = kinds(build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0))
@@ -242,7 +244,8 @@ def kinds(
     """
     if sequences < 1:
         raise InputError(f"sequences must be at least 1, got {sequences}", "use 1 or more")
-    tests = head_tests.HeadTests(model, criteria.threshold_table(thresholds), progress=progress)
+    table, fingerprint = criteria.threshold_table(thresholds), storable_fingerprint(model)
+    tests = head_tests.HeadTests(model, table, progress, fingerprint)
     if isinstance(model, vision.Vision):
         if syntax is not None or coreference is not None:
             raise InputError("images have no syntax", "omit syntax and coreference")

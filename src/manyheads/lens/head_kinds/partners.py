@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,9 +12,15 @@ from torch import Tensor
 from manyheads.lens.attention_maps.typology import duplicate_ideal, induction_ideal
 from manyheads.lens.causal.ablation import replace_heads
 from manyheads.lens.head_kinds.criteria import Label
-from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope, head_scope
+from manyheads.lens.inputs.cached_run import (
+    ActivationEditor,
+    CachedRun,
+    HeadScope,
+    head_scope,
+    run_until,
+)
 from manyheads.lens.results.addresses import Address
-from manyheads.lens.weights.circuits import Circuits
+from manyheads.lens.weights.circuits import Circuits, FactoredMatrix
 from manyheads.models import build, model_interface
 from manyheads.progress import Progress
 from manyheads.taps import Head, Patterns, Sublayer, Tap
@@ -50,16 +57,19 @@ class InductionPartner:
         return f"its keys read {self.address} by weights alone ({composition})"
 
 
-def key_composition(circuits: Circuits, earlier: Head, later: Head) -> float:
-    """The K-composition of a later head with an earlier one (Elhage et al. 2021).
+def key_composition(qk: FactoredMatrix, ov: FactoredMatrix) -> float:
+    """The K-composition of a head's QK with an earlier head's OV (Elhage et al. 2021).
 
     |QK OV| / (|QK| |OV|) in Frobenius norms, as in `composition_scores(model, "key")`.
     """
-    ov, qk = circuits.ov(earlier), circuits.qk(later)
-    outer = torch.linalg.qr(qk.left).R
-    inner = torch.linalg.qr(ov.right.T).R.T
-    both = qk.singular_values().norm() * ov.singular_values().norm()
-    return float((outer @ (qk.right @ ov.left) @ inner).norm() / both.clamp(min=1e-300))
+    composed = _norm(qk.left, (qk.right @ ov.left) @ ov.right)
+    both = _norm(qk.left, qk.right) * _norm(ov.left, ov.right)
+    return float(composed / both.clamp(min=1e-300))
+
+
+def _norm(left: Float[Tensor, "a d"], right: Float[Tensor, "d b"]) -> Float[Tensor, ""]:
+    """The Frobenius norm of left @ right, by products of the size of a head."""
+    return ((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt()
 
 
 def find_partners(
@@ -102,14 +112,16 @@ def _partners_in(
 ) -> dict[Head, InductionPartner]:
     circuits = Circuits(scope)
     composed: dict[Head, dict[Head, float]] = {head: {} for head in induction}
-    pairs = [
-        (earlier, head) for head in induction for earlier in previous if earlier.layer < head.layer
-    ]
-    with Progress("composing heads", total=len(pairs), unit="pairs", enabled=progress) as bar:
-        for earlier, head in pairs:
-            mixes = None in (scope.config(earlier.layer), scope.config(head.layer))
-            score = np.nan if mixes else key_composition(circuits, earlier, head)
-            composed[head][earlier] = score
+    readers = {head: circuits.qk(head) for head in induction if scope.config(head.layer)}
+    with Progress("composing heads", total=len(previous), unit="heads", enabled=progress) as bar:
+        for earlier in previous:
+            ov = circuits.ov(earlier) if scope.config(earlier.layer) else None
+            for head in induction:
+                if earlier.layer < head.layer:
+                    qk, score = readers.get(head), np.nan
+                    if ov is not None and qk is not None:
+                        score = key_composition(qk, ov)
+                    composed[head][earlier] = score
             bar.advance()
     candidates = {
         head: [*_largest(previous, scores, BY_ATTENTION), *_largest(scores, scores, BY_WEIGHTS)]
@@ -189,7 +201,9 @@ def _ablated_scores(
             means = run.head_outputs(layer).values.mean(0, keepdim=True)
             change = replace_heads([[head.head] if head else [] for head in removed], means)
             editor = ActivationEditor({scope.site(layer, Tap.HEAD_OUTPUT): change}, sites)
-            run.resume(layer, editor, len(removed))
+            # Nothing is read after the last induction head.
+            resume = partial(run.resume, layer, copies=len(removed))
+            run_until(resume, editor, sites[-1])
             for copy, head in enumerate(removed):
                 scores[head] = {
                     later: score(editor, later, copy * len(targets))

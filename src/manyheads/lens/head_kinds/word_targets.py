@@ -6,6 +6,7 @@ from it their mean; special tokens are not words. A head is compared with the be
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from manyheads.lens.attention_maps.patterns import PatternWatcher
 from manyheads.lens.inputs import annotated, synthetic
-from manyheads.lens.inputs.texts import default_batch_tokens, for_each_batch
+from manyheads.lens.inputs.cached_run import last_head_site, run_until
+from manyheads.lens.inputs.texts import for_each_batch, large_batch_tokens
 from manyheads.lens.results.addresses import Block, blocks_of
 from manyheads.models import build, model_interface
+from manyheads.taps import Tap
 
 MAX_OFFSET = 10
 OFFSETS = tuple(offset for offset in range(-MAX_OFFSET, MAX_OFFSET + 1) if offset)
@@ -24,7 +27,6 @@ BASELINES = (
     *(f"a fixed offset of {offset:+d}" for offset in OFFSETS),
     *(f"the {which} candidate" for which in ("first", "last", "nearest")),
 )
-BATCH_TOKENS = 4096
 
 FloatsByHead = Float[np.ndarray, " h"]
 
@@ -68,14 +70,15 @@ def measure_word_targets(
     """
     blocks = blocks_of(model)
     counts = _TargetCounts(texts)
-    special = synthetic.SpecialTokens.of(model)
+    special, last = synthetic.SpecialTokens.of(model), last_head_site(model, Tap.KEY)
 
     def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
         batch = _WordTargetSums(
             counts, [texts[number] for number in numbers], special.shifts(model)
         )
         with torch.inference_mode():
-            model.run_hidden(inputs, PatternWatcher(model.stacks(), batch.add))
+            watcher = PatternWatcher(model.stacks(), batch.add)
+            run_until(partial(model.run_hidden, inputs), watcher, last)
         counts.merge(batch)
 
     summary = for_each_batch(
@@ -83,7 +86,7 @@ def measure_word_targets(
         synthetic.inputs_from_ids(model, special, [text.ids for text in texts]),
         visit,
         label=label,
-        batch_tokens=min(BATCH_TOKENS, default_batch_tokens(model)),
+        batch_tokens=large_batch_tokens(model),
         progress=progress,
     )
     scores = {}

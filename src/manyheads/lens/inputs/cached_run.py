@@ -1,8 +1,9 @@
 """A model run on one batch whose activations are cached, so that it can resume at any layer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from manyheads.lens.results.addresses import (
     HeadName,
     Heads,
     attention_at,
+    blocks_of,
     find_heads,
     heads_at,
     heads_in,
@@ -28,7 +30,7 @@ from manyheads.models.layer import Layer
 from manyheads.models.model_interface import ModelInputs, repeat_batch
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
-from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
+from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap, Watcher
 
 EditFunction = Callable[[Tensor], Tensor]
 # "main", or "encoder" and "decoder"; wrapped models may have others.
@@ -213,6 +215,39 @@ class ActivationEditor:
         return value
 
 
+class _PassEndError(Exception):
+    """The watcher has seen all that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EndingWatcher:
+    watcher: Watcher
+    last: Site
+
+    def wants(self, site: Site) -> bool:
+        return self.watcher.wants(site)
+
+    def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns | None:
+        result = self.watcher.see(site, value)
+        if site == self.last:
+            raise _PassEndError
+        return result
+
+
+def run_until(run: Callable[[Watcher], Any], watcher: Watcher, last: Site | None) -> None:
+    """Run a model with a watcher, and end the pass once it has seen the last site (None: never)."""
+    with suppress(_PassEndError):
+        run(watcher if last is None else _EndingWatcher(watcher, last))
+
+
+def last_head_site(model: build.Model, tap: Tap) -> Site | None:
+    """The site of the last heads of a model; None where more may be watched after it."""
+    blocks = blocks_of(model)
+    if not (model.native and blocks) or model.reads_pairs:
+        return None
+    return Site(blocks[-1].layer, tap, blocks[-1].sublayer, blocks[-1].stack)
+
+
 def entry_sites(stack: Stack, layer: int) -> list[Site]:
     """Where the residual stream that enters a layer is seen; of reversible layers, each stream."""
     before = layer_input_site(stack, layer)
@@ -279,7 +314,7 @@ class CachedRun:
         """The residual stream that enters a layer, or both streams of reversible layers."""
         return join_streams([self[site] for site in entry_sites(self.scope.stack, layer)])
 
-    def resume(self, layer: int, watch: ActivationEditor | None = None, copies: int = 1) -> Ragged:
+    def resume(self, layer: int, watch: Watcher | None = None, copies: int = 1) -> Ragged:
         """The input of the readout when copies of the batch resume at `layer` with a watcher."""
         return self.continue_from(repeat_batch(self.entering(layer), copies), layer, watch, copies)
 
@@ -310,7 +345,7 @@ class CachedRun:
         return self.continue_from(x, layer + 1, watch, copies)
 
     def continue_from(
-        self, x: Ragged, layer: int, watch: ActivationEditor | None = None, copies: int = 1
+        self, x: Ragged, layer: int, watch: Watcher | None = None, copies: int = 1
     ) -> Ragged:
         """The input of the readout from the residual stream `x` that enters `layer`."""
         if isinstance(self.scope.model, wrapped_model.WrappedModel):

@@ -235,6 +235,11 @@ def default_batch_tokens(model: build.Model) -> int:
     return max(MIN_BATCH_TOKENS, min(CPU_WORK // max(size, 1), BATCH_TOKENS["cpu"]))
 
 
+def large_batch_tokens(model: build.Model) -> int:
+    """A larger batch for short texts, whose many small products would cost more than the rest."""
+    return min(BATCH_TOKENS["cpu"], 8 * default_batch_tokens(model))
+
+
 def for_each_batch(
     model: build.Model,
     texts: Inputs,

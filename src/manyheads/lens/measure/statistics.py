@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
+from manyheads.lens.inputs.cached_run import run_until
 from manyheads.lens.inputs.texts import Inputs, PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
 from manyheads.lens.measure import measures
@@ -15,6 +17,7 @@ from manyheads.lens.measure.watcher import Activation, MeasurementPlan, Statisti
 from manyheads.lens.results import addresses, measure_names, tables
 from manyheads.models import build, model_interface, vision
 from manyheads.ragged import Ragged
+from manyheads.taps import Site
 
 KIND = "statistics"
 
@@ -105,12 +108,25 @@ def statistics(
     """
     check_heads(model)
     plan = make_plan(model, classes, offsets, sink_above)
+    return measure_by_plan(model, texts, plan, batch_tokens=batch_tokens, progress=progress)
+
+
+def measure_by_plan(
+    model: build.Model,
+    texts: Inputs,
+    plan: MeasurementPlan,
+    *,
+    last: Site | None = None,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> Statistics:
+    """The same, with a plan that several passes share; each may end after a site."""
     totals = StatisticsTotals()
 
     def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
         watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
         with torch.inference_mode():
-            model.run_hidden(inputs, watcher)
+            run_until(partial(model.run_hidden, inputs), watcher, last)
         totals.add(watcher)
 
     summary = for_each_batch(

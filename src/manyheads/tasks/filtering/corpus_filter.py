@@ -20,6 +20,7 @@ from manyheads.checkpoints.files import parse_json
 from manyheads.data.sources.files import Paths, fingerprint
 from manyheads.data.sources.rows import open_parquet
 from manyheads.encoding import encode, filter_rule, text_reader, text_scores
+from manyheads.encoding.fingerprints import filter_fingerprint, older_fingerprint
 from manyheads.errors import InputError, ManyheadsError, check_int, check_number, short_repr
 from manyheads.formatting import percent, pluralise
 from manyheads.models.build import Model
@@ -28,7 +29,6 @@ from manyheads.renamed_keys import with_new_keys
 from manyheads.tasks.filtering import block_scoring
 from manyheads.tasks.filtering.corpus import FileGroup, Layout, plan, read_blocks
 from manyheads.tasks.filtering.shards import arrow, merge_files, unify_files, write_shard
-from manyheads.tasks.fingerprints import filter_fingerprint, older_fingerprint
 from manyheads.train.loop.manifest import file_checksum
 
 Engine = Literal["plain", "ray"]

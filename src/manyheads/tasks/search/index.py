@@ -16,6 +16,7 @@ from torch import Tensor
 
 from manyheads.checkpoints.folder import load
 from manyheads.encoding.encode import Options, encode_with_counts
+from manyheads.encoding.fingerprints import model_fingerprint
 from manyheads.encoding.late_scores import maxsim
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.encoding.token_vectors import encode_tokens
@@ -23,7 +24,6 @@ from manyheads.errors import InputError, ManyheadsError, TruncationWarning, chec
 from manyheads.formatting import alternatives
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
-from manyheads.tasks.fingerprints import model_fingerprint
 from manyheads.tasks.search.chunking import CHUNK_TOKENS, OVERLAP, Chunker, ChunkSettings
 from manyheads.tasks.search.documents import Document, Documents, Scalar
 from manyheads.tasks.search.rank_fusion import fuse_rankings

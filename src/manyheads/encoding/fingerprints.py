@@ -1,8 +1,8 @@
-"""Which model an index or a run was made with."""
+"""Which model an index, a run or a measurement was made with."""
 
 import zlib
 from dataclasses import fields, is_dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
 import torch
 from torch import Tensor
@@ -27,6 +27,19 @@ def model_fingerprint(model: Model) -> str:
     if model.tokenizer is not None:
         digest.update(model.tokenizer.to_str().encode())
     return digest.hexdigest()
+
+
+def exact_fingerprint(model: Model) -> str:
+    """A hash of every weight and buffer as they are, of the configuration and the tokenizer."""
+    digest = sha256(repr((type(model).__name__, _described(model.config))).encode())
+    tensors = {**dict(model.named_buffers()), **model.state_dict()}
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        values = tensor.detach().reshape(-1).cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy())
+    if model.tokenizer is not None:
+        digest.update(model.tokenizer.to_str().encode())
+    return digest.hexdigest()[:24]
 
 
 def _described(value: object) -> object:

@@ -95,6 +95,10 @@ class TrainingError(ManyheadsError, RuntimeError):
     """A training run that cannot continue."""
 
 
+class ConvergenceError(ManyheadsError, RuntimeError):
+    """A computation that did not reach the accuracy without which its result means nothing."""
+
+
 class ManyheadsWarning(UserWarning):
     """The base of all warnings; the command line prints each once, in one line."""
 

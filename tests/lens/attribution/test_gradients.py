@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from manyheads import progress
-from manyheads.errors import InputError, ShapeError
+from manyheads.errors import ConvergenceError, InputError, ShapeError
 from manyheads.lens.attribution import gradients
 from manyheads.lens.attribution.direct_logits import attribute_logits
 from manyheads.lens.attribution.gradients import (
@@ -62,7 +62,8 @@ def test_tokens_add_up_to_the_difference_from_a_baseline(name: str) -> None:
 def test_tokens_add_up_to_the_difference_from_nothing() -> None:
     config = gpt2(width=32, heads=2, layers=2, vocabulary=50, positions=16)
     model = build(config, seed=0)
-    result = integrate_inputs(model, [[1, 2, 3, 4], [5, 6, 7]], progress=False)
+    inputs = [[1, 2, 3, 4], [5, 6, 7]]
+    result = integrate_inputs(model, inputs, baseline="zero", steps=128, progress=False)
     assert result.completeness < 1e-3
     assert result.of(1).shape == (3,)
 
@@ -148,17 +149,26 @@ def test_steps_that_are_no_path_are_refused() -> None:
         integrate_heads(model, batch, steps=5000)
 
 
-def test_progress_has_a_total_and_the_reason_for_more_steps(
+def test_a_path_that_does_not_converge_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(gradients, "STEP_COUNTS", (2, 4))
-    result = integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
-    assert result.steps == 4
-    message = capsys.readouterr().err
-    assert "integrating in 2 steps: 1 of 2 steps" in message
-    assert "integrating in 4 steps, as 2 are off by" in message
-    assert ": 1 of 4 steps" in message
+    monkeypatch.setattr(gradients, "MAX_GRADIENTS", 24)
+    with refuses(ConvergenceError, "off by", "after 24 steps", "give another baseline, or steps"):
+        integrate_inputs(small(DECODERS["experts"]), ids((5, 4)))
+    assert "integrating: 1 of 24 steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "experts"])
+def test_steps_and_baseline_are_chosen_so_that_they_converge(name: str) -> None:
+    path = integrate_inputs(small(DECODERS[name]), ids((5, 4)), progress=False)
+    assert path.converged
+    assert path.steps <= 256
+
+
+def test_a_baseline_near_which_norms_magnify_everything_is_refused() -> None:
+    with refuses(ConvergenceError, "off by", "give another baseline"):
+        integrate_inputs(small(DECODERS["llama"]), ids((5, 4)), baseline="zero", progress=False)
 
 
 def test_a_baseline_of_other_lengths_is_refused() -> None:

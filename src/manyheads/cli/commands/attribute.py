@@ -40,7 +40,7 @@ class Attribute:
     """Direct logit attribution, integrated gradients by token or by head, or attention rollout."""
 
     steps: Annotated[int | None, arguments.metavar("N")] = None
-    """Steps of integrated gradients; by default as many as it takes, up to 512."""
+    """Steps of integrated gradients; by default as many as it takes, up to 1,024."""
 
     all: arguments.Flag = False
     """Print every token or part, not only the largest contributions and the last tokens."""

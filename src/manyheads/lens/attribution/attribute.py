@@ -114,7 +114,7 @@ class Attribution(Tabular):
         for index in self.indices(max_rows):
             part, value = self.contributions[index].part, self.contributions[index].value
             cells = [str(index), Text(repr(part))] if self.by_token else [Text(part)]
-            table.add_row(*cells, f"{value:{sign}.4f}")
+            table.add_row(*cells, f"{value:{sign}.4f}{self._error}")
         if max_rows is not None and len(self.contributions) > max_rows:
             more = len(self.contributions) - max_rows
             table.caption = f"{more} more: table(max_rows=None), frame() or save()"
@@ -140,10 +140,15 @@ class Attribution(Tabular):
 
     def __str__(self) -> str:
         largest = [self.contributions[index] for index in self.indices(SHORT_ROWS)]
-        lines = [f"  {part.part:<16} {part.value:+.4f}" for part in largest]
+        lines = [f"  {part.part:<16} {part.value:+.4f}{self._error}" for part in largest]
         return "\n".join([self.summary, *lines])
 
     __repr__ = __str__
+
+    @property
+    def _error(self) -> str:
+        """What the parts are off by together, beside each number that was integrated."""
+        return f" ±{self.completeness:.1g}" if self.path_steps else ""
 
     @property
     def summary(self) -> str:
@@ -181,12 +186,12 @@ def attribute(
 
     - direct: what heads, feed-forwards, embedding and biases write to the logit, norms frozen
       (see `attribute_logits`)
-    - integrated: integrated gradients from zero embeddings to the tokens (see `integrate_inputs`)
+    - integrated: integrated gradients from mean embeddings to the tokens (see `integrate_inputs`)
     - heads: integrated gradients of gates on all heads (see `integrate_heads`); they sum to the
       logit minus that of the model without attention
     - rollout: attention through all layers to the last token (see `attention_rollout`)
 
-    Gradients are integrated in `steps` steps, by default as many as needed, up to 512. All but
+    Gradients are integrated in `steps` steps, by default as many as needed, up to 1,024. All but
     rollout need a model that generates; the result's `steps` then has the logit lens. A `Seq2Seq`
     takes a (source, target) pair.
     """

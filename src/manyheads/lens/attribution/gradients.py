@@ -1,7 +1,8 @@
 """Attribution by gradients: integrated gradients of tokens and heads, gradient times attention."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.errors import InputError, ShapeError
+from manyheads.errors import ConvergenceError, InputError, ShapeError
 from manyheads.formatting import pluralise
 from manyheads.lens.inputs import cached_run
 from manyheads.lens.inputs.metrics import Metric, bind_metric, weighted_mean
@@ -18,13 +19,19 @@ from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Sublayer, Tap
 
 POWER = 4
-STEP_COUNTS = (32, 64, 128, 256, 512)
 TOLERANCE = 1e-3
+# Random tokens whose mean is the baseline.
+BASELINE_TOKENS = 32
+# Gradients per piece of a path, gradients in all, and the width below which a piece is a jump.
+PIECE_STEPS = 8
+MAX_GRADIENTS = 1024
+MIN_WIDTH = 2.0**-24
 # Quadrature points are eigenvalues of a matrix of this size.
 MAX_STEPS = 4096
 
@@ -112,7 +119,7 @@ def integrate_inputs(
     texts: Inputs,
     metric: Metric = "loss",
     *,
-    baseline: Literal["zero"] | Ragged = "zero",
+    baseline: Literal["mean", "zero"] | Ragged = "mean",
     steps: int | None = None,
     targets: Targets | None = None,
     stack: cached_run.StackName | None = None,
@@ -120,10 +127,13 @@ def integrate_inputs(
 ) -> TokenAttribution:
     """Integrated gradients (arXiv 1703.01365) from a baseline to what enters the first layer.
 
-    The baseline is zero, or a Ragged with the lengths of the texts. By default the number of steps
-    doubles until the tokens sum to the difference of the metric within 0.001, up to 512 steps.
-    Norms change sharply near zero and expert routers jump: `completeness` has the error left, and
-    `converged` says whether it is small.
+    The baseline is the mean of random tokens at the same positions, zero, or a Ragged with the
+    lengths of the texts. Near zero the norms of a deep model magnify the smallest change, so that
+    hardly any number of steps is enough; images start there. By default the path is divided
+    where the metric bends, until the tokens sum to its difference within 0.001 or 0.1 % of it on
+    every piece together; a path that needs more than 1,024 steps, as one over the jumps of an
+    expert router does, is refused with `ConvergenceError`. With a number of `steps` the result is
+    what they give: `completeness` has the error, and `converged` says whether it is small.
     """
     _check_steps(steps)
     scope, inputs = cached_run.head_scope(model, stack, headless=True), read_inputs(model, texts)
@@ -134,6 +144,8 @@ def integrate_inputs(
             cached = cached_run.CachedRun(scope, inputs, layers=(), record=[start])
             end = cached[start]
             start_values = torch.zeros_like(end.values)
+            if baseline == "mean" and not model.reads_images and inputs.ids is not None:
+                start_values = _mean_of_random_tokens(scope, inputs, start)
             if isinstance(baseline, Ragged):
                 start_values, lengths = baseline.values.to(end.values), baseline.lengths.each
                 if lengths != end.lengths.each:
@@ -145,15 +157,41 @@ def integrate_inputs(
             expected = (bound_metric(cached.hidden)[0] - at_start).double()
         difference = end.values - start_values
 
+        def metric_at(x: Tensor) -> Tensor:
+            return bound_metric(cached.continue_from(end.with_values(x), 0))
+
         def gradient(point: float) -> Tensor:
             x = (start_values + point * difference).requires_grad_()
-            value = bound_metric(cached.continue_from(end.with_values(x), 0)).sum()
+            value = metric_at(x).sum()
             return (torch.autograd.grad(value, x)[0].double() * difference.double()).sum(-1)
+
+        def value(point: float) -> Tensor:
+            with torch.no_grad():
+                return metric_at(start_values + point * difference)[0].double()
 
         def result(tokens: Tensor, count: int) -> TokenAttribution:
             return TokenAttribution(tokens=end.with_values(tokens), expected=expected, steps=count)
 
-        return _integrate(gradient, result, steps, progress)
+        return _integrate(gradient, value, result, steps, progress)
+
+
+def _mean_of_random_tokens(scope: cached_run.HeadScope, inputs: ModelInputs, start: Site) -> Tensor:
+    """The mean of what enters the first layer with random tokens in the place of a text."""
+    name = "source" if scope.stack_name == "encoder" else "ids"
+    ids: Ragged = getattr(inputs, name)
+    vocabulary = scope.model.config.embedding.vocabulary
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros((), device=ids.device)
+    for _ in range(BASELINE_TOKENS):
+        drawn = torch.randint(vocabulary, ids.values.shape, generator=generator).to(ids.values)
+        record = Record([start])
+        others = replace(inputs, **{name: ids.with_values(drawn)})
+        last = start if scope.model.native else None
+        cached_run.run_until(partial(scope.model.run_hidden, others), record, last)
+        value = record[start]
+        assert isinstance(value, Ragged), "no pattern enters a layer"
+        total = total + value.values / BASELINE_TOKENS
+    return total
 
 
 @wrapping_models
@@ -201,8 +239,11 @@ def integrate_heads(
             value, gates = gated(opened)
             return torch.cat(torch.autograd.grad(value.sum(), gates), dim=1).double()
 
-        with torch.no_grad():
-            expected = (gated(1.0)[0] - gated(0.0)[0]).double().cpu()
+        def value(opened: float) -> Float[Tensor, " b"]:
+            with torch.no_grad():
+                return gated(opened)[0].double().cpu()
+
+        expected = value(1.0) - value(0.0)
 
         def result(summed: Tensor, count: int) -> HeadAttribution:
             by_head = summed.cpu()
@@ -216,7 +257,7 @@ def integrate_heads(
             )
             return HeadAttribution(heads=heads, by_head=by_head, expected=expected, steps=count)
 
-        return _integrate(gradient, result, steps, progress)
+        return _integrate(gradient, value, result, steps, progress)
 
 
 @wrapping_models
@@ -280,26 +321,62 @@ class _Tracked(Record):
         return value.each
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """A piece of a path from `start` to `stop`: what the parts add there, and how far it is off."""
+
+    start: float
+    stop: float
+    parts: Tensor
+    error: float
+
+
 def _integrate(
     gradient: Callable[[float], Tensor],
+    value: Callable[[float], Tensor],
     result: Callable[[Tensor, int], AnyPath],
     steps: int | None,
     progress: bool,
 ) -> AnyPath:
-    """Gauss-Legendre quadrature, with more points until the error is below the tolerance."""
-    reason = ""
-    for count in STEP_COUNTS if steps is None else (steps,):
-        parts = []
-        label = f"integrating in {count} steps{reason}"
-        with Progress(label, total=count, unit="steps", enabled=progress) as bar:
-            for point, weight in _points(count):
-                parts.append(weight * gradient(point))
+    """Gauss-Legendre quadrature: in `steps` steps, or in pieces whose error is known.
+
+    On each piece the parts should sum to the difference of the metric at its ends. The piece that
+    is off by most is halved until all together are within the tolerance.
+    """
+    total = MAX_GRADIENTS if steps is None else steps
+    with Progress("integrating", total=total, unit="steps", enabled=progress) as bar:
+
+        def integrate(start: float, stop: float, count: int, power: int = 1) -> Tensor:
+            parts = []
+            for point, weight in _points(count, power):
+                parts.append((stop - start) * weight * gradient(start + (stop - start) * point))
                 bar.advance()
-        path = result(torch.stack(parts).sum(0), count)
-        if path.completeness <= TOLERANCE:
-            break
-        reason = f", as {count} are off by {path.completeness:.1e}"
-    return path
+            return torch.stack(parts).sum(0)
+
+        if steps is not None:
+            return result(integrate(0.0, 1.0, steps, POWER), steps)
+        values = {point: value(point) for point in (0.0, 1.0)}
+
+        def measure(start: float, stop: float) -> _Piece:
+            parts = integrate(start, stop, PIECE_STEPS)
+            off = result(parts, PIECE_STEPS).sums.cpu() - (values[stop] - values[start]).cpu()
+            return _Piece(start, stop, parts, float(off.abs().max()))
+
+        pieces = [measure(0.0, 1.0)]
+        tolerance = TOLERANCE * max(1.0, float((values[1.0] - values[0.0]).abs().max()))
+        while (error := sum(piece.error for piece in pieces)) > tolerance:
+            worst = max(pieces, key=lambda piece: piece.error)
+            middle = (worst.start + worst.stop) / 2
+            if bar.done + 2 * PIECE_STEPS > total or worst.stop - worst.start < MIN_WIDTH:
+                raise ConvergenceError(
+                    f"integrated gradients are off by {error:.2g} after {bar.done:,.0f} steps, "
+                    f"where {tolerance:.2g} is allowed",
+                    "give another baseline, or steps for a result that states its error",
+                )
+            pieces.remove(worst)
+            values[middle] = value(middle)
+            pieces += [measure(worst.start, middle), measure(middle, worst.stop)]
+    return result(torch.stack([piece.parts for piece in pieces]).sum(0), int(bar.done))
 
 
 def _check_steps(steps: int | None) -> None:
@@ -310,15 +387,15 @@ def _check_steps(steps: int | None) -> None:
         )
 
 
-def _points(steps: int) -> list[tuple[float, float]]:
+def _points(steps: int, power: int = 1) -> list[tuple[float, float]]:
     """Points between 0 and 1 and their weights, which sum to 1.
 
-    Norms change sharply near zero activations, so most points are near 0.
+    Norms change sharply near zero activations: with a `power` more points are near 0.
 
-    >>> round(sum(weight for _, weight in _points(8)), 6)
+    >>> round(sum(weight for _, weight in _points(8, power=4)), 6)
     1.0
     """
     points, weights = np.polynomial.legendre.leggauss(steps)
     points, weights = (points + 1) / 2, weights / 2
-    stretched = weights * POWER * points ** (POWER - 1)
-    return list(zip((points**POWER).tolist(), stretched.tolist(), strict=True))
+    stretched = weights * power * points ** (power - 1)
+    return list(zip((points**power).tolist(), stretched.tolist(), strict=True))

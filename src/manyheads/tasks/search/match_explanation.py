@@ -353,7 +353,12 @@ def _gradients(
 ) -> Float[np.ndarray, " t"]:
     metric = _metric(scorer, side, against)
     gradients = integrate_inputs(
-        scorer.model, [list(side.ids)], metric, steps=GRADIENT_STEPS, progress=progress
+        scorer.model,
+        [list(side.ids)],
+        metric,
+        baseline="zero",
+        steps=GRADIENT_STEPS,
+        progress=progress,
     )
     return _array(gradients.of(0))
 

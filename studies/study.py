@@ -1,0 +1,206 @@
+"""What a study is: published claims, arms that are measured over seeds, and what follows.
+
+A study lives in `studies/<name>/study.py` as `STUDY`, a subclass of `Study`. `studies.run` measures
+its arms, one after another or in several processes, and writes beside it:
+
+- `result.json`: settings, machine and the values of every arm and seed
+- `plot.png`: what they show
+- `README.md`: the claims, what was measured, and whether they hold here
+
+The page is made from the result, so that its numbers are those of the file.
+"""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, ClassVar
+
+from manyheads.atomic_write import atomic_write
+
+Settings = Mapping[str, Any]
+Values = dict[str, Any]
+# A difference of means counts from so many standard errors on.
+CLEAR = 2.0
+
+
+class Verdict(StrEnum):
+    """What became of a claim at a size that anyone can rerun."""
+
+    HOLDS = "holds"
+    WEAKLY = "weakly"
+    NOT_HERE = "not at this size"
+    CONTRADICTED = "contradicted"
+    OPEN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What was published, with its figures, and where."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was measured of a claim, in a sentence with its numbers."""
+
+    claim: Claim
+    verdict: Verdict
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One run: a variant of the model or the training, and its seed."""
+
+    name: str
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} #{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The values of all arms that have ended."""
+
+    study: str
+    level: str
+    settings: dict[str, Any]
+    machine: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    arms: dict[str, dict[str, Values]] = field(default_factory=dict)
+
+    def add(self, arm: Arm, values: Values, seconds: float) -> None:
+        self.arms.setdefault(arm.name, {})[str(arm.seed)] = values
+        self.seconds[arm.key] = round(seconds, 1)
+
+    def has(self, arm: Arm) -> bool:
+        return str(arm.seed) in self.arms.get(arm.name, {})
+
+    def runs(self, arm: str) -> list[Values]:
+        """The values of an arm by seed; none if it was not measured."""
+        return list(self.arms.get(arm, {}).values())
+
+    def each(self, arm: str, *path: str) -> list[float]:
+        """One value of every seed of an arm; what was not measured or is infinite is left out."""
+        found = []
+        for values in self.runs(arm):
+            value: Any = values
+            for key in path:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.append(float(value))
+        return found
+
+    def mean(self, arm: str, *path: str) -> float:
+        values = self.each(arm, *path)
+        return mean(values) if values else math.nan
+
+    def error(self, arm: str, *path: str) -> float:
+        """The standard error over seeds; that of a single seed is unknown."""
+        values = self.each(arm, *path)
+        return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+    def text(self, arm: str, *path: str, digits: int = 3) -> str:
+        """A mean with its error, as in "1.923 ± 0.004"."""
+        value, error = self.mean(arm, *path), self.error(arm, *path)
+        if math.isnan(value):
+            return "not measured"
+        known = "" if math.isnan(error) else f" ± {error:.{digits}f}"
+        return f"{value:.{digits}f}{known}"
+
+    def difference(self, arm: str, other: str, *path: str) -> tuple[float, float]:
+        """The mean of one arm minus that of another, and its error (nan: single seeds)."""
+        errors = [self.error(name, *path) for name in (arm, other)]
+        known = [error for error in errors if not math.isnan(error)]
+        error = math.sqrt(sum(each**2 for each in known)) if known else math.nan
+        return self.mean(arm, *path) - self.mean(other, *path), error
+
+    def write(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as target:
+            target.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> "Result":
+        return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+
+class Study(ABC):
+    """One question put to several arms."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    # One or two sentences: what is done, for readers of the page.
+    question: ClassVar[str]
+    # Settings of the full study, and what is smaller in the quick one and in its test.
+    full: ClassVar[Settings]
+    quick: ClassVar[Settings]
+    test: ClassVar[Settings]
+    # What was left out, or differs from the publication.
+    limits: ClassVar[tuple[str, ...]] = ()
+
+    def settings(self, level: str) -> dict[str, Any]:
+        """Of "full", "quick" or "test"."""
+        return {**self.full, **({} if level == "full" else getattr(self, level))}
+
+    @abstractmethod
+    def arms(self, settings: Settings) -> Sequence[Arm]:
+        """What is measured."""
+
+    @abstractmethod
+    def run(self, arm: Arm, settings: Settings, device: str) -> Values:
+        """Measure one arm: numbers by name, nested dicts and lists of them."""
+
+    @abstractmethod
+    def findings(self, result: Result) -> Sequence[Finding]:
+        """A finding for every claim; arms may be missing."""
+
+    @abstractmethod
+    def draw(self, result: Result, path: Path) -> None:
+        """One picture."""
+
+    @abstractmethod
+    def table(self, result: Result) -> str:
+        """The numbers as a table in Markdown."""
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown_table(["arm", "loss"], [["plain", "1.92"]]))
+    | arm | loss |
+    |---|---|
+    | plain | 1.92 |
+    """
+    lines = ["| " + " | ".join(row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def compare(difference: float, error: float, *, least: float = 0.0) -> Verdict:
+    """Whether a value is above another: by two errors holds, by less weakly, below contradicted.
+
+    A difference within `least` of zero is not visible at this size. Turn the sign for "below".
+
+    >>> compare(0.1, 0.02), compare(0.03, 0.02), compare(-0.1, 0.02), compare(0.001, 0.02)
+    ... # doctest: +NORMALIZE_WHITESPACE
+    (<Verdict.HOLDS: 'holds'>, <Verdict.WEAKLY: 'weakly'>, <Verdict.CONTRADICTED: 'contradicted'>,
+     <Verdict.NOT_HERE: 'not at this size'>)
+    """
+    if math.isnan(difference):
+        return Verdict.OPEN
+    error = max(0.0 if math.isnan(error) else error, least / CLEAR)
+    if difference > CLEAR * error:
+        return Verdict.HOLDS
+    if difference > error:
+        return Verdict.WEAKLY
+    return Verdict.CONTRADICTED if difference < -CLEAR * error else Verdict.NOT_HERE

@@ -60,15 +60,17 @@ def patch_paths(
     if through not in TAPS:
         raise InputError(f"through must be query, key or value, got {through!r}", "use one of them")
     with eval_mode(model), torch.no_grad():
-        keep = _frozen_sites(scope)
+        keep = frozen_sites(scope)
         runs = RunPair.of(
             scope, clean, corrupted, metric, targets, keep=keep, batch_tokens=batch_tokens
         )
-        paths = _Paths(runs, receiving, through, base, feedforward == "frozen")
+        paths = PathRuns(runs, receiving, through, base, feedforward == "frozen")
         return paths.measure(sending, progress)
 
 
-class _Paths:
+class PathRuns:
+    """The runs that measure paths from heads to receivers taken together."""
+
     def __init__(
         self,
         runs: RunPair,
@@ -89,7 +91,7 @@ class _Paths:
         with Progress("patching paths", total=len(senders), unit="heads", enabled=progress) as bar:
             try:
                 for group in group_by(layer, sorted(senders, key=layer), self.runs.copies):
-                    for head, values in zip(group, self._run(group), strict=True):
+                    for head, values in zip(group, self.run(group), strict=True):
                         columns[:, indices[head]] = self.runs.recovered(values, self.base)
                     bar.advance(len(group))
             except KeyboardInterrupt:
@@ -109,7 +111,8 @@ class _Paths:
             },
         )
 
-    def _run(self, senders: list[Head]) -> Float[Tensor, "copies b"]:
+    def run(self, senders: list[Head]) -> Float[Tensor, "copies b"]:
+        """The metric of each text for each sender; all senders are of one layer."""
         copies, layer = len(senders), senders[0].layer
         receivers = [head for head in self.receivers or () if head.layer > layer]
         if self.receivers is not None and not receivers:
@@ -129,7 +132,7 @@ class _Paths:
         """Freeze all heads from the senders' layer up, and take each sender from the other run."""
         layer = senders[0].layer
         changes: dict[Site, cached_run.EditFunction] = {}
-        for site in _frozen_sites(self.scope):
+        for site in frozen_sites(self.scope):
             is_head = site.tap is Tap.HEAD_OUTPUT
             if site.layer < layer or not (is_head or self.frozen):
                 continue
@@ -163,7 +166,7 @@ def _replace(values: Tensor, _: Tensor) -> Tensor:
     return values
 
 
-def _frozen_sites(scope: cached_run.HeadScope) -> list[Site]:
+def frozen_sites(scope: cached_run.HeadScope) -> list[Site]:
     """The outputs of all heads and feed-forwards of the stack."""
     sites = []
     for layer, config in enumerate(scope.stack.config.layers):

@@ -65,7 +65,8 @@ class AttentionConfig:
     `keys_from="memory"` makes it cross-attention. `drop_heads` drops whole heads of a sequence in
     training (DropHead, arXiv 2004.13342). A learned `sink` is one more score in each head's softmax
     that carries no value. `softcap` bends scores s to softcap * tanh(s / softcap), as in Gemma 2.
-    `query_norm` and `key_norm` norm each head, with `norm_span="heads"` all heads together.
+    `query_norm` and `key_norm` norm each head, with `norm_span="heads"` all heads together;
+    `output_norm` norms what each head read, before gates and the output projection.
 
     >>> config = AttentionConfig(width=768, heads=12, kv_heads=4)
     >>> config.size, config.key_heads
@@ -85,6 +86,7 @@ class AttentionConfig:
     query_norm: Norm = NoNorm()
     key_norm: Norm = NoNorm()
     norm_span: Literal["head", "heads"] = "head"
+    output_norm: Norm = NoNorm()
     bias: Literal["none", "inputs", "output", "all"] = "none"
     scale: float | Literal["root"] = "root"
     softcap: PositiveFloat | Literal["none"] = "none"
@@ -176,7 +178,7 @@ class AttentionConfig:
         return {
             f"gate_{gate.at}": gate.rows(*self.gate_shape(gate.at))
             for gate in self.gates
-            if gate.at in places
+            if gate.at in places and gate.reads == "input"
         }
 
 
@@ -196,6 +198,7 @@ class Attention(nn.Module):
         reads_memory = config.keys_from == "memory"
         self.our_rows = config.query_rows() if reads_memory else rows
         bare = isinstance(config.query_norm, NoNorm) and isinstance(config.key_norm, NoNorm)
+        bare = bare and not any(gate.at in ("query", "key") for gate in config.gates)
         self.plain = bare and list(self.our_rows) == ["query", "key", "value"]
         self.memory_rows = {name: rows[name] for name in rows if name not in self.our_rows}
         self.project = nn.Linear(config.width, sum(self.our_rows.values()), bias=biased)
@@ -209,6 +212,11 @@ class Attention(nn.Module):
         self.query_norm = make_norm(config.query_norm, inner if whole else config.size)
         keys = config.key_heads * config.size
         self.key_norm = make_norm(config.key_norm, keys if whole else config.size)
+        self.output_norm = make_norm(config.output_norm, config.size)
+        for gate in config.gates:
+            if gate.reads == "nothing":
+                zeros = torch.zeros(gate.rows(*config.gate_shape(gate.at)))
+                self.register_parameter(f"gate_{gate.at}", nn.Parameter(zeros))
         self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink != "none" else None
         scaled = config.head_scale != "none"
         self.head_scale = nn.Parameter(torch.ones(config.heads)) if scaled else None
@@ -281,6 +289,7 @@ class Attention(nn.Module):
         bias = self.bias(x.with_values(query), key, encoding)
         request = self._request(x.lengths, keys.lengths, bias)
         output = mix(query, keys.k, keys.v, request, context, self.config.kernel)
+        output = self.output_norm(output).to(output.dtype)
         if self.head_scale is not None:
             output = output * self.head_scale.to(output.dtype)[:, None]
         if self.training and self.config.drop_heads:
@@ -288,7 +297,7 @@ class Attention(nn.Module):
         output = self._gated("output", output, parts, x, context)
         output = observe(context, Tap.HEAD_OUTPUT, output, x)
         written = self.output(output.flatten(1))
-        if "gate_final" in parts:
+        if any(gate.at == "final" for gate in self.config.gates):
             sliced = written.unflatten(-1, self.config.gate_shape("final"))
             written = self._gated("final", sliced, parts, x, context).flatten(1)
         return x.with_values(written)
@@ -322,6 +331,12 @@ class Attention(nn.Module):
         if self.project_memory is not None:
             layers.append(("project_memory", self.project_memory, self.memory_rows))
         return layers
+
+    @property
+    def gate_parameters(self) -> dict[str, nn.Parameter]:
+        """The logits of gates that do not read the input, named as rows of gates are."""
+        names = (f"gate_{gate.at}" for gate in self.config.gates if gate.reads == "nothing")
+        return {name: getattr(self, name) for name in names}
 
     def projections(self) -> dict[str, Float[Tensor, "rows c"]]:
         """The rows of each part of the input projections, as views of their weight."""
@@ -443,10 +458,23 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "n h d"]:
         for gate in self.config.gates:
             if gate.at == at:
-                opened = gate.values(parts[f"gate_{at}"], *self.config.gate_shape(at))
+                opened = self._opened(gate, value, parts)
                 opened = observe(context, GATE_TAPS[at], opened, source)
                 value = gate.apply(value, opened)
         return value
+
+    def _opened(
+        self, gate: Gate, value: Float[Tensor, "n h d"], parts: dict[str, Tensor]
+    ) -> Float[Tensor, "n heads_or_1 size_or_1"]:
+        shape = self.config.gate_shape(gate.at)
+        match gate.reads:
+            case "input":
+                return gate.values(parts[f"gate_{gate.at}"], *shape)
+            case "itself":
+                return gate.values(value.flatten(1), *shape)
+            case "nothing":
+                opened = gate.values(self.gate_parameters[f"gate_{gate.at}"][None], *shape)
+                return opened.to(value.dtype).expand(len(value), -1, -1)
 
 
 def mix(

@@ -95,6 +95,13 @@ EVERY_GATE = (
     Gate(at="output", per="channel"),
     Gate(at="final", operation="add", activation="silu"),
 )
+CONTROL_GATES = (
+    Gate(at="query", per="channel", reads="nothing"),
+    Gate(at="key", heads="shared", reads="nothing"),
+    Gate(at="value", activation="raised_sigmoid"),
+    Gate(at="output", per="channel", reads="itself"),
+    Gate(at="final", per="channel", reads="nothing", activation="silu", operation="add"),
+)
 
 
 def ids(lengths: Sequence[int] = LENGTHS, *, seed: int = 0) -> Ragged:
@@ -218,6 +225,10 @@ DECODERS: dict[str, DecoderConfig] = {
     ),
     "shaw": decoder(*[writes(position=Shaw(reach=3))] * 2),
     "gates": decoder(*[writes(position=Rotary(), kv_heads=2, gates=EVERY_GATE)] * 2),
+    "control gates": decoder(
+        writes(position=Rotary(), kv_heads=2, gates=CONTROL_GATES, output_norm=RMSNorm()),
+        writes(gates=(Gate(at="output", reads="nothing"),)),
+    ),
     "normed heads": decoder(
         *[writes(position=Rotary(), query_norm=RMSNorm(), key_norm=RMSNorm(), head_size=10)] * 2
     ),

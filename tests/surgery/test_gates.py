@@ -22,6 +22,11 @@ KINDS = [
     for operation in ("multiply", "add")
     for activation in ("sigmoid", "silu")
 ]
+CONTROLS = [
+    Gate(at=at, per="channel", reads=reads, operation=operation, activation="raised_sigmoid")  # type: ignore[arg-type]
+    for at in ("value", "output", "final")
+    for reads, operation in (("input", "multiply"), ("nothing", "multiply"), ("nothing", "add"))
+]
 UNGATED = [name for name in MODELS if "gates" not in name]
 
 
@@ -44,6 +49,22 @@ def test_every_gate_leaves_the_output_as_it_was_and_can_learn(gate: Gate) -> Non
         gradients = dict(zip(attention.our_rows, parts, strict=True))
         assert gradients.pop(f"gate_{gate.at}").any()
         assert not any(gradient.any() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("gate", CONTROLS, ids=str)
+def test_controls_leave_the_output_as_it_was_and_can_learn(gate: Gate) -> None:
+    model = llama()
+    gated = add_gates(model, gate)
+    ids = torch.arange(20).view(2, 10)
+    before, after = model(ids).logits, gated(ids).logits
+    assert (after - before).abs().max() <= 1e-6
+    heads, size = gated.stack.layers[0].attention.config.gate_shape(gate.at)
+    inputs = 32 if gate.reads == "input" else 1
+    assert freeze_except_gates(gated) == 2 * heads * size * inputs
+    after.square().mean().backward()
+    for layer in gated.stack.layers:
+        for logits in layer.attention.gate_parameters.values():
+            assert logits.grad.any()
 
 
 @pytest.mark.parametrize("name", UNGATED)
@@ -112,6 +133,8 @@ def test_bad_input_is_refused() -> None:
         add_gates(model, Gate(at="output"), (2,))
     with pytest.raises(ConfigError, match="no layer has cross"):
         add_gates(model, Gate(at="output"), sublayer=Sublayer.CROSS)
+    with pytest.raises(ConfigError, match="reads itself changes the output"):
+        add_gates(model, Gate(at="output", per="channel", reads="itself"))
     with pytest.raises(ConfigError, match="the model has no stack 'decoder'"):
         add_gates(model, Gate(at="output"), stack="decoder")
     gated = add_gates(model, Gate(at="output"))

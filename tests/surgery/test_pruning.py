@@ -80,6 +80,14 @@ ODD = {
     "all gates": zoo.decoder(
         *[zoo.writes(position=Rotary(), kv_heads=2, heads=8, head_size=4, gates=zoo.EVERY_GATE)] * 2
     ),
+    "control gates": zoo.decoder(
+        *[
+            zoo.writes(
+                kv_heads=2, heads=8, head_size=4, gates=zoo.CONTROL_GATES, output_norm=RMSNorm()
+            )
+        ]
+        * 2
+    ),
     "shared final gate": zoo.decoder(
         *[zoo.writes(gates=(Gate(at="final", per="channel", heads="shared"),))] * 2
     ),

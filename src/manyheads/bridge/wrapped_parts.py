@@ -69,6 +69,7 @@ class WrappedAttention(Outside, Attention):
         # The values come with each call.
         self.sink = torch.zeros(facts.heads) if facts.has_sink else None  # type: ignore[assignment]
         self.table = self.head_scale = None
+        self.output_norm = nn.Identity()
 
 
 class WrappedLayer(Outside, Layer):

@@ -133,6 +133,7 @@ def _why_not(layer: Layer) -> str | None:
         "a gate": bool(config.gates),
         "a norm of queries or keys": not isinstance(config.query_norm, NoNorm)
         or not isinstance(config.key_norm, NoNorm),
+        "a norm of head outputs": not isinstance(config.output_norm, NoNorm),
         "a cap on scores": config.score_cap is not None,
         "a learned sink": config.sink != "none",
         "a scale per head": config.head_scale != "none",

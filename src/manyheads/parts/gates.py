@@ -1,5 +1,6 @@
-"""Gates: values computed from the normed input of a layer that scale or shift activations."""
+"""Gates: values that scale or shift activations, computed from the normed input of a layer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,19 @@ GATE_TAPS: dict[GatePlace, Tap] = {
 }
 
 
+def raised_sigmoid(logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """0.5 + 0.5 sigmoid: between a half and one, so that the gate cannot close."""
+    return 0.5 + 0.5 * torch.sigmoid(logits)
+
+
+GateActivation = Literal["sigmoid", "silu", "raised_sigmoid"]
+ACTIVATIONS: dict[GateActivation, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "raised_sigmoid": raised_sigmoid,
+}
+
+
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
@@ -33,6 +47,11 @@ class Gate:
     own or shared by all `heads`. After the output projection there are no heads: there the width
     is divided into equal `slices`, by default as many as heads; pruned layers keep theirs.
 
+    The study's controls: `activation="raised_sigmoid"` is 0.5 + 0.5 sigmoid, which cannot close.
+    A gate that `reads` "nothing" is a parameter, the same for every token. One that reads "itself"
+    is computed from what it gates and has no weights: multiplied by its own sigmoid, the output of
+    a head is SiLU of it.
+
     >>> Gate(at="output", per="channel").rows(heads=8, size=16), Gate(at="output").rows(8, 16)
     (128, 8)
     """
@@ -41,14 +60,21 @@ class Gate:
     per: Literal["head", "channel"] = "head"
     heads: Literal["own", "shared"] = "own"
     operation: Literal["multiply", "add"] = "multiply"
-    activation: Literal["sigmoid", "silu"] = "sigmoid"
+    activation: GateActivation = "sigmoid"
     slices: int | Literal["heads"] = "heads"
+    reads: Literal["input", "nothing", "itself"] = "input"
 
     def __post_init__(self) -> None:
         if self.slices != "heads" and self.at != "final":
             raise ConfigError(
                 f"slices={self.slices} is not possible for a gate at {self.at!r}, which has heads",
                 'use slices only with at="final"',
+            )
+        if self.reads == "itself" and (self.per, self.heads) != ("channel", "own"):
+            raise ConfigError(
+                f"a gate that reads itself has a value for each channel of each head, got "
+                f"per={self.per!r}, heads={self.heads!r}",
+                'use per="channel", heads="own"',
             )
 
     def slice_count(self, heads: int) -> int:
@@ -64,8 +90,7 @@ class Gate:
     ) -> Float[Tensor, "n heads_or_1 size_or_1"]:
         """The activated gate, in a shape that broadcasts to n x heads x size."""
         shape = (heads if self.heads == "own" else 1, size if self.per == "channel" else 1)
-        activate = torch.sigmoid if self.activation == "sigmoid" else F.silu
-        return activate(logits).unflatten(-1, shape)
+        return ACTIVATIONS[self.activation](logits).unflatten(-1, shape)
 
     def apply(
         self, x: Float[Tensor, "n h d"], values: Float[Tensor, "n heads_or_1 size_or_1"]

@@ -20,7 +20,7 @@ from manyheads.lens.results.addresses import attention_at
 from manyheads.models import decoder, encoder, readout, recipes
 from manyheads.models.build import Model, build, eval_mode
 from manyheads.models.layer import Branch
-from manyheads.parts.gates import Gate
+from manyheads.parts.gates import ACTIVATIONS, Gate
 from manyheads.progress import Progress
 from manyheads.surgery import evaluation_inputs, rebuild
 from manyheads.surgery.finetune import loop, trainable
@@ -51,7 +51,7 @@ def add_gates(
     The gate's weights start at zero, so that it has the same value for every token, and the weights
     before it (for an output gate, after it) are scaled or shifted to undo that value: a sigmoid is
     a half, so they are doubled. Only a multiplied silu and an added sigmoid need biases, which are
-    then added to the layer.
+    then added to the layer. A gate that reads itself cannot be undone in this way.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -133,12 +133,15 @@ def _initial(gate: Gate) -> tuple[float, float]:
     match gate.operation, gate.activation:
         case "multiply", "sigmoid":
             return 0.0, 0.5
+        case "multiply", "raised_sigmoid":
+            return 0.0, 0.75
         case "add", "silu":
             return 0.0, 0.0
         case "multiply", "silu":
             return OPEN_SILU, float(F.silu(torch.tensor(OPEN_SILU)))
         case _:
-            return CLOSED_SIGMOID, float(torch.tensor(CLOSED_SIGMOID).sigmoid())
+            value = ACTIVATIONS[gate.activation](torch.tensor(CLOSED_SIGMOID))
+            return CLOSED_SIGMOID, float(value)
 
 
 def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
@@ -146,10 +149,16 @@ def _gated(config: AttentionConfig, gate: Gate, index: int) -> AttentionConfig:
         raise ConfigError(
             f"layer {index} already has a gate at {gate.at!r}", "choose another position"
         )
+    if gate.reads == "itself":
+        raise ConfigError(
+            "a gate that reads itself changes the output of a trained model",
+            'use reads="input" or "nothing", or build a model with it and train that',
+        )
     logit, value = _initial(gate)
     inputs, output = config.bias in ("inputs", "all"), config.bias in ("output", "all")
     adds = gate.operation == "add" and value != 0.0
-    inputs |= logit != 0.0 or (adds and gate.at in ("query", "key", "value"))
+    inputs |= logit != 0.0 and gate.reads == "input"
+    inputs |= adds and gate.at in ("query", "key", "value")
     output |= adds and gate.at in ("output", "final")
     bias: Any = {(0, 0): "none", (1, 0): "inputs", (0, 1): "output", (1, 1): "all"}[inputs, output]
     return replace(config, gates=(*config.gates, gate), bias=bias)
@@ -163,7 +172,8 @@ def _weights(old: Attention, new: Attention, gate: Gate) -> dict[str, Tensor]:
     for name, count in new.config.rows().items():
         weights.setdefault(name, output.new_zeros(count, new.config.width))
         biases.setdefault(name, output.new_zeros(count))
-    biases[f"gate_{gate.at}"] = torch.full_like(biases[f"gate_{gate.at}"], logit)
+    gate_logits = output.new_full((gate.rows(*new.config.gate_shape(gate.at)),), logit)
+    biases[f"gate_{gate.at}"] = gate_logits
     bias: Tensor | None = old.output.bias
     output_bias = output.new_zeros(len(output)) if bias is None else bias.clone()
     match gate.operation, gate.at:
@@ -180,6 +190,8 @@ def _weights(old: Attention, new: Attention, gate: Gate) -> dict[str, Tensor]:
         case "add", name:
             biases[name] = biases[name] - value
     tensors = {"output.weight": output, "output.bias": output_bias}
+    # Used where the gate is a parameter instead of rows of the projection.
+    tensors[f"gate_{gate.at}"] = gate_logits
     for layer, _, names in new.input_layers:
         tensors[f"{layer}.weight"] = torch.cat([weights[name] for name in names])
         tensors[f"{layer}.bias"] = torch.cat([biases[name] for name in names])

@@ -144,7 +144,9 @@ def attention_weights(
     for name in ("sink", "head_scale"):
         if getattr(attention, name) is not None:
             weights[name] = getattr(attention, name)[list(kept_heads)]
-    for name in ("query_norm", "key_norm", "table"):
+    for name, logits in attention.gate_parameters.items():
+        weights[name] = _rows(attention.config, name, logits, kept_heads)
+    for name in ("query_norm", "key_norm", "output_norm", "table"):
         part = getattr(attention, name)
         if part is not None and not isinstance(part, BucketTable | DisentangledTable):
             weights |= prefixed(name, part.state_dict())

@@ -162,8 +162,8 @@ def _grow_attention(small: Attention, large: Attention) -> None:
                 f"key heads of {config.groups} queries each cannot be tiled",
                 "use a model without pruned heads",
             )
-    for kind in ("weight", "bias"):
-        sources, targets = input_parts(small, kind), input_parts(large, kind)
+    rows = [(input_parts(small, kind), input_parts(large, kind)) for kind in ("weight", "bias")]
+    for sources, targets in (*rows, (small.gate_parameters, large.gate_parameters)):
         for name in targets.keys() & sources.keys():
             source, target = sources[name], targets[name]
             by_head = source.unflatten(0, _shape(small.config, name, len(source)))
@@ -175,7 +175,7 @@ def _grow_attention(small: Attention, large: Attention) -> None:
     grown = tile_tensor(small.output.weight.unflatten(1, columns), (large.config.width, *shape))
     large.output.weight.copy_(grown.flatten(1))
     _put(large.output.bias, small.output.bias)
-    for name in ("query_norm", "key_norm", "table"):
+    for name in ("query_norm", "key_norm", "output_norm", "table"):
         _grow(getattr(small, name), getattr(large, name))
     for name in ("sink", "head_scale"):
         _put(getattr(large, name), getattr(small, name))

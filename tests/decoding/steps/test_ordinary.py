@@ -26,6 +26,7 @@ REASONS = {
     "t5": "T5Buckets",
     "shaw": "Shaw",
     "gates": "gates",
+    "control gates": "gates, a sink or scaled heads; layer 0 norms the outputs of its heads",
     "sinks": "sink",
     "experts": "experts",
     "both norms": "pre-norm",

@@ -160,6 +160,15 @@ def test_scores_are_those_of_the_whole_matrices(name: str) -> None:
         assert result["matching_eigenvalues"].of(head) == pytest.approx(matching, abs=1e-4)
 
 
+def test_a_norm_of_head_outputs_is_folded_into_what_a_head_writes() -> None:
+    model = build(DECODERS["control gates"], seed=0)
+    attention = model.stack.layers[0].attention
+    torch.nn.init.normal_(attention.output_norm.weight)
+    size = attention.config.size
+    columns = attention.output.weight[:, size : 2 * size] * attention.output_norm.weight
+    torch.testing.assert_close(circuits(model).writes(Head(0, 1)), columns.double())
+
+
 @pytest.mark.parametrize("name", ["gpt2", "one key head", "llama"])
 def test_circuits_are_what_the_layer_computes(name: str) -> None:
     """The value and the score of a token, biases aside, from the residual stream itself."""

@@ -69,6 +69,8 @@ def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:
     config = attention.inner
     if config.gates or config.sink != "none" or config.head_scale != "none":
         yield "has gates, a sink or scaled heads"
+    if not isinstance(config.output_norm, NoNorm):
+        yield "norms the outputs of its heads"
     if config.softcap != "none":
         yield "caps its scores"
     if config.norm_span == "heads" and config.query_norm != NoNorm():

@@ -99,8 +99,9 @@ class TokenVectors:
 class Circuits:
     """The factored circuits of every head, in float64.
 
-    A norm in front of the attention is folded into what a head reads; a learned scale of the head
-    and a norm after the attention into what it writes, up to the norm's divisor. Gates count as
+    A norm in front of the attention is folded into what a head reads; a learned scale
+    and a norm of the head's output and a norm after the attention into what it writes, up to the
+    norms' divisors. Gates count as
     open, and positions are ignored.
     """
 
@@ -122,8 +123,10 @@ class Circuits:
         weight = attention.output.weight.detach()
         size = weight.shape[1] // attention.config.heads
         columns = weight[:, head.head * size : (head.head + 1) * size]
-        if isinstance(attention, Attention) and attention.head_scale is not None:
-            columns = columns * attention.head_scale.detach()[head.head]
+        if isinstance(attention, Attention):
+            columns = folded(columns, attention.output_norm)
+            if attention.head_scale is not None:
+                columns = columns * attention.head_scale.detach()[head.head]
         residual = self._residual(head.layer)
         return through(columns.double().T, None if residual is None else residual.second_norm).T
 

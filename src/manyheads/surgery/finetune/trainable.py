@@ -65,6 +65,8 @@ def freeze_except_gates(model: nn.Module) -> int:
             if gates.any():
                 for name, parameter in linear.named_parameters(recurse=False):
                     count += _train_only(linear, name, _along(gates, 0, parameter))
+        for name, logits in attention.gate_parameters.items():
+            count += _train_only(attention, name, torch.ones_like(logits, dtype=torch.bool))
     return count
 
 
@@ -134,6 +136,8 @@ def _of_attention(
         parts = [masks[name].repeat_interleave(n // len(masks[name])) for name, n in rows.items()]
         for name, parameter in linear.named_parameters(recurse=False):
             yield linear, name, _along(torch.cat(parts), 0, parameter)
+    for name, logits in attention.gate_parameters.items():
+        yield attention, name, masks[name].repeat_interleave(len(logits) // len(masks[name]))
     columns = queries.repeat_interleave(config.size)
     yield attention.output, "weight", _along(columns, 1, attention.output.weight)
     for name in ("sink", "head_scale"):

@@ -19,7 +19,7 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explain quick test fuzz bench gpu-test docs format clean check-python
+.PHONY: help demo explain quick test fuzz studies bench gpu-test docs format clean check-python
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -50,6 +50,9 @@ COUNT ?= 10000
 SEED ?= 0
 fuzz: $(COMPLETE) ## attack files, arguments, kernels, statistics and training; count how it ends
 	PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED) --workers $(WORKERS)
+
+studies: $(READY) ## run the quick version of every study, into runs/studies
+	PYTHONPATH=src:. $(BIN)/python -m studies.run all --quick --workers $(WORKERS) --out runs/studies
 
 bench: $(READY) ## run every row of docs/comparison.md that this machine can
 	@$(INSTALL) --editable '.[bench]'

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from manyheads.atomic_write import atomic_write
+from manyheads.formatting import pluralise
 from studies.study import Result, Study, Verdict, markdown_table
 
 MARKS = {
@@ -42,11 +43,11 @@ def render(study: Study, result: Result) -> str:
         parts += ["## Limits", "\n".join(f"- {limit}" for limit in study.limits)]
     settings = ", ".join(f"{key} {_short(value)}" for key, value in result.settings.items())
     runs = sum(len(seeds) for seeds in result.arms.values())
-    minutes = sum(result.seconds.values()) / 60
+    seconds = sum(result.seconds.values())
     parts += [
         "## Run it again",
         f"    manyheads study {study.name}{level}",
-        f"{runs} runs, {minutes:.0f} minutes of one process each after the other; "
+        f"{pluralise(runs, 'run')}, {_duration(seconds)} in all if one follows the other, on: "
         f"{result.machine}. Settings: {settings}.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -58,6 +59,16 @@ def summary(study: Study, result: Result) -> str:
     for finding in study.findings(result):
         lines += [f"  {MARKS[finding.verdict]}: {finding.claim.text}", f"    {finding.measured}"]
     return "\n".join(lines)
+
+
+def write_verdicts(studies: Iterable[tuple[Study, Result]], source: Path, docs: Path) -> None:
+    """The page of all verdicts, with the pictures that lie in the folders of the studies."""
+    studies = list(studies)
+    for study, _ in studies:
+        with atomic_write(docs / "images" / "studies" / f"{study.name}.png") as file:
+            file.write_bytes((source / study.name / "plot.png").read_bytes())
+    with atomic_write(docs / "studies.md") as file:
+        file.write_text(verdict_page(studies), encoding="utf-8")
 
 
 def verdict_page(studies: Iterable[tuple[Study, Result]]) -> str:
@@ -76,24 +87,31 @@ def verdict_page(studies: Iterable[tuple[Study, Result]]) -> str:
         "# What holds at a size anyone can rerun",
         "Published claims about attention, each measured again by one command: `manyheads study "
         "NAME`, or with `--quick` in minutes on two cores. Our models are small, so a claim that "
-        "does not show here may still be true of large ones; a page says so.",
-        markdown_table(["study", "claim", "here"], rows),
+        "does not show here may still be true of large ones. `manyheads study` lists all studies.",
+        markdown_table(["study", "claim", "here"], rows) if rows else "No study has a result yet.",
     ]
     for study, result in studies:
         parts += [
             f"## {study.name}",
             f"{study.title}. {study.question}",
             f"![{study.title}](images/studies/{study.name}.png)",
-            *(
-                f"- {MARKS[finding.verdict]}: {finding.measured}"
+            "\n".join(
+                f"- {finding.claim.text} ({finding.claim.source}) {MARKS[finding.verdict]}: "
+                f"{finding.measured}"
                 for finding in study.findings(result)
             ),
-            f"Runs on: {result.machine}. The whole page: `studies/{study.name}/README.md`.",
+            f"Measured on: {result.machine}. The whole page: `studies/{study.name}/README.md`.",
         ]
-    return "\n\n".join(parts).replace("\n\n- ", "\n- ") + "\n"
+    return "\n\n".join(parts) + "\n"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_short(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_short, value))
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)

@@ -21,6 +21,8 @@ from statistics import mean, stdev
 from typing import Any, ClassVar
 
 from manyheads.atomic_write import atomic_write
+from manyheads.errors import InputError
+from manyheads.formatting import without_nan
 
 Settings = Mapping[str, Any]
 Values = dict[str, Any]
@@ -62,6 +64,10 @@ class Arm:
     name: str
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    # It measures time, so that nothing runs beside it.
+    alone: bool = False
+    # "cpu" or "cuda" if it is measured on that device only.
+    device: str = ""
 
     @property
     def key(self) -> str:
@@ -92,14 +98,14 @@ class Result:
 
     def each(self, arm: str, *path: str) -> list[float]:
         """One value of every seed of an arm; what was not measured or is infinite is left out."""
-        found = []
+        numbers = []
         for values in self.runs(arm):
             value: Any = values
             for key in path:
                 value = value.get(key) if isinstance(value, Mapping) else None
             if isinstance(value, int | float) and math.isfinite(value):
-                found.append(float(value))
-        return found
+                numbers.append(float(value))
+        return numbers
 
     def mean(self, arm: str, *path: str) -> float:
         values = self.each(arm, *path)
@@ -128,11 +134,17 @@ class Result:
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as target:
-            target.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(without_nan(asdict(self)), indent=1, allow_nan=False)
+            target.write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, file: Path) -> "Result":
-        return cls(**json.loads(file.read_text(encoding="utf-8")))
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise InputError(
+                f"{file} is not the result of a study", "delete it, or name another folder"
+            ) from None
 
 
 class Study(ABC):
@@ -150,8 +162,9 @@ class Study(ABC):
     limits: ClassVar[tuple[str, ...]] = ()
 
     def settings(self, level: str) -> dict[str, Any]:
-        """Of "full", "quick" or "test"."""
-        return {**self.full, **({} if level == "full" else getattr(self, level))}
+        """Of "full", "quick" or "test", as a file has them: lists instead of tuples."""
+        values = {**self.full, **({} if level == "full" else getattr(self, level))}
+        return json.loads(json.dumps(values))
 
     @abstractmethod
     def arms(self, settings: Settings) -> Sequence[Arm]:

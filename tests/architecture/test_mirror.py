@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.architecture.house import PACKAGE, ROOT
 
 TESTS = ROOT / "tests"
-# Rooms of tests that have no room in src: judges, attacks, the rules of the house, the GPU.
-OWN_ROOMS = {"architecture", "fuzz", "gpu", "parity"}
+# Rooms of tests that have no room in src: judges, attacks, the rules of the house, the GPU, studies.
+OWN_ROOMS = {"architecture", "fuzz", "gpu", "parity", "studies"}
 
 # A property of a whole room, or of a model that runs through several.
 TOPICS = {

@@ -26,6 +26,7 @@ from manyheads.cli.commands import (
     train,
 )
 from manyheads.cli.commands.attribute import Attribute
+from manyheads.cli.commands.experiments import study
 from manyheads.cli.commands.tasks import answer, extract, index, search
 from manyheads.cli.commands.tasks.filter import FilterCommand
 
@@ -61,6 +62,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "prune": prune.Prune,
     "gate": gate.GateCommand,
     "adapt": train.Adapt,
+    "study": study.StudyCommand,
 }
 
 
@@ -169,6 +171,8 @@ def _kind(annotation: Annotation, metavar: str, positional: bool) -> tuple[Kind,
         return "choice", value.values
     if metavar.startswith("{"):
         return "choice", tuple(metavar.strip("{}").split(","))
+    if positional and "STUDY" in metavar:
+        return "choice", study.study_names()
     if positional and any(name in metavar for name in MODEL_METAVARS):
         return "model", ()
     if value.hint is Path or (positional and any(name in metavar for name in ("FILE", "INDEX"))):

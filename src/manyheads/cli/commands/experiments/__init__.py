@@ -1,0 +1,1 @@
+"""Commands that measure: studies of published claims, and shapes of models."""

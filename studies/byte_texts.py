@@ -20,6 +20,8 @@ from manyheads.errors import InputError
 
 BYTES = 256
 HELD_OUT = 0.05
+# Occurs in no text of UTF-8.
+START_BYTE = 255
 
 
 def data_folder() -> Path:
@@ -41,12 +43,17 @@ def read_bytes(source: str, limit: int | None = None) -> bytes:
 
 
 class ByteTexts:
-    """Passages of a text as bytes, drawn at random on the device; the last 5 % are held out."""
+    """Passages of a text as bytes, drawn at random on the device; the last 5 % are held out.
 
-    def __init__(self, source: str, device: str, limit: int | None = None) -> None:
+    With `start` the first byte of every passage is one that occurs nowhere else.
+    """
+
+    def __init__(
+        self, source: str, device: str, limit: int | None = None, *, start: bool = False
+    ) -> None:
         data = torch.frombuffer(bytearray(read_bytes(source, limit)), dtype=torch.uint8)
         cut = int(len(data) * (1 - HELD_OUT))
-        self.device = device
+        self.device, self.start = device, start
         self.parts = {"train": data[:cut].to(device), "held out": data[cut:].to(device)}
 
     def passages(self, part: str, count: int, length: int, generator: torch.Generator) -> Tensor:
@@ -54,7 +61,10 @@ class ByteTexts:
         data = self.parts[part]
         starts = torch.randint(len(data) - length, (count, 1), generator=generator)
         offsets = torch.arange(length, device=self.device)
-        return data[starts.to(self.device) + offsets].long()
+        ids = data[starts.to(self.device) + offsets].long()
+        if self.start:
+            ids[:, 0] = START_BYTE
+        return ids
 
     def batches(self, count: int, length: int, seed: int) -> Iterator[Tensor]:
         """Passages of length + 1 bytes without end: inputs, and what follows each."""

@@ -14,7 +14,7 @@ from manyheads.models import (
     LayerConfig,
     StackConfig,
 )
-from manyheads.parts import Causal, NoPosition, RMSNorm, Rotary, SwiGLU
+from manyheads.parts import Causal, NoPosition, PreNorm, RMSNorm, Rotary, SwiGLU
 
 VOCABULARY = 256
 
@@ -40,7 +40,7 @@ def language_model(
     base = AttentionConfig(width=width, heads=heads, mask=Causal(), position=Rotary())
     mix = list(mixers) or [replace(base, **(attention or {}))] * layers
     inner = SwiGLU(width=width, hidden=hidden or width * 8 // 3 // 8 * 8)
-    around = {} if norm is None else {"norm": norm}
+    around = {"norm": norm or PreNorm(RMSNorm())}
     config = DecoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, position=NoPosition()),
         stack=StackConfig(

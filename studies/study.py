@@ -124,12 +124,23 @@ class Result:
         known = "" if math.isnan(error) else f" ± {error:.{digits}f}"
         return f"{value:.{digits}f}{known}"
 
+    def spread(self, *path: str) -> float:
+        """The standard deviation over seeds, pooled over the arms that have several."""
+        groups = [self.each(arm, *path) for arm in self.arms]
+        groups = [values for values in groups if len(values) > 1]
+        freedom = sum(len(values) - 1 for values in groups)
+        squares = sum((len(values) - 1) * stdev(values) ** 2 for values in groups)
+        return math.sqrt(squares / freedom) if freedom else math.nan
+
     def difference(self, arm: str, other: str, *path: str) -> tuple[float, float]:
-        """The mean of one arm minus that of another, and its error (nan: single seeds)."""
+        """The mean of one arm minus that of another, and its error.
+
+        An arm of a single seed takes the spread of the arms that have several (nan: none has).
+        """
         errors = [self.error(name, *path) for name in (arm, other)]
-        known = [error for error in errors if not math.isnan(error)]
-        error = math.sqrt(sum(each**2 for each in known)) if known else math.nan
-        return self.mean(arm, *path) - self.mean(other, *path), error
+        spread = self.spread(*path)
+        squares = [(spread if math.isnan(error) else error) ** 2 for error in errors]
+        return self.mean(arm, *path) - self.mean(other, *path), math.sqrt(sum(squares))
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -217,3 +228,13 @@ def compare(difference: float, error: float, *, least: float = 0.0) -> Verdict:
     if difference > error:
         return Verdict.WEAKLY
     return Verdict.CONTRADICTED if difference < -CLEAR * error else Verdict.NOT_HERE
+
+
+def weakest(*verdicts: Verdict) -> Verdict:
+    """What holds of a claim of several parts: the least of their verdicts, or open.
+
+    >>> weakest(Verdict.HOLDS, Verdict.NOT_HERE)
+    <Verdict.NOT_HERE: 'not at this size'>
+    """
+    order = (Verdict.OPEN, Verdict.CONTRADICTED, Verdict.NOT_HERE, Verdict.WEAKLY, Verdict.HOLDS)
+    return min(verdicts, key=order.index)

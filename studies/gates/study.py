@@ -1,4 +1,4 @@
-"""Gates in attention: where they help, what they do to sinks, and which of their properties does it."""
+"""Gates in attention: where they help, what they do to sinks, and which property does it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -123,6 +123,7 @@ class Gates(Study):
         "steps": 3,
         "held_out": 2,
         "measured_texts": 2,
+        "only": ["plain", "G1 channel", "SiLU of heads", "one more head"],
     }
     limits = (
         "The published models are mixtures of 128 experts with 15 billion weights, trained on 400 "
@@ -136,10 +137,13 @@ class Gates(Study):
     )
 
     def arms(self, settings: Settings) -> Sequence[Arm]:
-        repeated = [Arm(name, seed) for seed in settings["seeds"] for name in REPEATED]
-        first = settings["seeds"][0]
-        return repeated + [
-            Arm(name, first) for name in (*ATTENTION, *WIDER) if name not in REPEATED
+        names = settings.get("only", (*ATTENTION, *WIDER))
+        seeds: Sequence[int] = settings["seeds"]
+        return [
+            Arm(name, seed)
+            for index, seed in enumerate(seeds)
+            for name in names
+            if index == 0 or name in REPEATED
         ]
 
     def run(self, arm: Arm, settings: Settings, device: str) -> Values:

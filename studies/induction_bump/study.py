@@ -85,8 +85,8 @@ class InductionBump(Study):
         "layers": [1, 2, 3],
         "length": 512,
         "batch": 32,
-        "steps": 3000,
-        "lr": 2e-3,
+        "steps": 4000,
+        "lr": 3e-3,
         "moments": 20,
         "early": 50,
         "late": 500,
@@ -134,7 +134,7 @@ class InductionBump(Study):
         "seeds": 1,
     }
     limits = (
-        "Attention alone, up to three layers of width 256 and 49 million tokens; the published "
+        "Attention alone, up to three layers of width 256 and 66 million tokens; the published "
         "models are larger, see more tokens, and form their heads after 2.5 to 5 billion.",
         "Tokens are the 3,840 most frequent words, and bytes otherwise.",
         "Loss at 500 and at 50 are means over 20 tokens around them, since there are fewer "

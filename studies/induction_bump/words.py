@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,19 +19,20 @@ PIECE = re.compile(rb" ?[A-Za-z]+|[\x00-\xff]", re.DOTALL)
 def read_words(source: str, limit: int | None, vocabulary: int) -> tuple[Tensor, tuple[bytes, ...]]:
     """The ids of a text, and what each id stands for: all bytes first, then the frequent words."""
     text = read_bytes(source, limit)
-    counts = Counter(piece for piece in PIECE.findall(text) if len(piece) > 1)
+    pieces = PIECE.findall(text)
+    counts = Counter(piece for piece in pieces if len(piece) > 1)
     words = [word for word, _ in counts.most_common(vocabulary - BYTES)]
     ids = {word: BYTES + place for place, word in enumerate(words)}
 
     def encode() -> Iterator[int]:
-        for piece in PIECE.findall(text):
+        for piece in pieces:
             if piece in ids:
                 yield ids[piece]
             else:
                 yield from piece
 
     table = (*(bytes([byte]) for byte in range(BYTES)), *words)
-    return torch.tensor(list(encode()), dtype=torch.int32), table
+    return torch.from_numpy(np.fromiter(encode(), np.int32)), table
 
 
 class WordTexts(ByteTexts):

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.architecture.house import PACKAGE, ROOT
 
 TESTS = ROOT / "tests"
-# Rooms of tests that have no room in src: judges, attacks, the rules of the house, the GPU, studies.
+# Rooms of tests without a room in src: judges, attacks, the rules of the house, the GPU, studies.
 OWN_ROOMS = {"architecture", "fuzz", "gpu", "parity", "studies"}
 
 # A property of a whole room, or of a model that runs through several.

@@ -269,7 +269,12 @@ def _seen(
     mask = request.mask
     if isinstance(mask, Full) and not padded:
         return None
-    key_counts = torch.tensor(lengths, device=query.device)[:, None, None]
+    # Equal counts are one number, which a recorded CUDA graph can write.
+    key_counts = (
+        torch.tensor(lengths, device=query.device)[:, None, None]
+        if padded
+        else torch.full((1, 1, 1), block.keys, device=query.device)
+    )
     key = torch.arange(block.keys, device=query.device)
     seen = mask.allows(query, key, key_counts[:1] if mask.independent_of_length else key_counts)
     # Only padding sees the padding behind its sequence if no query looks ahead.

@@ -87,13 +87,13 @@ class LearningRates(Study):
         "text": "topics",
         "limit": None,
         "width": 64,
-        "layers": 3,
-        "length": 128,
-        "batch": 16,
-        "steps": 200,
+        "layers": 2,
+        "length": 96,
+        "batch": 8,
+        "steps": 150,
         "warm_up": 20,
         "rates": [4e-3, 16e-3, 64e-3, 256e-3],
-        "held_out": 64,
+        "held_out": 32,
     }
     test: ClassVar[Settings] = {
         **quick,
@@ -138,11 +138,11 @@ class LearningRates(Study):
         log = Trainer(model.to(device), recipe).run(batches, arm.key)
         bits = bits_per_byte(model, texts.held_out(settings["held_out"], settings["length"]))
         return {
-            "bits": _finite(bits),
+            "bits": bits,
             "diverged": log.diverged,
             "spikes": log.spikes(settings["spike_above"]),
-            "largest_gradient_norm": _finite(max(log.gradient_norms)),
-            "losses": [_finite(loss) for loss in smooth(log.losses, 50)],
+            "largest_gradient_norm": max(log.gradient_norms),
+            "losses": smooth(log.losses, 50),
         }
 
     def findings(self, result: Result) -> Sequence[Finding]:
@@ -256,7 +256,8 @@ def judge_best(result: Result) -> Judged:
         else f"{variant} {bits:.3f} at {rate:g}"
         for variant, (rate, bits) in bests.items()
     )
-    lead = bests["plain"][1] - bests["gated"][1]
+    plain, gated = bests["plain"][1], bests["gated"][1]
+    lead = 0.0 if plain == gated else plain - gated
     return compare(lead, math.nan, least=VISIBLE), f"best bits per byte: {text}."
 
 
@@ -304,11 +305,7 @@ def _lead(result: Result, worse: str, better: str, rate: float) -> tuple[float, 
 
 def _best(result: Result, variant: str) -> tuple[float, float]:
     bits = bits_by_rate(result, variant)
-    return min(bits.items(), key=lambda item: item[1]) if bits else (math.nan, math.nan)
-
-
-def _finite(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None
+    return min(bits.items(), key=lambda item: item[1]) if bits else (math.nan, math.inf)
 
 
 def _cell(result: Result, variant: str, rate: float) -> str:

@@ -1,12 +1,14 @@
 """Attention whose weights are sigmoids of the scores and are not divided by their sum."""
 
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from manyheads.attention import Attention, PositionEncoding
+from manyheads.cache import CacheSlot, KeyValues
 from manyheads.models import Decoder
+from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Sublayer, Tap, WatchContext
 from studies.training import even_lengths
@@ -25,18 +27,18 @@ class SigmoidAttention(Attention):
         self,
         x: Ragged,
         *,
-        memory: Any = None,
-        encoding: PositionEncoding | str = "own",
-        cache: Any = None,
+        memory: Ragged | KeyValues | None = None,
+        encoding: PositionEncoding | Literal["own"] = "own",
+        cache: CacheSlot | None = None,
         context: WatchContext | None = None,
     ) -> Ragged:
         assert memory is None
         assert cache is None
         assert encoding != "own"
         assert x.lengths.uniform
-        parts, rotation = self._parts(x.values, encoding)  # type: ignore[arg-type]
+        parts, rotation = self._parts(x.values, encoding)
         query = self._heads(parts["query"])
-        query = query if rotation is None else rotation(query)  # type: ignore[operator]
+        query = rotation(query) if isinstance(rotation, Rotation) else query
         key, value = self._key_value(parts, x, rotation, None)
         texts = (x.lengths.count, x.lengths.longest)
         q, k, v = (part.unflatten(0, texts).transpose(1, 2) for part in (query, key, value))
@@ -79,6 +81,12 @@ def _first_token(model: Decoder, ids: Tensor) -> tuple[Tensor, list[float]]:
     after = [Site(layer, Tap.AFTER, Sublayer.FEEDFORWARD) for layer in layers]
     record = Record([*patterns, *after])
     model.hidden(Ragged(ids.flatten(), even_lengths(*ids.shape, ids.device)), watch=record)
-    weights = (torch.stack(record[site].each) for site in patterns)
-    shares = torch.stack([weight[..., 0] / weight.sum(-1) for weight in weights])
-    return shares, [float(record[site].values.abs().max()) for site in after]
+    shares, largest = [], []
+    for one, other in zip(patterns, after, strict=True):
+        pattern, stream = record[one], record[other]
+        assert isinstance(pattern, Patterns)
+        assert isinstance(stream, Ragged)
+        weights = torch.stack(pattern.each)
+        shares.append(weights[..., 0] / weights.sum(-1))
+        largest.append(float(stream.values.abs().max()))
+    return torch.stack(shares), largest

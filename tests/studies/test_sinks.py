@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from manyheads import Ragged, Record, Site, Tap
+from manyheads.attention import Attention
+from manyheads.models import Decoder
+from manyheads.taps import Patterns
 from studies.sinks.sigmoid_attention import measure_sigmoid_sinks, without_softmax
 from studies.sinks.study import judge_onset, judge_removed
 from studies.small_models import language_model
@@ -14,7 +17,7 @@ SCORES, PATTERN = Site(0, Tap.SCORES), Site(0, Tap.PATTERN)
 IDS = torch.randint(200, (2, 7), generator=torch.Generator().manual_seed(0))
 
 
-def small_model() -> torch.nn.Module:
+def small_model() -> Decoder:
     return language_model(width=16, layers=1, heads=2, seed=0)
 
 
@@ -33,9 +36,11 @@ def test_weights_are_sigmoids_of_the_scores() -> None:
     scores, weights = Record([SCORES]), Record([PATTERN])
     softmax(batch, watch=scores)
     without_softmax(small_model())(batch, watch=weights)
+    before, after = scores[SCORES], weights[PATTERN]
+    assert isinstance(before, Patterns)
+    assert isinstance(after, Patterns)
     for text in range(2):
-        expected = torch.sigmoid(scores[SCORES].of(text)).nan_to_num()
-        torch.testing.assert_close(weights[PATTERN].of(text), expected)
+        torch.testing.assert_close(after.of(text), torch.sigmoid(before.of(text)))
 
 
 def test_a_token_does_not_see_later_ones() -> None:
@@ -48,8 +53,9 @@ def test_a_token_does_not_see_later_ones() -> None:
 
 def test_weights_that_are_all_alike_give_the_first_token_its_even_share() -> None:
     model = without_softmax(small_model())
-    with torch.no_grad():
-        model.stack.layers[0].attention.project.weight.zero_()
+    attention = model.stack.layers[0].attention
+    assert isinstance(attention, Attention)
+    torch.nn.init.zeros_(attention.project.weight)
     even = sum(1 / (query + 1) for query in range(7)) / 7
     values = measure_sigmoid_sinks(model, IDS, sink_length=3)
     assert values["first_token"] == pytest.approx(even)

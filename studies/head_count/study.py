@@ -272,6 +272,8 @@ class HeadCount(Study):
                 axes.set_xticks(counts, [str(heads) for heads in counts])
                 axes.set_xlabel("heads")
             right.set_yscale("log")
+            right.yaxis.set_major_formatter("{x:g}")
+            right.minorticks_off()
             middle.legend(frameon=False)
             right.legend(frameon=False)
 

@@ -241,7 +241,7 @@ class InductionBump(Study):
         ]
 
     def draw(self, result: Result, path: Path) -> None:
-        title = "Two layers form induction heads, one layer only with smeared keys"
+        title = "Induction heads, and what they are good for, through training"
         subtitle = "attention alone; dashed: each key mixed with the one before it"
         panels = {
             "weight of the best head after earlier copies": "induction",
@@ -254,9 +254,10 @@ class InductionBump(Study):
                     for smeared, line in ((False, "-"), (True, "--")):
                         runs = result.runs(arm_name(layers, smeared))
                         for place, values in enumerate(runs):
+                            # A logarithmic axis has no step 0.
                             axes.plot(
-                                [step + 1 for step in values["curves"]["step"]],
-                                values["curves"][measure],
+                                values["curves"]["step"][1:],
+                                values["curves"][measure][1:],
                                 line,
                                 color=palette.series[index],
                                 linewidth=2 if place == 0 else 1,
@@ -265,6 +266,8 @@ class InductionBump(Study):
                             )
                 canvas.style_axes(axes, palette)
                 axes.set_xscale("log")
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.minorticks_off()
                 axes.set_title(name, loc="left", size=12, weight="bold")
                 axes.set_xlabel("training steps")
                 if measure == "induction":

@@ -206,8 +206,8 @@ class Scale(Study):
 
     def draw(self, result: Result, path: Path) -> None:
         sizes: list[int] = result.settings["sizes"]
-        title = "Without 1/√d, the softmax of large heads is saturated from the start"
-        subtitle = "dotted: after training"
+        title = "Scores with and without the division by √d"
+        subtitle = "dotted: after training; equal width and parameters"
         panels = [
             ("variance of scores", "variance", True),
             ("entropy, share of the largest", "entropy", False),
@@ -233,6 +233,8 @@ class Scale(Study):
                 axes.set_xticks(sizes, [str(size) for size in sizes])
                 if logarithmic:
                     axes.set_yscale("log")
+                    axes.yaxis.set_major_formatter("{x:g}")
+                    axes.minorticks_off()
                 if measure == "variance":
                     axes.legend(frameon=False)
 

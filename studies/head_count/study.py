@@ -129,8 +129,7 @@ class HeadCount(Study):
         "Narrow heads of 4 channels are padded to 8 by the fused kernels, so that they cost more "
         "than they compute.",
         "Times are the least of 15 repetitions of one layer in bfloat16 on the GPU (float32 on a "
-        "CPU), while other runs may use the same GPU; memory is what PyTorch allocates at the "
-        "peak, and is not measured on a CPU.",
+        "CPU); memory is what PyTorch allocates at the peak, and is not measured on a CPU.",
     )
 
     def arms(self, settings: Settings) -> Sequence[Arm]:
@@ -139,7 +138,7 @@ class HeadCount(Study):
             for heads in settings["heads"]
             for seed in range(settings["seeds"].get(str(heads), 1))
         ]
-        return [*arms, Arm(TIMES)]
+        return [*arms, Arm(TIMES, alone=True)]
 
     def run(self, arm: Arm, settings: Settings, device: str) -> Values:
         width, length = settings["width"], settings["length"]

@@ -41,7 +41,7 @@ class WordTexts(ByteTexts):
     def __init__(self, source: str, device: str, limit: int | None, vocabulary: int) -> None:
         ids, self.table = read_words(source, limit, vocabulary)
         cut = int(len(ids) * (1 - HELD_OUT))
-        self.device = device
+        self.device, self.start = device, False
         self.parts = {"train": ids[:cut].to(device), "held out": ids[cut:].to(device)}
 
 

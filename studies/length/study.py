@@ -97,7 +97,7 @@ class Length(Study):
         "heads": 4,
         "length": 256,
         "batch": 64,
-        "steps": 3000,
+        "steps": 4000,
         "lr": 2e-3,
         "factors": [1, 2, 4, 8, 16],
         "passages": 128,

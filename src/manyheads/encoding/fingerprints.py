@@ -1,7 +1,7 @@
 """Which model an index, a run or a measurement was made with."""
 
 import zlib
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from hashlib import blake2b, sha256
 
 import torch
@@ -31,7 +31,7 @@ def model_fingerprint(model: Model) -> str:
 
 def exact_fingerprint(model: Model) -> str:
     """A hash of every weight and buffer as they are, of the configuration and the tokenizer."""
-    digest = sha256(repr((type(model).__name__, _described(model.config))).encode())
+    digest = sha256(repr((type(model).__name__, _settings(model.config))).encode())
     tensors = {**dict(model.named_buffers()), **model.state_dict()}
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -51,6 +51,22 @@ def _described(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return [_described(getattr(value, field.name)) for field in fields(value)]
     return [_described(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _settings(value: object) -> object:
+    """The classes of a config and the values that are no defaults.
+
+    A field that a later version adds leaves the hash of the models of before as it was.
+    """
+    if not is_dataclass(value) or isinstance(value, type):
+        return [_settings(item) for item in value] if isinstance(value, tuple) else value
+    result: list[object] = [type(value).__name__]
+    for field in fields(value):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        settings = _settings(getattr(value, field.name))
+        if settings != _settings(default):
+            result.append((field.name, settings))
+    return result
 
 
 def filter_fingerprint(model: Model) -> str:

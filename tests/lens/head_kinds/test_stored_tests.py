@@ -1,5 +1,6 @@
 """What was measured of a model is not measured again, and a bad cache does no harm."""
 
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 
 from manyheads import load
+from manyheads.encoding.fingerprints import exact_fingerprint
 from manyheads.lens.head_kinds import stored_tests
 from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.weights.circuits import score_copying
 from manyheads.models.build import Model
+from manyheads.parts import Causal, Full
 from tests.lens.planted import planted_model
 
 BUNDLED = ("house-gpt", "house-gpt-gated", "house-bert")
@@ -65,6 +68,26 @@ def test_any_changed_weight_is_another_model(model: Model) -> None:
         *_, last = model.parameters()
         last.view(-1)[-1] += 1e-6
     assert stored_tests.storable_fingerprint(model) not in (None, before)
+
+
+def test_a_field_that_is_new_leaves_the_hash_and_another_mask_does_not() -> None:
+    @dataclass(frozen=True)
+    class Sink:
+        size: int = 1
+
+    def fingerprint(*fields: Any, mask: Any) -> str:
+        config = make_dataclass("Config", [("width", int), ("mask", Any), *fields])
+        model: Any = torch.nn.Linear(2, 2, bias=False)
+        torch.nn.init.ones_(model.weight)
+        model.config, model.tokenizer = config(8, mask), None
+        return exact_fingerprint(model)
+
+    before = fingerprint(mask=Full())
+    assert (
+        fingerprint(("heads", int, 1), ("sink", Sink, field(default_factory=Sink)), mask=Full())
+        == before
+    )
+    assert fingerprint(mask=Causal()) != before
 
 
 def test_a_model_with_hooks_or_a_tiny_one_is_not_stored(

@@ -81,7 +81,7 @@ def _blocks(request: Request, heads: int, size: int) -> list[_Block]:
     queries, keys = request.queries.each, request.keys.each
     any_shift = request.bias is None and isinstance(request.mask, Full)
     shift = [0 if any_shift else s - t for t, s in zip(queries, keys, strict=True)]
-    order = sorted(range(len(queries)), key=lambda i: (shift[i], keys[i], queries[i]), reverse=True)
+    order = _descending(list(zip(shift, keys, queries, strict=True)))
     most_padding = PADDING_PER_BLOCK // (heads * size)
     groups: list[list[int]] = []
     useful = widest = 0
@@ -105,6 +105,20 @@ def _blocks(request: Request, heads: int, size: int) -> list[_Block]:
         )
         for group in groups
     ]
+
+
+def _descending(sizes: Sequence[tuple[int, int, int]]) -> Sequence[int]:
+    """Places in the order of their sizes, the largest first and equal ones as they come."""
+    if not torch.compiler.is_compiling():
+        return sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+    # The compiler compares sizes that it leaves open, and ends its graph where they are sorted.
+    order: list[int] = []
+    for place, size in enumerate(sizes):
+        larger = 0
+        while larger < len(order) and not size > sizes[order[larger]]:
+            larger += 1
+        order.insert(larger, place)
+    return order
 
 
 @dataclass(frozen=True, slots=True, eq=False)

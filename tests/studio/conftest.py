@@ -10,7 +10,7 @@ from tests.studio import models
 from tests.studio.live_server import LiveServer, live_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +38,28 @@ def browser() -> Iterator["Browser"]:
         result.close()
 
 
-@pytest.fixture
-def page(browser: "Browser") -> Iterator["Page"]:
-    """A page on a short text; whatever it complains of in its console is a fault."""
+@pytest.fixture(scope="module")
+def context(browser: "Browser") -> Iterator["BrowserContext"]:
+    """One for all pages of a file: each would start a process of its own, with empty caches."""
     from tests.studio.browsing import PATIENCE
 
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
-    context.set_default_timeout(PATIENCE)
+    result = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
+    result.set_default_timeout(PATIENCE)
+    yield result
+    result.close()
+
+
+@pytest.fixture
+def page(context: "BrowserContext") -> Iterator["Page"]:
+    """A page on a short text; whatever it complains of in its console is a fault."""
     result = context.new_page()
     faults: list[str] = []
     result.on("pageerror", lambda error: faults.append(str(error)))
     result.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
     yield result
-    context.close()
+    # The next page starts as the first did.
+    if result.url.startswith("http"):
+        result.evaluate("localStorage.clear()")
+    result.close()
     # A refused request is reported in the console by the browser itself.
     assert [each for each in faults if "status of 422" not in each] == []

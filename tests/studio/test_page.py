@@ -2,15 +2,18 @@
 
 import json
 import re
+import time
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
+from manyheads.studio.generation import WatchedGeneration
 from tests.chromium import needs_chromium
 from tests.studio import models
-from tests.studio.browsing import TEXT, visit
+from tests.studio.browsing import PATIENCE, TEXT, visit
 from tests.studio.live_server import LiveServer, live_server
 
 pytestmark = needs_chromium
@@ -195,6 +198,22 @@ def test_a_wait_for_kinds_shows_how_far_they_are(page: Page, studio: LiveServer)
     expect(page.locator(".measuring")).to_be_empty()
 
 
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 tokens are never all there: from the fourth on, each waits until the page lets go."""
+    step = WatchedGeneration.step
+
+    def held(self: WatchedGeneration, cancelled: Any) -> Any:
+        end = time.monotonic() + PATIENCE / 1000
+        if self._request.config.max_new_tokens == 500 and self._step == 3:
+            while not cancelled() and time.monotonic() < end:
+                time.sleep(0.02)
+        return step(self, cancelled)
+
+    monkeypatch.setattr(WatchedGeneration, "step", held)
+
+
+@pytest.mark.usefixtures("endless")
 def test_writing_shows_tokens_as_they_come(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.get_by_label("Tokens to generate").fill("6")
@@ -209,6 +228,7 @@ def test_writing_shows_tokens_as_they_come(page: Page, studio: LiveServer) -> No
     assert studio.quiet_within(20)
 
 
+@pytest.mark.usefixtures("endless")
 def test_what_is_typed_while_it_writes_is_kept(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.get_by_label("Tokens to generate").fill("500")

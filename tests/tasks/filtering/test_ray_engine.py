@@ -69,8 +69,8 @@ def test_vectors_classes_and_errors_are_the_same(
     originals = (ray_engine.encode_on_workers, ray_engine.classify_on_workers)
     for original in originals:
 
-        def counted(*given: Any, original: Any = original) -> Any:
-            result = original(*given)
+        def counted(*arguments: Any, original: Any = original) -> Any:
+            result = original(*arguments)
             encoded = result[1] if isinstance(result, tuple) else result
             counts.append(encoded.tokens)
             return result

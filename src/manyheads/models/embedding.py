@@ -57,18 +57,28 @@ class Embedding:
         return self.width if self.table_width == "same" else self.table_width
 
 
+def _table(rows: int, size: int) -> nn.Embedding:
+    """An embedding, drawn as torch does.
+
+    On the meta device there is nothing to draw, and torch would load its compiler for it.
+    """
+    if torch.get_default_device().type == "meta":
+        return nn.Embedding(rows, size, _weight=torch.empty(rows, size))
+    return nn.Embedding(rows, size)
+
+
 class TokenEmbedding(nn.Module):
     """The tables of an `Embedding`, with checks of the ids."""
 
     def __init__(self, config: Embedding) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocabulary, config.size)
+        self.tokens = _table(config.vocabulary, config.size)
         self.positions: nn.Embedding | None = None
         if isinstance(config.position, Learned):
-            self.positions = nn.Embedding(config.position.count, config.size)
+            self.positions = _table(config.position.count, config.size)
         self.axial = AxialTable(config.position) if isinstance(config.position, Axial) else None
-        self.types = nn.Embedding(config.types, config.size) if config.types else None
+        self.types = _table(config.types, config.size) if config.types else None
         self.norm = make_norm(config.norm, config.size)
         self.project = nn.Linear(config.size, config.width) if config.projected else None
         self.dropout = nn.Dropout(config.dropout)

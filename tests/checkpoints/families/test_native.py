@@ -151,6 +151,8 @@ model = load({str(tmp_path)!r})
 touched = sum(float(parameter.detach().sum()) for parameter in model.parameters())
 size = sum(parameter.nbytes for parameter in model.parameters())
 print((status("VmHWM") - before) / size)
+import sys
+assert "torch._dynamo" not in sys.modules, "the compiler takes two seconds, and nothing is compiled"
 """
     ran = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     # On some machines pages of the file itself count too; a second copy would make it 2.

@@ -64,4 +64,6 @@ def ledger(pytestconfig: pytest.Config) -> Ledger:
 def exact_float32() -> None:
     """A float32 product is one, and not three digits of it."""
     torch.backends.cuda.matmul.allow_tf32 = False
+    # The LSTM of cuDNN has a setting of its own.
+    torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")

@@ -11,6 +11,7 @@ from manyheads.mixers.mixture_of_heads import MixtureOfHeads
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
+from manyheads.mixers.recurrent.lstm import Lstm
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.mixers.recurrent.s4d import S4D
@@ -37,6 +38,7 @@ CAUSAL: dict[str, MixerConfig] = {
     "retention": LinearAttention(width=WIDTH, heads=2, decay="heads"),
     "lsh": LshAttention(width=WIDTH, heads=2, chunk=128, rounds=2),
     "s4d": S4D(width=WIDTH, state_size=8),
+    "lstm": Lstm(width=WIDTH, inner=24),
     "mamba": Mamba(width=WIDTH, inner=24, state_size=5, dt_rank=3),
     "performer": Performer(width=WIDTH, heads=2, features=12),
     "mamba2": Mamba2(width=WIDTH, heads=4, head_size=8, state_size=6, groups=2),

@@ -11,6 +11,7 @@ from manyheads.mixers.mlp_mixer import MlpMixer
 from manyheads.mixers.performer import Performer
 from manyheads.mixers.recurrent.gated_delta import GatedDelta
 from manyheads.mixers.recurrent.kimi_delta import KimiDelta
+from manyheads.mixers.recurrent.lstm import Lstm
 from manyheads.mixers.recurrent.mamba import Mamba
 from manyheads.mixers.recurrent.mamba2 import Mamba2
 from manyheads.mixers.recurrent.s4d import S4D
@@ -28,6 +29,7 @@ __all__ = [
     "LinearAttention",
     "Longformer",
     "LshAttention",
+    "Lstm",
     "Mamba",
     "Mamba2",
     "MixtureOfHeads",

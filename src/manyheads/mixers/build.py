@@ -13,7 +13,7 @@ from manyheads.mixers import (
 )
 from manyheads.mixers.memory import knn_memory, segment_recurrence
 from manyheads.mixers.mixer import Mixer, MixerSettings
-from manyheads.mixers.recurrent import gated_delta, kimi_delta, mamba, mamba2, s4d
+from manyheads.mixers.recurrent import gated_delta, kimi_delta, lstm, mamba, mamba2, s4d
 from manyheads.mixers.sparse import big_bird, longformer, routing_attention
 
 MIXERS: dict[type[MixerSettings], type[Mixer]] = {
@@ -26,6 +26,7 @@ MIXERS: dict[type[MixerSettings], type[Mixer]] = {
     linear_attention.LinearAttention: linear_attention.LinearAttentionLayer,
     longformer.Longformer: longformer.LongformerLayer,
     lsh_attention.LshAttention: lsh_attention.LshAttentionLayer,
+    lstm.Lstm: lstm.LstmLayer,
     mamba.Mamba: mamba.MambaLayer,
     mamba2.Mamba2: mamba2.Mamba2Layer,
     mixture_of_heads.MixtureOfHeads: mixture_of_heads.MixtureOfHeadsLayer,

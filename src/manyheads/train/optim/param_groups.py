@@ -37,7 +37,7 @@ class RateFactor:
         return fnmatchcase(address, self.pattern)
 
 
-MATRICES = (nn.Linear, experts.MixtureOfExperts)
+MATRICES = (nn.Linear, nn.LSTM, experts.MixtureOfExperts)
 DECAYED = (*MATRICES, nn.Conv2d, ReadoutLayer)
 
 

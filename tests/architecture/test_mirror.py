@@ -77,7 +77,6 @@ THROUGH = {
     "cli/commands/tasks/index.py": "cli/commands/tasks/test_search.py",
     "console.py": "cli/test_main.py",
     "data/batch.py": "data/test_stream.py",
-    "data/chunks.py": "data/test_stream.py",
     "data/tag_schemes.py": "tasks/extraction/test_entity_recognition.py",
     "decoding/template_worker.py": "decoding/test_chat.py",
     "encoding/fingerprints.py": "tasks/search/test_index.py",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from manyheads import Ragged
+from manyheads.mixers.recurrent.lstm import Lstm, LstmLayer
 
 # By its folder, as ours here: a `tests` of the machine's own packages would hide it.
 sys.path.insert(0, str(Path(__file__).parents[1] / "mixers"))
@@ -65,3 +66,27 @@ def test_half_precision_stays_close(config: object, device: str) -> None:
         wide = model(batch).logits.values
         half = model.to(torch.bfloat16)(batch).logits.values
     torch.testing.assert_close(half.float(), wide, atol=0.05, rtol=0.1)
+
+
+def test_a_training_step_of_an_lstm_can_be_recorded(device: str) -> None:
+    """As a CUDA graph, also under autocast, without a warning that cuDNN copies its weights."""
+    if device == "cpu":
+        pytest.skip("only CUDA has graphs")
+    layer = LstmLayer(Lstm(width=16, inner=24)).to(device)
+    batch = Ragged.from_list([torch.randn(9, 16) for _ in range(4)]).to(device)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = layer(batch).values.square().sum()
+        return torch.autograd.grad(loss, list(layer.parameters()))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = [gradients() for _ in range(3)][-1]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            recorded = gradients()
+        graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(recorded, expected)

@@ -57,7 +57,8 @@ def test_controls_leave_the_output_as_it_was_and_can_learn(gate: Gate) -> None:
     gated = add_gates(model, gate)
     ids = torch.arange(20).view(2, 10)
     before, after = model(ids).logits, gated(ids).logits
-    assert (after - before).abs().max() <= 1e-6
+    # An added half costs digits of small numbers.
+    assert (after - before).abs().max() <= (1e-6 if gate.operation == "multiply" else 1e-5)
     heads, size = gated.stack.layers[0].attention.config.gate_shape(gate.at)
     inputs = 32 if gate.reads == "input" else 1
     assert freeze_except_gates(gated) == 2 * heads * size * inputs

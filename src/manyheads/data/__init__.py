@@ -5,7 +5,7 @@
 """
 
 from manyheads.data.batch import Batch
-from manyheads.data.chunks import DocumentChunks, FixedChunks
+from manyheads.data.chunks import DocumentChunks, FixedChunks, MixedChunks
 from manyheads.data.images import ImageArrays, ImageFolder, read_image
 from manyheads.data.labeled import Examples, LabeledTexts, TaggedTexts, TextPairs
 from manyheads.data.masking import Masking
@@ -28,6 +28,7 @@ __all__ = [
     "InMemoryTexts",
     "LabeledTexts",
     "Masking",
+    "MixedChunks",
     "RowTexts",
     "Stream",
     "StreamPosition",

@@ -1,6 +1,7 @@
 """Chunks of a token store: documents cut to a length, or one long text cut at fixed steps."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -111,6 +112,66 @@ class FixedChunks:
             start = self.store.start + number * self.stride
             row[:] = self.store.read(start, start + self.length)
         return Batch(texts=Ragged.from_padded(torch.from_numpy(values)))
+
+
+# Draws of the rarest source in an epoch of a mixture, so that shares are exact to a thousandth.
+LEAST_DRAWS = 1000
+
+
+class MixedChunks:
+    """Chunks of several sources by name, of which a stream draws tokens in the ratio of `weights`.
+
+    An epoch has `draws` chunks of every source, shuffled together. Each source goes through its own
+    chunks again and again, each time in another order: a small source with a large weight is
+    repeated more often than a large one.
+    """
+
+    def __init__(self, sources: Mapping[str, Chunks], weights: Sequence[float]) -> None:
+        if not sources or any(not len(chunks) for chunks in sources.values()):
+            raise ConfigError("a source of the mixture has no text", "leave it out")
+        self.sources, self.counts = dict(sources), [len(chunks) for chunks in sources.values()]
+        self.firsts = np.cumsum([0, *self.counts])
+        every = [chunks.sizes for chunks in sources.values()]
+        means = np.array([float(np.mean(sizes)) for sizes in every])
+        # Chunks by token of the mixture.
+        rates = np.array(weights) / sum(weights) / means
+        scale = max(float(means @ self.counts), LEAST_DRAWS / float(rates.min()))
+        self.draws = [round(scale * rate) for rate in rates.tolist()]
+        parts = zip(every, self.counts, strict=True)
+        sizes = np.concatenate([np.broadcast_to(np.int32(size), count) for size, count in parts])
+        alike = all(isinstance(size, int) and size == every[0] for size in every)
+        self.sizes: NDArray[np.int32] | int = int(sizes[0]) if alike else sizes
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    @property
+    def checksum(self) -> int:
+        """That of all sources."""
+        checksums = [int(getattr(chunks, "checksum", 0)) for chunks in self.sources.values()]
+        return zlib.crc32(repr(checksums).encode())
+
+    def owners(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """For each chunk the index of its source."""
+        return np.searchsorted(self.firsts, np.asarray(numbers), side="right") - 1
+
+    def shares(self, numbers: Sequence[int]) -> dict[str, float]:
+        """The fraction of the tokens of these chunks that comes from each source."""
+        sizes = np.broadcast_to(self.sizes, len(self))[list(numbers)]
+        tokens = np.bincount(self.owners(numbers), weights=sizes, minlength=len(self.sources))
+        return dict(zip(self.sources, (tokens / max(tokens.sum(), 1)).tolist(), strict=True))
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        owners, texts = self.owners(numbers), [torch.empty(0)] * len(numbers)
+        for index, chunks in enumerate(self.sources.values()):
+            places = np.flatnonzero(owners == index).tolist()
+            if not places:
+                continue
+            inside = chunks.batch([int(numbers[at] - self.firsts[index]) for at in places]).texts
+            assert inside is not None, "mixed chunks are texts"
+            for at, text in zip(places, inside.to_list(), strict=True):
+                texts[at] = text
+        return Batch(texts=Ragged.from_list(texts))
 
 
 def _cut(bounds: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

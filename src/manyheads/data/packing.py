@@ -10,7 +10,7 @@ LOOKAHEAD = 1024
 def pack(
     chunks: Iterable[tuple[int, int]], budget: int, *, lookahead: int = LOOKAHEAD
 ) -> Iterator[list[int]]:
-    """Batches of at most `budget` tokens from (number, size) chunks, each chunk once and uncut.
+    """Batches of at most `budget` tokens from (number, size) chunks, which are never cut.
 
     Every batch starts with the chunk that has waited longest, so that none waits forever.
 
@@ -34,12 +34,16 @@ def pack(
 
 
 class _Buffer:
-    """Waiting chunks by age and by size, refilled from the source."""
+    """Waiting chunks by age and by size, refilled from the source.
+
+    They are distinguished by when they came: in a mixture the same chunk may wait twice.
+    """
 
     def __init__(self, source: Iterator[tuple[int, int]], lookahead: int) -> None:
         self._source = source
         self._by_age: deque[tuple[int, int]] = deque()
-        self._by_size: defaultdict[int, deque[int]] = defaultdict(deque)
+        self._by_size: defaultdict[int, deque[tuple[int, int]]] = defaultdict(deque)
+        self._came = 0
         self._gone: set[int] = set()
         # Bit s is set if a chunk of size s waits: the best fit is then the highest bit.
         self._sizes = 0
@@ -55,8 +59,9 @@ class _Buffer:
         if chunk is None:
             return
         number, size = chunk
-        self._by_age.append(chunk)
-        self._by_size[size].append(number)
+        self._came += 1
+        self._by_age.append((self._came, size))
+        self._by_size[size].append((self._came, number))
         self._sizes |= 1 << size
         self._total += size
 
@@ -74,10 +79,10 @@ class _Buffer:
     def take(self, size: int) -> int:
         """The chunk of this size that has waited longest."""
         of_size = self._by_size[size]
-        number = of_size.popleft()
+        came, number = of_size.popleft()
         if not of_size:
             self._sizes ^= 1 << size
-        self._gone.add(number)
+        self._gone.add(came)
         self._total -= size
         self._refill()
         return number

@@ -32,11 +32,12 @@ examples of labeled.py and images.py (labeled texts, pairs, tags, images).
 - `StreamPosition` is the whole state. To resume, only lengths are replayed, from the start of the
   epoch; no tokens are read.
 - `prefetch(stream.steps(...))` of batch.py reads ahead in a thread and pins memory.
+- `MixedChunks` of several sources are drawn by weight; `step.shares` are the shares of a step.
 - Bits per byte: nats per token / log(2) / `validation.bytes_per_token`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -44,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.batch import Batch, Pinnable
-from manyheads.data.chunks import Chunks
+from manyheads.data.chunks import Chunks, MixedChunks
 from manyheads.data.packing import pack
 from manyheads.errors import ConfigError
 
@@ -125,6 +126,8 @@ class StreamStep(Generic[AnyBatch]):
     tokens: int
     sequences: int
     after: StreamPosition
+    # Of a mixture: the fraction of the step's tokens from each source.
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def pin_memory(self) -> "StreamStep[AnyBatch]":
         return replace(self, batches=tuple(batch.pin_memory() for batch in self.batches))
@@ -178,6 +181,7 @@ class Stream:
                 tokens=sum(self._tokens(batch.numbers) for batch in planned),
                 sequences=sum(len(batch.numbers) for batch in planned),
                 after=StreamPosition(step=number + 1, epoch=last.epoch, batch=last.batch),
+                shares=self._shares(planned),
             )
 
     def position(self, step: int) -> StreamPosition:
@@ -204,8 +208,8 @@ class Stream:
             yield from pack(self._sized(epoch, sizes), self.batch_tokens)
             return
         per_batch = self.batch_tokens // sizes
-        for start in range(0, len(self.chunks), per_batch):
-            yield self._order(epoch, start, min(start + per_batch, len(self.chunks))).tolist()
+        for start in range(0, self._total, per_batch):
+            yield self._order(epoch, start, min(start + per_batch, self._total)).tolist()
 
     def _plan(self, epoch: int, batch: int) -> Iterator[_Planned]:
         """Batches from number `batch` of an epoch on, through all epochs that follow."""
@@ -217,7 +221,7 @@ class Stream:
             return
         # With chunks of one size, counted through all epochs, a batch is found by arithmetic.
         assert isinstance(self.chunks.sizes, int)
-        per_batch, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
+        per_batch, total = self.batch_tokens // self.chunks.sizes, self._total
         for number in count(-(-epoch * total // per_batch) + batch):
             chosen: list[int] = []
             while len(chosen) < per_batch:
@@ -229,19 +233,48 @@ class Stream:
     def _after(self, batches: int) -> tuple[int, int]:
         """The epoch and the number in it of what comes after so many batches of one size."""
         assert isinstance(self.chunks.sizes, int)
-        per_batch, total = self.batch_tokens // self.chunks.sizes, len(self.chunks)
+        per_batch, total = self.batch_tokens // self.chunks.sizes, self._total
         epoch = batches * per_batch // total
         return epoch, batches - -(-epoch * total // per_batch)
 
     def _order(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         indices = np.arange(start, stop)
+        if isinstance(self.chunks, MixedChunks):
+            return self._drawn(self.chunks, indices, epoch)
         if not self.shuffle:
             return indices
         return permute(indices, len(self.chunks), seed=self.seed, epoch=epoch)
 
+    @property
+    def _total(self) -> int:
+        """The number of chunks of an epoch."""
+        return sum(self.chunks.draws) if isinstance(self.chunks, MixedChunks) else len(self.chunks)
+
+    def _drawn(
+        self, mixed: MixedChunks, indices: NDArray[np.int64], epoch: int
+    ) -> NDArray[np.int64]:
+        """The chunks of a mixture: which source is drawn, then its next chunk in its own order."""
+        places = permute(indices, self._total, seed=self.seed, epoch=epoch)
+        result, before = np.empty_like(places), 0
+        for index, (draws, total) in enumerate(zip(mixed.draws, mixed.counts, strict=True)):
+            mine = np.flatnonzero((places >= before) & (places < before + draws))
+            rounds, inside = np.divmod(epoch * draws + places[mine] - before, total)
+            for round_number in np.unique(rounds).tolist():
+                chosen = rounds == round_number
+                seed = mix_seed(mix_seed(self.seed) + index + 1)
+                order = permute(inside[chosen], total, seed=seed, epoch=round_number)
+                result[mine[chosen]] = mixed.firsts[index] + order
+            before += draws
+        return result
+
+    def _shares(self, planned: Sequence[_Planned]) -> dict[str, float]:
+        if not isinstance(self.chunks, MixedChunks):
+            return {}
+        return self.chunks.shares([number for batch in planned for number in batch.numbers])
+
     def _sized(self, epoch: int, sizes: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
-        for start in range(0, len(self.chunks), BLOCK):
-            numbers = self._order(epoch, start, min(start + BLOCK, len(self.chunks)))
+        for start in range(0, self._total, BLOCK):
+            numbers = self._order(epoch, start, min(start + BLOCK, self._total))
             yield from zip(numbers.tolist(), sizes[numbers].tolist(), strict=True)
 
     def _tokens(self, numbers: Sequence[int]) -> int:

@@ -11,7 +11,8 @@ import pytest
 from manyheads.train.loop.checkpoint import RunFolder
 from manyheads.train.optim.optimizers import OptimizerConfig
 from manyheads.train.optim.schedules import BatchGrowth, Schedule
-from manyheads.train.run_file.data_config import Data
+from manyheads.train.run_file.data_config import Data, Texts
+from manyheads.train.run_file.data_sources import validation_paths
 from manyheads.train.run_file.phases import Phase
 from manyheads.train.run_file.run_config import (
     SECTIONS,
@@ -58,10 +59,15 @@ def test_every_table_and_every_file_is_named() -> None:
         assert getattr(RunFolder(Path()), name).name in PARTS["What is in the folder"]
 
 
-def test_the_example_is_a_run() -> None:
-    [example] = re.findall(r"(?s)```toml\n(.*?)```", GUIDE)
+def test_the_examples_are_runs() -> None:
+    mixed, example = re.findall(r"(?s)```toml\n(.*?)```", GUIDE)
     tables = tomllib.loads(example)
     rest = {"model": {"size": "gpt2"}, "objective": {"kind": "CausalLM"}, "run": {"folder": "out"}}
     assert [phase.name for phase in parse_run({**rest, **tables}).phases.each] == [
         *("short", "long", "decay")
     ]
+    tables = tomllib.loads(mixed)
+    tables["data"] |= {"max_length": 8, "batch": 64}
+    data = parse_run({**rest, **tables, "run": {"folder": "out", "steps": 1}}).data[0]
+    assert isinstance(data, Texts)
+    assert set(data.sources) == set(validation_paths(data.validation)) == {"web", "books"}

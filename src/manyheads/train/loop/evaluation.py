@@ -32,8 +32,10 @@ class Validation:
 
     If interrupted, it ends with the batches seen so far and reports the `fraction` of all batches.
     `bytes_per_token` is for bits per byte, where every token is predicted; 0 leaves them out.
+    `name` is that of the data, "" where there are no others.
     """
 
+    name: str = ""
     stream: Stream
     objective: Objective
     processes: distributed.ProcessGroup

@@ -1,6 +1,6 @@
 """One phase of a run, ready to train: what the loop of `train` does after each of its steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from manyheads.errors import TrainingError
@@ -24,7 +24,7 @@ class PhaseTrainer:
     milestones: frozenset[int]
     updater: Updater
     steps: Iterator[PreparedStep]
-    validation: evaluation.Validation | None
+    validation: tuple[evaluation.Validation, ...]
     probe: evaluation.Probe | None
     reporter: reporting.Reporter
     checkpoints: Checkpoints
@@ -50,12 +50,14 @@ class PhaseTrainer:
             skipped = SkippedStep(state.step, outcome.nonfinite)
             state = replace(state, skipped=(*state.skipped, skipped))
         self.speed.add(step.tokens)
-        self._report(state, outcome)
+        self._report(state, outcome, step.shares)
         if state.consecutive_skips >= MAX_SKIPPED:
             self._refuse(state)
         return state
 
-    def _report(self, state: TrainingState, outcome: StepOutcome) -> None:
+    def _report(
+        self, state: TrainingState, outcome: StepOutcome, shares: Mapping[str, float]
+    ) -> None:
         utilization = self.speed.tokens * self.peak_fraction
         self.reporter.display.step(state.step, outcome.loss, self.speed, utilization)
         if not outcome.finite:
@@ -73,6 +75,8 @@ class PhaseTrainer:
             "norm": outcome.norm,
             "tokens_per_second": round(self.speed.tokens, 1),
         }
+        if shares:
+            line["shares"] = {name: round(share, 4) for name, share in shares.items()}
         if utilization:
             line["fraction_of_peak"] = round(utilization, 4)
         if not outcome.finite:
@@ -99,7 +103,7 @@ class PhaseTrainer:
 
     def validates(self, step: int) -> bool:
         due = _is_due(self.run.run.validate_every, step) or step == self.end
-        return self.validation is not None and due
+        return bool(self.validation) and due
 
     def watches(self, step: int) -> bool:
         return self.probe is not None and _is_due(self.run.run.telemetry_every, step)
@@ -119,12 +123,14 @@ class PhaseTrainer:
 
     def evaluate(self, step: int, *, validated: bool = False, watched: bool = False) -> bool:
         """Validate and record telemetry when due; returns whether an interrupt ended it."""
-        if self.validation is not None and self.validates(step) and not validated:
-            result = self.validation.run(self.updater.wrapper)
-            if "fraction" in result:
-                # Only a part was validated: a resumed run validates all of it.
-                return True
-            self.reporter.validation(step, result)
+        if self.validates(step) and not validated:
+            results = {}
+            for validation in self.validation:
+                result = results[validation.name] = validation.run(self.updater.wrapper)
+                if "fraction" in result:
+                    # Only a part was validated: a resumed run validates all of it.
+                    return True
+            self.reporter.validation(step, results)
         if self.probe is not None and self.watches(step) and not watched:
             watcher = evaluation.HeadWatcher(self.probe)
             self.updater.wrapper.evaluate(lambda model: watcher.probe.run(model, watcher))

@@ -319,10 +319,13 @@ class Reporter:
         if self.board is not None:
             self.board.write_heads(line)
 
-    def validation(self, step: int, result: Mapping[str, float]) -> None:
-        self.write({"step": step, "validation": result})
-        listed = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.items()]
-        self.display.message(f"step {step:,}, validation {', '.join(listed)}")
+    def validation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
+        """The results of every validation set by name; the name of a single one is ""."""
+        self.write({"step": step, "validation": results.get("", results)})
+        for name, result in results.items():
+            listed = [f"{key.replace('_', ' ')} {value:.4f}" for key, value in result.items()]
+            title = f"validation on {name}:" if name else "validation"
+            self.display.message(f"step {step:,}, {title} {', '.join(listed)}")
 
     def flush(self) -> None:
         """Close the files of TensorBoard; they are opened again by the next line."""

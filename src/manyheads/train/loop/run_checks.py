@@ -16,7 +16,8 @@ from manyheads.train.loop.checkpoint import check_disk_space
 from manyheads.train.loop.model_setup import run_tokenizer
 from manyheads.train.objectives import Contrastive, Objective
 from manyheads.train.objectives.text_similarity import TextSimilarity
-from manyheads.train.run_file.data_config import Data, Images, Pairs, PhaseData, Texts
+from manyheads.train.run_file.data_config import Data, Images, Pairs, Texts
+from manyheads.train.run_file.data_sources import PhaseData
 from manyheads.train.run_file.run_config import Run
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from manyheads.train.loop.evaluation import SEQUENCES, Probe, Validation, make_p
 from manyheads.train.loop.train_step import PreparedStep, Updater, can_run_ahead, prepare_steps
 from manyheads.train.objectives import CausalLM, Objective
 from manyheads.train.objectives.text_similarity import TextSimilarity
-from manyheads.train.run_file.data_config import Data, PhaseData, Texts, without_store
+from manyheads.train.run_file.data_config import Data, Texts, without_store
+from manyheads.train.run_file.data_sources import PhaseData, training_paths
 from manyheads.train.run_file.run_config import Run, parse_phases
 
 if TYPE_CHECKING:
@@ -291,7 +292,8 @@ class Session:
         phase_data = self._load_data(data, model, self.tokenizer, unchanged=unchanged)
         if unchanged and state.data_checksum not in (0, phase_data.checksum):
             raise ConfigError(
-                f"the texts of {', '.join(data.train)} have changed since this run was started",
+                f"the texts of {', '.join(training_paths(data.train))} have changed since this run "
+                "was started",
                 "restore them, or start again with --fresh",
             )
         position = state.position if unchanged else asdict(StreamPosition())
@@ -342,23 +344,26 @@ class Session:
 
     def _validation(
         self, data: Data, phase_data: PhaseData, objective: Objective
-    ) -> Validation | None:
-        if phase_data.validation is None:
-            return None
+    ) -> tuple[Validation, ...]:
         predicts_all = isinstance(self.run.objective, CausalLM)
-        return Validation(
-            stream=Stream(phase_data.validation, batch_tokens=data.micro_batch_size, shuffle=False),
-            objective=objective,
-            processes=self.processes,
-            seed=self.run.run.seed,
-            half=self.run.run.half,
-            bytes_per_token=phase_data.bytes_per_token if predicts_all else 0.0,
+        return tuple(
+            Validation(
+                name=held.name,
+                stream=Stream(held.chunks, batch_tokens=data.micro_batch_size, shuffle=False),
+                objective=objective,
+                processes=self.processes,
+                seed=self.run.run.seed,
+                half=self.run.run.half,
+                bytes_per_token=held.bytes_per_token if predicts_all else 0.0,
+            )
+            for held in phase_data.validation
         )
 
     def _probe(self, model: Model, phase_data: PhaseData) -> Probe | None:
         if not self.run.run.telemetry_every:
             return None
-        chunks = phase_data.training if phase_data.validation is None else phase_data.validation
+        sets = phase_data.validation
+        chunks = sets[0].chunks if sets else phase_data.training
         batch = chunks.batch(list(range(min(SEQUENCES, len(chunks)))))
         return make_probe(model, batch, self.run.run.seed)
 

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from manyheads.annotations import Between, NonNegativeInt, PositiveInt
+from manyheads.annotations import NonNegativeInt, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.data import labeled, tag_schemes, tokenizer_training
-from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks
+from manyheads.data.chunks import Chunks, DocumentChunks, FixedChunks, MixedChunks
 from manyheads.data.images import ImageArrays, ImageFolder, PerChannel, load_idx, load_npz
 from manyheads.data.sources import conll, texts
 from manyheads.data.sources.rows import HUB, RowSource, row_source
@@ -20,6 +20,15 @@ from manyheads.data.tokenize import store_mismatch, write_store
 from manyheads.errors import ConfigError, InputError
 from manyheads.train.interrupt import interruptible
 from manyheads.train.optim.schedules import BatchGrowth
+from manyheads.train.run_file.data_sources import (
+    HeldOut,
+    HeldOutFiles,
+    Paths,
+    PhaseData,
+    ValidationSet,
+    WeightedSource,
+    validation_paths,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,28 +71,6 @@ class BatchConfig:
 
 
 READING = "reading the data"
-# A fraction of the training data, or other files.
-HeldOut = Annotated[float, Between(0, 1, "[)", "give a fraction or files")] | tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PhaseData:
-    """Training and validation data of a phase; `bytes_per_token` of the latter, 0 if unknown."""
-
-    training: Chunks
-    validation: Chunks | None
-    bytes_per_token: float = 0.0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the classes, if the data have them."""
-        names: tuple[str, ...] = getattr(self.training, "names", ())
-        return names
-
-    @property
-    def checksum(self) -> int:
-        """The checksum of the training texts; 0 for images, which are not read yet."""
-        return int(getattr(self.training, "checksum", 0))
 
 
 def check_first_row(rows: Iterable[Any], paths: tuple[str, ...]) -> None:
@@ -115,8 +102,8 @@ def token_id(tokenizer: Any, name: str, key: str) -> int | None:
 class RowsData(BatchConfig, ABC):
     """Rows of .jsonl or .parquet files, or of a dataset of the hub, tokenized in memory.
 
-    Texts are truncated to `max_length` tokens. `validation` is other files, or a fraction of the
-    rows.
+    Texts are truncated to `max_length` tokens. `validation` is other files, in one set or several
+    by name, or a fraction of the rows.
     """
 
     train: tuple[str, ...]
@@ -127,27 +114,29 @@ class RowsData(BatchConfig, ABC):
     def __post_init__(self) -> None:
         BatchConfig.__post_init__(self)
         check_batch_holds(self, self.max_length, f"max_length={self.max_length}")
+        validation_paths(self.validation)
 
     def check(self) -> None:
-        for paths in (self.train, self.validation):
-            if isinstance(paths, tuple):
-                self._rows(paths).check()
-                check_first_row(self._source(paths), paths)
+        for paths in (self.train, *validation_paths(self.validation).values()):
+            self._rows(paths).check()
+            check_first_row(self._source(paths), paths)
 
     def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
         del folder
-        held = None
         with interruptible(READING):
             training = self._examples(self.train, tokenizer, names)
-            if isinstance(self.validation, tuple):
-                held = self._examples(self.validation, tokenizer, training.names)
-            elif self.validation:
-                training, held = training.split(self.validation)
-        for examples in (training, held):
-            if examples is not None and len(examples):
+            held = {
+                name: self._examples(paths, tokenizer, training.names)
+                for name, paths in validation_paths(self.validation).items()
+            }
+            if isinstance(self.validation, float) and self.validation:
+                training, held[""] = training.split(self.validation)
+        for examples in (training, *held.values()):
+            if len(examples):
                 longest = int(examples.sizes.max())
                 check_batch_holds(self, longest, f"a row of {longest} tokens")
-        return PhaseData(training=training, validation=held)
+        sets = (ValidationSet(name=name, chunks=chunks) for name, chunks in held.items())
+        return PhaseData(training=training, validation=tuple(sets))
 
     def _rows(self, paths: tuple[str, ...]) -> RowSource:
         return row_source(paths)
@@ -302,16 +291,18 @@ RANGE = "use finite numbers, and standard deviations above 0"
 class Texts(BatchConfig):
     """Plain texts: files, folders, globs, or a dataset of the hub, tokenized once into `store`.
 
-    `validation` is other files, or a fraction of the training texts, taken from the end. Documents
-    are cut into chunks of `max_length` tokens, or concatenated and cut every `max_length` tokens
-    ("fixed"), or for training every `stride` tokens, so that epochs differ. `end` is the token
-    appended to a document: by default <|end|>, or the tokenizer's end-of-sequence token. `opening`
-    and `closing` are the tokens around every chunk; "" is none. `text_column` is for tables.
-    `tokenizer` is a tokenizer.json; "" is the model's own. `format` is for files whose names do not
-    tell it; `errors` = "replace" replaces bytes that are not UTF-8 by question marks.
+    `train` may be several sources mixed by weight. `validation` is other files, in one set or
+    several by name, or a fraction of the training texts, taken from the end; that of a mixture has
+    a set for each source. Documents are cut into chunks of `max_length` tokens, or concatenated
+    and cut every `max_length` tokens ("fixed"), or for training every `stride` tokens, so that
+    epochs differ. `end` is the token appended to a document: by default <|end|>, or the tokenizer's
+    end-of-sequence token. `opening` and `closing` are the tokens around every chunk; "" is none.
+    `text_column` is for tables. `tokenizer` is a tokenizer.json; "" is the model's own. `format` is
+    for files whose names do not tell it; `errors` = "replace" replaces bytes that are not UTF-8 by
+    question marks.
     """
 
-    train: tuple[str, ...]
+    train: tuple[str | WeightedSource, ...]
     validation: HeldOut = 0.0
     tokenizer: str = ""
     max_length: int
@@ -339,13 +330,31 @@ class Texts(BatchConfig):
                 f"layout={self.layout!r}",
                 'use layout="fixed" and a stride up to max_length, or no stride',
             )
+        titles = [source.title for source in self.train if isinstance(source, WeightedSource)]
+        if titles and len(titles) < len(self.train):
+            raise ConfigError(
+                "train has paths and sources with a weight", "give every source a weight"
+            )
+        if twice := [title for title in titles if titles.count(title) > 1]:
+            raise ConfigError(f"train has {twice[0]!r} twice", "give one of them another name")
+        validation_paths(self.validation)
+
+    @property
+    def sources(self) -> dict[str, Paths]:
+        """The training files by source; those of a single one are called ""."""
+        paths = tuple(path for path in self.train if isinstance(path, str))
+        weighted = [source for source in self.train if isinstance(source, WeightedSource)]
+        return {source.title: source.path for source in weighted} or {"": paths}
+
+    @property
+    def _all_paths(self) -> tuple[Paths, ...]:
+        return (*self.sources.values(), *validation_paths(self.validation).values())
 
     def check(self) -> None:
-        for paths in (self.train, self.validation):
-            if isinstance(paths, tuple):
-                source = self._source(paths)
-                source.check()
-                check_first_row(source.read(), paths)
+        for paths in self._all_paths:
+            source = self._source(paths)
+            source.check()
+            check_first_row(source.read(), paths)
 
     def check_tokens(self, tokenizer: Any) -> None:
         """Raise if the tokenizer lacks one of the tokens."""
@@ -356,23 +365,31 @@ class Texts(BatchConfig):
     def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
         del names
         store_folder = Path(self.store) if self.store else folder
-        training = self._stored(self.train, tokenizer, store_folder)
-        held: TokenStore | None = None
-        if isinstance(self.validation, tuple):
-            held = self._stored(self.validation, tokenizer, store_folder)
-        elif self.validation:
-            training, held = training.split(self.validation)
-        return PhaseData(
-            training=self._chunks(training, tokenizer, self.stride),
-            validation=None if held is None else self._chunks(held, tokenizer),
-            bytes_per_token=0.0 if held is None else held.bytes_per_token,
+        training, held = (
+            {name: self._stored(paths, tokenizer, store_folder) for name, paths in sets.items()}
+            for sets in (self.sources, validation_paths(self.validation))
         )
+        if isinstance(self.validation, float) and self.validation:
+            for name, store in training.items():
+                training[name], held[name] = store.split(self.validation)
+        chunks = {
+            name: self._chunks(store, tokenizer, self.stride) for name, store in training.items()
+        }
+        weights = [source.weight for source in self.train if isinstance(source, WeightedSource)]
+        sets = (
+            ValidationSet(
+                name=name,
+                chunks=self._chunks(store, tokenizer),
+                bytes_per_token=store.bytes_per_token,
+            )
+            for name, store in held.items()
+        )
+        mixed = MixedChunks(chunks, weights) if weights else chunks[""]
+        return PhaseData(training=mixed, validation=tuple(sets))
 
     def set_aside_stale(self, tokenizer: Any, folder: Path) -> None:
         """Rename stores whose texts have changed, so that they are tokenized again."""
-        for paths in (self.train, self.validation):
-            if self.store or not isinstance(paths, tuple):
-                continue
+        for paths in () if self.store else self._all_paths:
             place = self._store_path(paths, folder)
             if self._changed(paths, tokenizer, place):
                 count = len(list(folder.glob(f"{place.name}.before-*")))
@@ -447,12 +464,13 @@ class Images(BatchConfig):
 
     Image files are resized to squares of `size` pixels per side and converted to `channels`, in
     training as in use; both are the model's own by default. The arrays of the other files are not
-    resized, and must have that shape. `mean` and `std`, one number or one per channel, are the
+    resized, and must have that shape. `validation` is other files, in one set or
+    several by name. `mean` and `std`, one number or one per channel, are the
     model's own by default too.
     """
 
     train: tuple[str, ...]
-    validation: tuple[str, ...] = ()
+    validation: HeldOutFiles = ()
     size: PositiveInt | None = None
     channels: Literal[1, 3, "model"] = "model"
     mean: PerChannel | Literal["model"] = "model"
@@ -477,18 +495,21 @@ class Images(BatchConfig):
         return ""
 
     def check(self) -> None:
-        for path in (*self.train, *self.validation):
-            if not Path(path).exists():
-                raise InputError(f"{path} does not exist", "check the path")
+        for paths in (self.train, *validation_paths(self.validation).values()):
+            for path in paths:
+                if not Path(path).exists():
+                    raise InputError(f"{path} does not exist", "check the path")
 
     def load(self, tokenizer: Any, folder: Path, names: tuple[str, ...] = ()) -> PhaseData:
         del tokenizer, folder
-        held = None
         with interruptible(READING):
             training = self._images(self.train, names)
-            if self.validation:
-                held = self._images(self.validation, getattr(training, "names", ()))
-        return PhaseData(training=training, validation=held)
+            class_names = getattr(training, "names", ())
+            sets = tuple(
+                ValidationSet(name=name, chunks=self._images(paths, class_names))
+                for name, paths in validation_paths(self.validation).items()
+            )
+        return PhaseData(training=training, validation=sets)
 
     def _images(self, paths: tuple[str, ...], names: tuple[str, ...]) -> Chunks:
         values = {"mean": self.mean, "std": self.std}

@@ -514,3 +514,41 @@ def coreference_scores(measured: Sequence[WordTargetScores], table: Thresholds) 
         refusals={"it does not hold in both halves": ~(parts[0].above & parts[1].above)},
         p_values=np.fmax.reduce([part.p_values for part in parts if part.p_values is not None]),
     )
+
+
+def bias_gap_scores(
+    first: WordTargetScores, second: WordTargetScores, table: Thresholds
+) -> KindScores:
+    """Heads that find the mention of a pronoun more often in one part of counterbalanced text.
+
+    A random half of the texts says in which part, the other half confirms and scores it.
+    """
+    threshold = table["bias-gap"]
+    chosen, gap = (
+        one.accuracy - two.accuracy for one, two in zip(first.groups, second.groups, strict=True)
+    )
+    tested = first.groups[1], second.groups[1]
+    counts, texts = (np.fmin(*(getattr(part, name) for part in tested)) for name in ("counts", "texts"))
+    enough = first.weight + second.weight >= threshold.times_uniform * (first.uniform + second.uniform)
+    scores = np.where(counts >= MIN_WORDS, np.fmax(np.sign(chosen) * gap, 0.0), np.nan)
+    errors = np.hypot(*(part.errors for part in tested))
+    bounds = np.full_like(scores, threshold.above)
+
+    def evidence(index: int) -> str:
+        shares = (percent(float(part.accuracy[index])) for part in tested)
+        return "picks the mention of {} of the pronouns in the first part and {} in the second".format(*shares)
+
+    return KindScores(
+        kind="bias-gap",
+        scores=scores,
+        thresholds=bounds,
+        evidence=evidence,
+        errors=errors,
+        samples=counts,
+        unit="words",
+        refusals={
+            "mentions get too little weight": ~enough,
+            "the other half of the text does not have it": ~(np.abs(chosen) > threshold.above),
+        },
+        p_values=chance_above(scores, bounds, errors, texts),
+    )

@@ -13,7 +13,7 @@ from manyheads.formatting import pluralise
 from manyheads.kernels.contract import Request
 from manyheads.lens.head_kinds import criteria, image_attention, partners, word_targets
 from manyheads.lens.head_kinds.stored_tests import StoredTest, recall_test
-from manyheads.lens.inputs import synthetic
+from manyheads.lens.inputs import synthetic, word_texts
 from manyheads.lens.inputs.annotated import AnnotatedText, align_texts
 from manyheads.lens.inputs.cached_run import last_head_site
 from manyheads.lens.inputs.texts import Inputs, large_batch_tokens, read_inputs
@@ -108,6 +108,15 @@ SEQUENCES = 64
 DRAWS = 5
 # Uniform attention is measured on so many tokens of given texts.
 UNIFORM_TOKENS = 20_000
+# The synthetic texts of a kind, and how many of them a draw has.
+WORD_KINDS = {
+    "bracket": (synthetic.bracketed_texts, 10),
+    "numbering": (synthetic.numbered_lists, 7),
+    "capitals": (word_texts.capital_texts, 2),
+    "sentence-start": (word_texts.sentence_texts, 2),
+    "acronym": (word_texts.acronym_texts, 3),
+    "tense": (word_texts.verb_texts, 3),
+}
 # Sequences on which the partners of induction heads are ablated.
 PARTNER_SEQUENCES = 6
 
@@ -344,27 +353,34 @@ def measure_punctuation(
         tests.missing.setdefault("punctuation", "the tokenizer has none")
 
 
-def measure_copying(tests: HeadTests, model: TextReader) -> None:
-    """From the weights alone: does a head raise the logit of the token that it attends to?"""
+def why_no_circuits(model: TextReader) -> str:
+    """Why the weights of heads do not connect words with logits, or an empty string."""
     if not isinstance(model.config.readout, readout.LanguageHead):
-        tests.missing["copying"] = "the model has no language head"
-        return
+        return "the model has no language head"
     if not model.native:
-        tests.missing["copying"] = "the weights of a wrapped model are not read"
-        return
-    config, sublayers = model.stacks()[model.readout_stack].config, [Sublayer.ATTENTION]
+        return "the weights of a wrapped model are not read"
+    if model.stacks()[model.readout_stack].config.reversible:
+        return "the heads write to one of two residual streams"
+    if not _attentions(model):
+        return "the heads of mixers read more than one token at a time"
+    return ""
+
+
+def _attentions(model: TextReader) -> list[Sublayer]:
+    """The attentions that circuits from the embedding to the logits go through."""
+    layers, sublayers = model.stacks()[model.readout_stack].config.layers, [Sublayer.ATTENTION]
     if isinstance(model, seq2seq.Seq2Seq):
         # Circuits start at the source embedding, which the decoder reads only if it is shared.
         sublayers = [Sublayer.CROSS, *(sublayers if model.config.shared else [])]
-    if config.reversible:
-        tests.missing["copying"] = "the heads write to one of two residual streams"
+    return [part for part in sublayers if any(getattr(layer, part.value) for layer in layers)]
+
+
+def measure_copying(tests: HeadTests, model: TextReader) -> None:
+    """From the weights alone: does a head raise the logit of the token that it attends to?"""
+    if why := why_no_circuits(model):
+        tests.missing["copying"] = why
         return
-    present = [
-        part for part in sublayers if any(getattr(layer, part.value) for layer in config.layers)
-    ]
-    if not present:
-        tests.missing["copying"] = "the heads of mixers read more than one token at a time"
-        return
+    present = _attentions(model)
 
     def measure() -> StoredTest:
         blocks = blocks_of(model)
@@ -389,12 +405,16 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
     tests.scores.append(criteria.copying_scores(copying, tests.thresholds))
 
 
-def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
-    """Brackets and quotes, and numbered lists."""
-    brackets, numbers = synthetic.bracketed_texts, synthetic.numbered_lists
-    for kind, make, count in (("bracket", brackets, 10), ("numbering", numbers, 7)):
+def measure_word_kinds(tests: HeadTests, words: Sequence[str], seed: int) -> None:
+    """Brackets and quotes, lists, capitals, sentences, acronyms and verbs."""
+    encode = plain_copy(tests.model.tokenizer).encode
+    ignores_case = encode("River").ids == encode("river").ids
+    for kind, (make, count) in WORD_KINDS.items():
         if not tests.complete:
             return
+        if kind == "capitals" and ignores_case:
+            tests.missing[kind] = "the tokenizer ignores case"
+            continue
         texts = [
             replace(text, group=draw)
             for draw in range(DRAWS)
@@ -402,7 +422,7 @@ def measure_marks(tests: HeadTests, words: Sequence[str], seed: int) -> None:
         ]
         measured = tests.measure_words(kind, texts, f"testing {kind} heads", stored=True)
         tests.scores += [
-            criteria.drawn_word_scores(kind, scores, tests.thresholds, task)
+            criteria.drawn_word_scores(kind, scores, tests.thresholds, "" if task == kind else task)
             for task, scores in measured.items()
         ]
 
@@ -436,12 +456,13 @@ def measure_coreference(tests: HeadTests, parts: Sequence[Sequence[AnnotatedText
         return
     tests.scores.append(criteria.coreference_scores(scores, tests.thresholds))
     if len(parts) == 1:
-        tests.missing["coreference"] = (
+        tests.missing["coreference"] = tests.missing["bias-gap"] = (
             "only one half of counterbalanced text is given, which cannot tell coreference from "
             "gender: give both"
         )
     elif len(scores) == 2:
         first, second = scores
+        tests.scores.append(criteria.bias_gap_scores(first, second, tests.thresholds))
         enough = np.fmin(first.counts, second.counts) >= criteria.MIN_WORDS
         tests.bias = (
             np.where(enough, first.accuracy - second.accuracy, np.nan),

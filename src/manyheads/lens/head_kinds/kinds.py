@@ -13,7 +13,7 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import TextReader, require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import listed, without_nan
-from manyheads.lens.head_kinds import criteria, head_tests
+from manyheads.lens.head_kinds import criteria, head_tests, stages, text_tests
 from manyheads.lens.head_kinds.partners import InductionPartner, add_partners
 from manyheads.lens.head_kinds.stored_tests import storable_fingerprint
 from manyheads.lens.inputs import annotated, conllu
@@ -57,6 +57,15 @@ class Kinds(Tabular):
     def missing(self) -> dict[str, str]:
         """Kinds that were not measured, and why."""
         return dict(self.metadata.get("missing", {}))
+
+    @property
+    def stages(self) -> dict[str, dict[Address, tuple[criteria.Label, ...]]]:
+        """The heads of the four stages of arXiv 2409.03752, with the labels that are evidence.
+
+        The stages are "recalling knowledge", "identifying context", "reasoning" and "expressing".
+        A head can be in several; one without evidence is in none.
+        """
+        return stages.group_by_stage(self.labels)
 
     def of(self, head: HeadName) -> tuple[criteria.Label, ...]:
         """All labels of one head, the most specific first; none for a mixed one."""
@@ -126,6 +135,8 @@ class Kinds(Tabular):
         ]
         if len(named) > MAX_ROWS:
             lines.append(f"  and {len(named) - MAX_ROWS} more: table(max_rows=None), frame()")
+        heads = (f"{len(heads)} {stage}" for stage, heads in self.stages.items())
+        lines.append(f"  heads with evidence for a stage: {', '.join(heads)}")
         for why in dict.fromkeys(self.missing.values()):
             these = ", ".join(kind for kind, reason in self.missing.items() if reason == why)
             lines.append(f"  not measured: {these} ({why})")
@@ -159,7 +170,7 @@ class Kinds(Tabular):
         near = self.nearest.get(address)
         blank = criteria.Label(kind="", score=0.0, threshold=0.0, evidence="")
         unknown = dict.fromkeys(_label_record(blank))
-        record = unknown | {"kind": MIXED, "detail": "", "evidence": self.why_mixed(address)}
+        record = unknown | {"kind": MIXED, "detail": "", "stage": "", "evidence": self.why_mixed(address)}
         if near is None:
             return record
         return record | {
@@ -175,6 +186,7 @@ def _label_record(label: criteria.Label) -> dict[str, Any]:
     record = {
         "kind": label.kind,
         "detail": label.detail,
+        "stage": stages.stage_of(label.kind),
         "score": label.score,
         "score_error": label.error,
         "low": label.interval[0],
@@ -287,15 +299,24 @@ def _tests_without_files(
     ]
     if texts is not None:
         steps.append(partial(head_tests.measure_texts, tests, texts, measured))
-    steps.append(partial(head_tests.measure_copying, tests, model))
+    steps += [
+        partial(head_tests.measure_copying, tests, model),
+        partial(text_tests.measure_repetition, tests, model, seed),
+        partial(text_tests.measure_context, tests, model, seed),
+    ]
     if model.tokenizer is None:
-        for kind in ("punctuation", "bracket", "numbering"):
+        for kind in ("punctuation", "retrieval", "recall", *head_tests.WORD_KINDS):
             tests.missing[kind] = "the model has no tokenizer"
         return steps
     words = plain_words(model.tokenizer, seed=seed)
     if synthetic:
         steps.append(partial(head_tests.measure_punctuation, tests, model, words, seed))
-    return [*steps, partial(head_tests.measure_marks, tests, words, seed)]
+    return [
+        *steps,
+        partial(head_tests.measure_word_kinds, tests, words, seed),
+        partial(text_tests.measure_retrieval, tests, model, words, seed),
+        partial(text_tests.measure_recall, tests, model),
+    ]
 
 
 def _tests_with_files(
@@ -305,7 +326,8 @@ def _tests_with_files(
     coreference: Path | str | Sequence[Path | str] | None,
 ) -> list[HeadTest]:
     """Tests on annotated files, which are read now so that errors come before any measurement."""
-    for kind, path in {"syntactic": syntax, "coreference": coreference}.items():
+    paths = {"syntactic": syntax, "coreference": coreference, "bias-gap": coreference}
+    for kind, path in paths.items():
         if path is None:
             tests.missing[kind] = "no file is given"
         elif model.tokenizer is None:
@@ -317,9 +339,9 @@ def _tests_with_files(
         sentences = list(conllu.syntax_texts(list(conllu.read_conllu(syntax))))
         steps.append(partial(head_tests.measure_syntax, tests, sentences))
     if coreference is not None:
-        paths = [coreference] if isinstance(coreference, Path | str) else list(coreference)
-        parts = [annotated.read_references(path) for path in paths]
-        annotated.check_counterbalanced(paths, parts)
+        files = [coreference] if isinstance(coreference, Path | str) else list(coreference)
+        parts = [annotated.read_references(path) for path in files]
+        annotated.check_counterbalanced(files, parts)
         texts = [list(annotated.coreference_texts(part)) for part in parts]
         steps.append(partial(head_tests.measure_coreference, tests, texts))
     return steps

@@ -14,6 +14,7 @@ from manyheads.checkpoints.pip_models import cache_folder
 from manyheads.encoding.fingerprints import exact_fingerprint
 from manyheads.errors import ManyheadsError
 from manyheads.lens.head_kinds.partners import InductionPartner
+from manyheads.lens.head_kinds.text_scores import TextScores
 from manyheads.lens.head_kinds.word_targets import WordTargetScores
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.addresses import Address
@@ -31,11 +32,12 @@ MAX_FILES = 500
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
 class StoredTest(Result):
-    """What one test has measured: statistics by draw, words by task, copying, or partners."""
+    """What one test has measured: statistics by draw, words by task, scores of texts, and so on."""
 
     draws: tuple[Statistics, ...] = ()
     words: dict[str, WordTargetScores] = field(default_factory=dict)
     copying: ByHead | None = None
+    texts: TextScores | None = None
     partners: dict[Address, InductionPartner] = field(default_factory=dict)
 
 

@@ -1,6 +1,7 @@
 """Synthetic inputs that show what heads do, made of the model's own tokens."""
 
 import random
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.encoding.text_reader import require_text_model, resolve_max_length
+from manyheads.encoding.text_reader import TextReader, require_text_model, resolve_max_length
 from manyheads.errors import InputError
 from manyheads.lens.inputs.annotated import AnnotatedText, WordPair
 from manyheads.lens.inputs.token_classes import token_classes
@@ -85,6 +86,16 @@ def inputs_from_ids(
     return model_interface.ModelInputs(ids=target, source=ids)
 
 
+def random_pool(reader: TextReader) -> list[int]:
+    """The tokens that random texts are made of: all but the special ones."""
+    vocabulary = reader.config.embedding.vocabulary
+    pool = list(range(vocabulary))
+    if reader.tokenizer is None:
+        return pool
+    excluded = token_classes(reader.tokenizer, vocabulary, ("special",))["special"]
+    return [token for token in pool[: reader.tokenizer.get_vocab_size()] if not excluded[token]]
+
+
 def repeated_tokens(model: build.Model, sequences: int, seed: int = 0) -> list[list[int]]:
     """Sequences of a first token and a block of distinct random tokens, repeated once.
 
@@ -92,11 +103,7 @@ def repeated_tokens(model: build.Model, sequences: int, seed: int = 0) -> list[l
     prefix of the model's texts, or else one more random token.
     """
     reader = require_text_model(model)
-    special, vocabulary = SpecialTokens.of(reader), reader.config.embedding.vocabulary
-    pool = list(range(vocabulary))
-    if reader.tokenizer is not None:
-        excluded = token_classes(reader.tokenizer, vocabulary, ("special",))["special"]
-        pool = [token for token in pool[: reader.tokenizer.get_vocab_size()] if not excluded[token]]
+    special, pool = SpecialTokens.of(reader), random_pool(reader)
     context = resolve_max_length(reader, None)
     longest = min(MAX_BLOCK, len(pool) - 1)
     if context is not None:
@@ -224,6 +231,101 @@ def numbered_lists(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iter
             text += [str(number), ".", *(draw.choice(words) for _ in range(count)), "\n"]
             pairs.append(WordPair(task="line ends", source=len(text) - 1, targets=(before,)))
         yield AnnotatedText.from_words(text, pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Needle:
+    """Token ids that contain a needle twice, the second time as an answer.
+
+    Each of `copies` has the position before a token of the answer, and that of the same token in
+    the needle.
+    """
+
+    ids: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]
+
+
+# What the needle and the question begin with.
+NEEDLE = " The secret words of {name} are"
+NEEDLE_NAMES = ("Anna", "Paul", "Maria", "Peter", "Laura", "Simon", "Helen", "Martin")
+ANSWER_WORDS = 5
+# The words of an article on either side of a needle.
+HAYSTACK_WORDS = (8, 24)
+
+
+def needle_texts(
+    model: build.Model, words: Sequence[str], texts: int = 10, seed: int = 0
+) -> list[Needle]:
+    """Random words hidden in an article, and asked for after it (arXiv 2404.15574).
+
+    Texts that do not fit into the model's context are left out.
+    """
+    reader = require_text_model(model)
+    tokenizer, special = plain_copy(reader.tokenizer), SpecialTokens.of(reader)
+    context = resolve_max_length(reader, None)
+    draw = random.Random(seed)
+    articles = [re.sub(r"[^\w\s.,]", "", text).split() for text in passages()]
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def haystack() -> list[int]:
+        article, count = draw.choice(articles), draw.randint(*HAYSTACK_WORDS)
+        first = draw.randrange(len(article) - count)
+        return encode(" " + " ".join(article[first : first + count]) + ".")
+
+    needles = []
+    for _ in range(texts):
+        question = encode(NEEDLE.format(name=draw.choice(NEEDLE_NAMES)))
+        answer = encode(" " + " ".join(draw.sample(words, ANSWER_WORDS)))
+        before = [*special.prefix, *haystack(), *question]
+        between = [*encode("."), *haystack(), *question]
+        needle, last = len(before), len(before) + len(answer) + len(between) - 1
+        ids = (*before, *answer, *between, *answer)
+        if context is None or len(ids) <= context:
+            copies = tuple((last + index, needle + index) for index in range(len(answer)))
+            needles.append(Needle(ids, copies))
+    return needles
+
+
+# The length of texts whose patterns are compared, and the smallest that says something.
+PAIR_TOKENS, MIN_PAIR_TOKENS = 64, 16
+
+
+def unrelated_pairs(model: build.Model, pairs: int = 10, seed: int = 0) -> list[list[int]]:
+    """Pairs of texts that share nothing but their length, one after the other.
+
+    The first of a pair is part of an article, the second a block of random tokens over and over.
+    Without a tokenizer both are blocks, of different lengths.
+    """
+    reader = require_text_model(model)
+    special, context = SpecialTokens.of(reader), resolve_max_length(reader, None)
+    # The first token of a Seq2Seq target takes a position too.
+    length = PAIR_TOKENS if context is None else min(PAIR_TOKENS, context - 1)
+    inside = length - len(special.prefix) - len(special.suffix)
+    if inside < MIN_PAIR_TOKENS:
+        return []
+    draw = random.Random(seed)
+    articles: list[list[int]] = []
+    if reader.tokenizer is not None:
+        encodings = plain_copy(reader.tokenizer).encode_batch(passages(), add_special_tokens=False)
+        articles = [encoded.ids for encoded in encodings if len(encoded.ids) >= inside]
+    pool = random_pool(reader)
+
+    def block(size: int) -> list[int]:
+        tokens = draw.sample(pool, min(size, len(pool)))
+        return (tokens * (inside // len(tokens) + 1))[:inside]
+
+    texts = []
+    for _ in range(pairs):
+        if articles:
+            article = draw.choice(articles)
+            first = draw.randint(0, len(article) - inside)
+            texts.append(article[first : first + inside])
+        else:
+            texts.append(block(draw.randint(inside // 4, inside // 3)))
+        texts.append(block(draw.randint(inside // 3 + 1, inside // 2)))
+    return [[*special.prefix, *text, *special.suffix] for text in texts]
 
 
 def random_images(model: vision.Vision, count: int = 16, seed: int = 0) -> list[Tensor]:

@@ -220,9 +220,9 @@ class Inspection(Tabular):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per head: statistics, importance, kinds, why it is dead, its duplicates."""
+        """One record per head: statistics, importance, kinds, stages, why it is dead, duplicates."""
         reasons, duplicates = self.dead.reasons, self.duplicates
-        rows = self.statistics.rows()
+        rows, stages = self.statistics.rows(), {} if self.kinds is None else self.kinds.stages
         for index, (head, row) in enumerate(zip(self.addresses, rows, strict=True)):
             if self.importance is not None:
                 name = self.importance.measure
@@ -230,6 +230,7 @@ class Inspection(Tabular):
                 row[f"{name}_error"] = float(self.importance.errors[index])
                 row["harmful"] = index in self.importance.harmful
             row["kinds"] = ", ".join(map(str, self.labels(head)))
+            row["stages"] = ", ".join(stage for stage, heads in stages.items() if head in heads)
             near = None if self.kinds is None else self.kinds.nearest.get(head)
             row["nearest_kind"] = "" if near is None else str(near)
             if self.kinds is not None and BIAS in self.kinds.scores:

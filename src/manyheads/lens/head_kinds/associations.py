@@ -14,13 +14,14 @@ from manyheads.formatting import percent, pluralise
 from manyheads.lens import inputs
 from manyheads.lens.head_kinds.criteria import KindScores, Thresholds
 from manyheads.lens.inputs.cached_run import head_scope
+from manyheads.lens.inputs.synthetic import single_token
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.lens.weights.circuits import Circuits, TokenVectors
 from manyheads.models import build
 from manyheads.tokenizers import plain_copy
 
-# A relation with fewer pairs of single tokens is not tested.
-MIN_PAIRS = 8
+# A relation with fewer pairs of single tokens is not tested: chance completes half of a few.
+MIN_PAIRS = 12
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -36,17 +37,13 @@ def word_pairs() -> dict[str, dict[str, str]]:
 
 
 def token_pairs(tokenizer: Any) -> dict[str, Pairs]:
-    """The pairs of each relation as token ids, where both are single tokens and there are enough."""
-    tokenizer = plain_copy(tokenizer)
-
-    def token(word: str) -> int | None:
-        ids = tokenizer.encode(f" {word}", add_special_tokens=False).ids
-        return ids[0] if len(ids) == 1 else None
-
-    by_relation = {}
+    """The pairs of each relation as token ids: those of single tokens, where there are enough."""
+    tokenizer, by_relation = plain_copy(tokenizer), {}
     for relation, words in word_pairs().items():
-        ids = [(token(first), token(second)) for first, second in words.items()]
-        pairs = tuple((one, two) for one, two in ids if one is not None and two is not None)
+        ids = [tuple(single_token(tokenizer, word) for word in pair) for pair in words.items()]
+        pairs = tuple(
+            (read, raised) for read, raised in ids if read is not None and raised is not None
+        )
         if len(pairs) >= MIN_PAIRS:
             by_relation[relation] = pairs
     return by_relation

@@ -175,6 +175,8 @@ class KindScores:
     held: Int[np.ndarray, " h"] | None = None
     p_values: FloatsByHead | None = None
     column: str = ""
+    # Every head comes near a kind that says what a head does not do.
+    can_be_nearest: bool = True
 
     @property
     def name(self) -> str:
@@ -256,9 +258,10 @@ def label_heads(
         own = [kind.score(index) for kind in tried if not kind.refusal(index)]
         own.sort(key=lambda label: (order.index(label.kind), -label.margin))
         labels[address] = tuple(own)
-        if tried and not own:
-            shares = [kind.scores[index] / max(kind.thresholds[index], 1e-9) for kind in tried]
-            best = tried[int(np.argmax(np.fmin(shares, 1.0)))]
+        close = [kind for kind in tried if kind.can_be_nearest]
+        if close and not own:
+            shares = [kind.scores[index] / max(kind.thresholds[index], 1e-9) for kind in close]
+            best = close[int(np.argmax(np.fmin(shares, 1.0)))]
             label, lacks = best.score(index), best.refusal(index)
             evidence = f"{label.evidence}; {lacks}"
             nearest[address] = replace(label, evidence=evidence, lacks=lacks)
@@ -528,15 +531,23 @@ def bias_gap_scores(
         one.accuracy - two.accuracy for one, two in zip(first.groups, second.groups, strict=True)
     )
     tested = first.groups[1], second.groups[1]
-    counts, texts = (np.fmin(*(getattr(part, name) for part in tested)) for name in ("counts", "texts"))
-    enough = first.weight + second.weight >= threshold.times_uniform * (first.uniform + second.uniform)
+    counts, texts = (
+        np.fmin(*(getattr(part, name) for part in tested)) for name in ("counts", "texts")
+    )
+    enough = first.weight + second.weight >= threshold.times_uniform * (
+        first.uniform + second.uniform
+    )
     scores = np.where(counts >= MIN_WORDS, np.fmax(np.sign(chosen) * gap, 0.0), np.nan)
     errors = np.hypot(*(part.errors for part in tested))
     bounds = np.full_like(scores, threshold.above)
 
     def evidence(index: int) -> str:
         shares = (percent(float(part.accuracy[index])) for part in tested)
-        return "picks the mention of {} of the pronouns in the first part and {} in the second".format(*shares)
+        return (
+            "picks the mention of {} of the pronouns in the first part and {} in the second".format(
+                *shares
+            )
+        )
 
     return KindScores(
         kind="bias-gap",
@@ -551,4 +562,5 @@ def bias_gap_scores(
             "the other half of the text does not have it": ~(np.abs(chosen) > threshold.above),
         },
         p_values=chance_above(scores, bounds, errors, texts),
+        can_be_nearest=False,
     )

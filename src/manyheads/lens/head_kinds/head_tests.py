@@ -117,6 +117,8 @@ WORD_KINDS = {
     "acronym": (word_texts.acronym_texts, 3),
     "tense": (word_texts.verb_texts, 3),
 }
+# Those with words that begin with a capital, where possible as one token.
+CAPITALIZED = ("capitals", "sentence-start", "acronym")
 # Sequences on which the partners of induction heads are ablated.
 PARTNER_SEQUENCES = 6
 
@@ -407,8 +409,9 @@ def measure_copying(tests: HeadTests, model: TextReader) -> None:
 
 def measure_word_kinds(tests: HeadTests, words: Sequence[str], seed: int) -> None:
     """Brackets and quotes, lists, capitals, sentences, acronyms and verbs."""
-    encode = plain_copy(tests.model.tokenizer).encode
-    ignores_case = encode("River").ids == encode("river").ids
+    tokenizer = plain_copy(tests.model.tokenizer)
+    ignores_case = tokenizer.encode("River").ids == tokenizer.encode("river").ids
+    capitalized = synthetic.capital_words(tokenizer, words)
     for kind, (make, count) in WORD_KINDS.items():
         if not tests.complete:
             return
@@ -418,7 +421,9 @@ def measure_word_kinds(tests: HeadTests, words: Sequence[str], seed: int) -> Non
         texts = [
             replace(text, group=draw)
             for draw in range(DRAWS)
-            for text in make(words, count, seed=seed * DRAWS + draw)
+            for text in make(
+                capitalized if kind in CAPITALIZED else words, count, seed=seed * DRAWS + draw
+            )
         ]
         measured = tests.measure_words(kind, texts, f"testing {kind} heads", stored=True)
         tests.scores += [

@@ -170,7 +170,12 @@ class Kinds(Tabular):
         near = self.nearest.get(address)
         blank = criteria.Label(kind="", score=0.0, threshold=0.0, evidence="")
         unknown = dict.fromkeys(_label_record(blank))
-        record = unknown | {"kind": MIXED, "detail": "", "stage": "", "evidence": self.why_mixed(address)}
+        record = unknown | {
+            "kind": MIXED,
+            "detail": "",
+            "stage": "",
+            "evidence": self.why_mixed(address),
+        }
         if near is None:
             return record
         return record | {
@@ -240,9 +245,16 @@ def kinds(
       evidence of an induction head names the earlier head without which it loses its score
     - copying: the OV circuit raises the logit of the attended token, by weights alone
     - sink, punctuation, broad: on the first or special tokens, on punctuation, on everything
+    - retrieval: on the token that the model copies from a needle in an article
+    - repetition: the output raises the next token of a repetition; recall: the OV circuit connects
+      pairs of words such as France and Paris, by weights alone
+    - context-blind: the same weights in unrelated texts of the same length
     - bracket, numbering: the partner of a bracket or quote, or the previous number, gets the most
       weight, and at least a quarter; a bracket head distinguishes the partner from other marks
-    - syntactic, coreference: the right word gets the most weight, more often than by a fixed choice
+    - acronym, tense, sentence-start, capitals: the word that a letter begins, verbs in the same
+      tense, the first word of the sentence, or words with a capital get the most weight
+    - syntactic, coreference: the right word gets the most weight, more often than by a fixed choice;
+      bias-gap: more often in one half of counterbalanced text than in the other
     - images: self, local, row, column, class-token, broad
 
     A head without a kind is mixed, and `nearest` says what it resembles. Ctrl-C ends the

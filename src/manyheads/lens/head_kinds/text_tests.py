@@ -1,6 +1,7 @@
 """The tests of kinds that are scored text by text, or by pairs of words in the weights."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from manyheads.encoding.text_reader import TextReader
 from manyheads.formatting import percent, pluralise
@@ -125,5 +126,5 @@ def _add(
     evidence: Callable[[str], str],
     unit: str,
 ) -> None:
-    threshold = tests.thresholds[kind]
-    tests.scores.append(text_scores.score_texts(kind, measured, threshold, evidence, unit))
+    scores = text_scores.score_texts(kind, measured, tests.thresholds[kind], evidence, unit)
+    tests.scores.append(replace(scores, can_be_nearest=kind != "context-blind"))

@@ -143,6 +143,19 @@ def plain_words(tokenizer: Any, max_words: int = 400, seed: int = 0) -> list[str
     return list(words) if len(words) >= MIN_WORDS else list(FALLBACK_WORDS)
 
 
+def single_token(tokenizer: Any, word: str) -> int | None:
+    """The token of a word within a text; None where it has several, or is unknown."""
+    ids = tokenizer.encode(f" {word}", add_special_tokens=False).ids
+    unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+    return ids[0] if len(ids) == 1 and ids[0] != unknown else None
+
+
+def capital_words(tokenizer: Any, words: Sequence[str]) -> list[str]:
+    """The words that are single tokens with a capital letter too, or all of them if few are."""
+    single = [word for word in words if single_token(tokenizer, word.capitalize()) is not None]
+    return single if len(single) >= MIN_WORDS // 2 else list(words)
+
+
 def punctuated_texts(words: Sequence[str], texts: int = 32, seed: int = 0) -> list[str]:
     """Random words with punctuation between some of them."""
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Synthetic texts in which a word should attend to another: capitals, sentences, acronyms, verbs."""
+"""Synthetic texts in which words attend to others: capitals, sentences, acronyms and verbs."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,10 @@ def sentence_texts(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iter
         sentences: list[range] = []
         for _ in range(4):
             start, size = len(text), draw.randint(5, 10)
-            text += [draw.choice(words).capitalize(), *(draw.choice(words) for _ in range(size - 1))]
+            text += [
+                draw.choice(words).capitalize(),
+                *(draw.choice(words) for _ in range(size - 1)),
+            ]
             sentences.append(range(start, len(text)))
             text.append(".")
         starts = [sentence[0] for sentence in sentences]

@@ -1,0 +1,111 @@
+"""Heads set by hand that retrieve, repeat or ignore what they read, and heads that do not."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.lens.head_kinds import text_scores
+from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.inputs import synthetic
+from manyheads.parts.masks import Causal
+from manyheads.taps import Head
+from tests.lens.inputs.test_word_texts import word_tokenizer
+from tests.lens.planted import SHARP, Look, Stream, model_of_looks, offset_look
+from tests.models.zoo import MODELS, small
+
+PLACES = 160
+
+
+def reader() -> Any:
+    """Two heads that look at what came next, one of which says it; and heads that do not read."""
+    tokenizer = word_tokenizer("The", "secret", "words", "of", "are", *synthetic.NEEDLE_NAMES)
+    size = tokenizer.get_vocab_size()
+    same, tastes = SHARP * torch.eye(size), torch.randn(size, size)
+    first = torch.zeros(PLACES, PLACES)
+    first[:, 0] = SHARP
+    before = Look(places=offset_look(-1, PLACES).places, to="before")
+    layers = [
+        [before, Look(places=first), Look(), Look(words=3 * tastes)],
+        [
+            Look(words=same, words_before=True, writes=3 * torch.eye(size), to="word"),
+            Look(words=same, words_before=True),
+            offset_look(-3, PLACES),
+            Look(words=same, places=-SHARP * torch.eye(PLACES), writes=torch.eye(size), to="word"),
+        ],
+    ]
+    model = model_of_looks(Stream(size, PLACES), layers, Causal())
+    model.tokenizer = tokenizer
+    return model
+
+
+@pytest.fixture(scope="module")
+def result() -> Kinds:
+    return kinds(reader(), sequences=5, progress=False)
+
+
+def heads(result: Kinds, kind: str) -> set[str]:
+    return {str(address) for address in result.heads(kind)}
+
+
+def test_a_head_that_attends_to_what_is_copied_retrieves(result: Kinds) -> None:
+    # The second of the two looks at the needle too: it is measured what is attended to.
+    assert heads(result, "retrieval") == {"L1H0", "L1H1"}
+    label = next(label for label in result.of(Head(1, 0)) if label.kind == "retrieval")
+    assert label.score > 0.9
+    assert (label.threshold, label.draws, label.unit) == (0.1, (5, 5), "texts")
+    assert "copies 100%" in label.evidence
+
+
+def test_nothing_is_retrieved_where_the_model_copies_nothing() -> None:
+    model = reader()
+    with torch.no_grad():
+        model.readout.weight.copy_(model.readout.weight.roll(5, dims=0))
+    blind = kinds(model, sequences=2, progress=False)
+    assert not blind.heads("retrieval")
+    assert not blind.heads("repetition")
+    assert heads(blind, "induction") == {"L1H0", "L1H1"}
+
+
+def test_a_head_that_writes_what_came_next_repeats(result: Kinds) -> None:
+    assert heads(result, "repetition") == {"L1H0"}
+    # It looks where the other looks, but writes something else.
+    assert heads(result, "induction") == {"L1H0", "L1H1"}
+    assert result.scores["repetition"].of(Head(1, 3)) < 0.1
+
+
+def test_heads_whose_pattern_is_the_same_on_all_texts_are_blind(result: Kinds) -> None:
+    assert heads(result, "context-blind") == {"L0H0", "L0H1", "L0H2", "L1H2"}
+    label = next(label for label in result.of(Head(0, 0)) if label.kind == "context-blind")
+    assert (label.unit, label.samples, label.draws) == ("pairs", 10, (5, 5))
+
+
+def test_labels_hold_on_new_texts(result: Kinds) -> None:
+    again = kinds(reader(), sequences=5, seed=7, progress=False)
+    for kind in ("retrieval", "repetition", "context-blind"):
+        assert heads(again, kind) == heads(result, kind)
+
+
+def test_overlap_is_that_of_the_patterns() -> None:
+    model = reader()
+    texts = synthetic.unrelated_pairs(model, 2)
+    assert {len(text) for text in texts} == {64}
+    scores, complete = text_scores.measure_sameness(model, texts, [1, 1], progress=False)
+    assert complete
+    assert scores.values[:, 0].tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
+    # Tastes for words share no more than chance.
+    assert (scores.values[:, 3] < 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("encoder bert", {"retrieval": "tokenizer", "repetition": "next token"}),
+        ("encoder classes", {"repetition": "next token"}),
+        ("seq2seq t5", {"repetition": "continue a text"}),
+    ],
+)
+def test_a_model_that_cannot_be_tested_says_why(name: str, reasons: dict[str, str]) -> None:
+    missing = kinds(small(MODELS[name]), sequences=2, progress=False).missing
+    for kind, reason in reasons.items():
+        assert reason in missing[kind]

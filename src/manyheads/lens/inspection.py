@@ -220,7 +220,7 @@ class Inspection(Tabular):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per head: statistics, importance, kinds, stages, why it is dead, duplicates."""
+        """One record per head: statistics, importance, kinds, stages, what makes it dead."""
         reasons, duplicates = self.dead.reasons, self.duplicates
         rows, stages = self.statistics.rows(), {} if self.kinds is None else self.kinds.stages
         for index, (head, row) in enumerate(zip(self.addresses, rows, strict=True)):

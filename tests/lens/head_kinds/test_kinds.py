@@ -78,7 +78,9 @@ def planted() -> Kinds:
 def test_planted_heads_are_labeled_exactly_so_and_nothing_else_is(planted: Kinds) -> None:
     for head, kind in planted_model()[1].items():
         expected = [] if kind in (DEAD, MIXED) else [kind]
-        assert names(planted.of(head)) == expected, head
+        # These do not look at the tokens.
+        blind = ["context-blind"] if kind in ("previous-token", "sink") else []
+        assert names(planted.of(head)) == expected + blind, head
     assert planted.heads("induction") == (Address(Head(1, 0)),)
     assert planted.heads("mixed") == tuple(
         Address(Head(*each)) for each in ((0, 3), (1, 2), (1, 3))
@@ -137,7 +139,7 @@ def test_a_partner_that_ablation_denies_is_named_by_weights_alone() -> None:
 def test_texts_decide_the_positional_kinds() -> None:
     model, _ = planted_model()
     result = found_in(model, [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]] * 3, sequences=5)
-    assert names(result.of(Head(0, 0))) == ["previous-token"]
+    assert names(result.of(Head(0, 0))) == ["previous-token", "context-blind"]
     assert result.of(Head(0, 0))[0].evidence == (
         "puts 100% of its weight on the previous token over 3 given texts"
     )
@@ -161,7 +163,7 @@ def test_heads_that_attend_ahead_or_at_an_offset_are_labeled() -> None:
 
 def test_even_heads_are_broad_and_a_narrow_window_makes_no_previous_token_head() -> None:
     even = found_in(text_model([Look(), Look()]), sequences=8)
-    assert [names(even.of(Head(0, head))) for head in (0, 1)] == [["broad"]] * 2
+    assert [names(even.of(Head(0, head))) for head in (0, 1)] == [["broad", "context-blind"]] * 2
     # Each of two keys gets half of the weight of every head.
     narrow = found_in(small(decoder(*[writes(position=Rotary(), mask=Window(1))])), sequences=8)
     assert not narrow.heads("previous-token")
@@ -236,7 +238,7 @@ def test_special_tokens_are_sinks_wherever_they_stand(tokenizer: Any) -> None:
     ends[:, tokenizer.token_to_id("[SEP]")] = SHARP
     model = text_model([Look(ends), Look()], tokenizer=tokenizer, places=160, causal=False)
     result = found_in(model, sequences=4)
-    assert names(result.of(Head(0, 0))) == ["sink"]
+    assert names(result.of(Head(0, 0))) == ["sink", "context-blind"]
     assert "special tokens" in result.of(Head(0, 0))[0].evidence
 
 
@@ -307,7 +309,7 @@ def test_the_ends_of_lines_are_tested_where_the_tokenizer_keeps_them() -> None:
     assert {"numbering line ends", "numbering numbers", "bracket quotes"} <= set(
         result.scores.names
     )
-    assert not result.missing.keys() - {"syntactic", "coreference"}
+    assert result.missing.keys() == {"syntactic", "coreference", "bias-gap", "recall"}
 
 
 def test_no_line_has_its_number_where_an_induction_head_looks() -> None:
@@ -349,7 +351,10 @@ def test_every_model_has_an_answer_for_each_of_its_heads(name: str, tmp_path: Pa
         order = [list(threshold_table()).index(label.kind) for label in labels]
         assert order == sorted(order)
     # No head of a model that has learned nothing has a kind, unless its parts force it.
-    assert {label.kind for labels in result.labels.values() for label in labels} <= {"broad"}
+    assert {label.kind for labels in result.labels.values() for label in labels} <= {
+        "broad",
+        "context-blind",
+    }
     result.save(tmp_path / "kinds.json")
     again = lens.load(tmp_path / "kinds.json")
     assert again.labels.keys() == result.labels.keys()
@@ -359,7 +364,7 @@ def test_every_model_has_an_answer_for_each_of_its_heads(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scale", [1.0, 5.0, 20.0])
 def test_random_weights_of_any_size_get_no_kind_but_those_that_parts_force(scale: float) -> None:
-    forced = {"broad", "self", "previous-token", "next-token", "positional"}
+    forced = {"broad", "self", "previous-token", "next-token", "positional", "context-blind"}
     for seed, name in enumerate(("gpt2", "bert-base", "modernbert-base")):
         model = build(name, layers=1, width=32, heads=4, vocabulary=80, seed=seed)
         with torch.no_grad():
@@ -387,14 +392,15 @@ def test_copying_is_measured_where_words_enter_and_leave() -> None:
 def test_results_read_well_and_come_back_as_they_were_saved(planted: Kinds, tmp_path: Path) -> None:
     text = str(planted)
     assert text.splitlines()[0] == (
-        "kinds of 8 heads: 1 previous-token, 1 sink, 1 duplicate-token, 1 induction, 1 copying, "
-        "3 mixed"
+        "kinds of 8 heads: 2 context-blind, 1 previous-token, 1 sink, 1 duplicate-token, "
+        "1 induction, 1 copying, 3 mixed"
     )
     assert "  L1H0  induction 1.00 ± 0.00 (5 of 5 draws)" in text
-    assert "not measured: punctuation, bracket, numbering (the model has no tokenizer)" in text
+    assert "not measured: punctuation, retrieval, recall, bracket, numbering, capitals, " in text
+    assert "tense (the model has no tokenizer)" in text
     assert planted.table().row_count == 8
-    rows = planted.rows()
-    assert len(rows) == 8
+    assert len(planted.rows()) == 10
+    rows = [row for row in planted.rows() if row["kind"] != "context-blind"]
     assert rows[6]["kind"] == MIXED
     assert rows[6]["evidence"] == "writes almost nothing to the residual stream"
     assert rows[3]["nearest"] == "broad"
@@ -487,11 +493,18 @@ def test_specific_kinds_come_first_and_those_of_many_heads_last() -> None:
     """An induction head with a strong sink is an induction head."""
     kinds_in_order = list(threshold_table())
     assert kinds_in_order[0] == "induction"
-    assert kinds_in_order[-5:] == ["punctuation", "class-token", "sink", "broad", "silent"]
+    assert kinds_in_order[-6:] == [
+        "punctuation",
+        "class-token",
+        "sink",
+        "broad",
+        "context-blind",
+        "silent",
+    ]
     model, _ = planted_model()
     result = found_in(model, thresholds={"broad": 0.01, "sink": 0.001}, sequences=5)
     assert names(result.of(Head(1, 1)))[0] == "copying"
-    assert names(result.of(Head(1, 1)))[-1] == "broad"
+    assert "broad" in names(result.of(Head(1, 1)))
     assert result.best(Head(0, 2)) == "duplicate-token"
 
 
@@ -538,4 +551,4 @@ def test_a_label_counts_the_draws_in_which_it_holds_and_needs_most(
 def test_a_short_text_makes_no_sinks_of_even_heads() -> None:
     """Each of three tokens gets a third of the weight, which is not the head's doing."""
     result = found_in(text_model([Look(), Look()]), [[5, 6, 7]] * 3, sequences=5)
-    assert [names(result.of(Head(0, head))) for head in (0, 1)] == [["broad"]] * 2
+    assert [names(result.of(Head(0, head))) for head in (0, 1)] == [["broad", "context-blind"]] * 2

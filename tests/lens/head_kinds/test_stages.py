@@ -5,6 +5,7 @@ from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.head_kinds.stages import STAGES, group_by_stage, stage_of
 from manyheads.lens.results.addresses import Address
 from manyheads.taps import Head
+from tests.architecture.house import ROOT
 from tests.lens.planted import planted_model
 
 
@@ -50,3 +51,17 @@ def test_stages_of_planted_heads_are_in_the_result_and_its_rows() -> None:
     by_kind = {row["kind"]: row["stage"] for row in result.rows()}
     assert by_kind["induction"] == "reasoning"
     assert by_kind["sink"] == by_kind["mixed"] == ""
+
+
+def test_the_page_has_every_kind_with_its_threshold_and_every_stage() -> None:
+    page = (ROOT / "docs/concepts/kinds-of-heads.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    above = {
+        kind: float(threshold)
+        for names, _, thresholds, *_ in (row for row in rows if len(row) > 3 and row[0] != "kind")
+        for kind, threshold in zip(names.split(", "), thresholds.split(", "), strict=True)
+    }
+    table = {kind: threshold.above for kind, threshold in threshold_table().items()}
+    assert above == {kind: table[kind] for kind in table if kind != "silent"}
+    stages = {row[0]: set(row[1].split(", ")) for row in rows if row[0] in STAGES}
+    assert stages == {stage: set(kinds) for stage, kinds in STAGES.items()}

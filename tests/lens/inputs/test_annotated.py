@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from manyheads.errors import InputError
 from manyheads.lens.head_kinds.criteria import (
+    bias_gap_scores,
     coreference_scores,
     correct_for_chance,
     threshold_table,
@@ -20,6 +21,7 @@ from manyheads.lens.head_kinds.criteria import (
 from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.head_kinds.word_targets import WordTargetScores
 from manyheads.lens.inputs.annotated import Reference, coreference_texts, read_references
+from manyheads.lens.results.addresses import Address
 from manyheads.taps import Head
 from tests.lens.planted import SHARP, Look, text_model
 from tests.messages import refuses
@@ -162,6 +164,10 @@ def test_a_head_that_goes_by_gender_is_no_coreference_head(tmp_path: Path) -> No
     assert result.scores["bias"].error_of(Head(0, 0)) < 0.05
     assert result.scores["bias"].of(Head(0, 1)) == pytest.approx(0.0, abs=0.01)
     assert "+1.00" in str(result.table().columns[2]._cells)
+    assert [str(head) for head in result.heads("bias-gap")] == ["L0H0"]
+    (label,) = [label for label in result.of(Head(0, 0)) if label.kind == "bias-gap"]
+    assert "100% of the pronouns in the first part and 0% in the second" in label.evidence
+    assert list(result.stages["recalling knowledge"]) == [Address(Head(0, 0))]
 
 
 def test_one_half_of_counterbalanced_text_gives_scores_and_no_label(tmp_path: Path) -> None:
@@ -170,6 +176,7 @@ def test_one_half_of_counterbalanced_text_gives_scores_and_no_label(tmp_path: Pa
     assert result.scores["coreference"].of(Head(0, 0)) == 1.0
     assert not result.heads("coreference")
     assert "give both" in result.missing["coreference"]
+    assert "give both" in result.missing["bias-gap"]
     assert "bias" not in result.scores
 
 
@@ -210,3 +217,19 @@ def test_a_coreference_label_holds_in_both_halves_with_the_score_of_the_worse() 
     label = result.score(0)
     assert (label.samples, label.unit) == (200, "words")
     assert "95% and 85% in the two halves" in label.evidence
+
+
+def test_a_bias_gap_is_confirmed_in_the_other_half_and_needs_weight() -> None:
+    pro, anti = scored([0.95, 0.55, 0.9, 0.5]), scored([0.55, 0.95, 0.9, 0.45])
+    (result,), _ = correct_for_chance([bias_gap_scores(pro, anti, threshold_table())])
+    # In favour of either part, but not where both agree or differ by chance.
+    assert result.above.tolist() == [True, True, False, False]
+    assert result.scores[:2].tolist() == pytest.approx([0.4, 0.4])
+    faint = replace(pro, weight=pro.weight / 100), replace(anti, weight=anti.weight / 100)
+    (result,), _ = correct_for_chance([bias_gap_scores(*faint, threshold_table())])
+    assert not result.above.any()
+    one, other = pro.groups
+    swapped = replace(other, accuracy=np.array([0.4, 0.9, 0.9, 0.5]))
+    mixed = replace(pro, groups=(one, swapped))
+    (result,), _ = correct_for_chance([bias_gap_scores(mixed, anti, threshold_table())])
+    assert not result.above.any()

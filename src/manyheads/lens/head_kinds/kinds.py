@@ -253,8 +253,8 @@ def kinds(
       weight, and at least a quarter; a bracket head distinguishes the partner from other marks
     - acronym, tense, sentence-start, capitals: the word that a letter begins, verbs in the same
       tense, the first word of the sentence, or words with a capital get the most weight
-    - syntactic, coreference: the right word gets the most weight, more often than by a fixed choice;
-      bias-gap: more often in one half of counterbalanced text than in the other
+    - syntactic, coreference: the right word gets the most weight, more often than by a fixed choice
+    - bias-gap: the right mention gets it more often in one half of counterbalanced text
     - images: self, local, row, column, class-token, broad
 
     A head without a kind is mixed, and `nearest` says what it resembles. Ctrl-C ends the

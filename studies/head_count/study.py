@@ -170,7 +170,7 @@ class HeadCount(Study):
             return f"{arm} {result.text(arm, 'bits')}"
 
         free, error = result.difference(most, several[0], "free")
-        shares = ", ".join(f"{_percent(result.mean(arm, 'free'))} of {arm}" for arm in several)
+        shares = ", ".join(f"{_percent(result.mean(arm, 'free'))} with {arm}" for arm in several)
         alike = ", ".join(f"{result.mean(arm, 'overlap'):.2f}" for arm in several)
         return [
             Finding(
@@ -188,11 +188,11 @@ class HeadCount(Study):
             Finding(
                 REDUNDANT,
                 _redundant(result.mean(most, "free"), compare(free, error, least=LEAST_SHARE)),
-                f"By gradient order, {shares} per layer can be left out together before the loss "
-                f"rises by {FREE_NATS} nats; alone, {_percent(result.mean(most, 'dead'))} of "
-                f"{most} do nothing that can be measured "
-                f"({_percent(result.mean(middle, 'dead'))} of {middle}). The "
-                f"mean cosine of two patterns of a layer is {alike}.",
+                "So many of all heads can be left out together, by gradient order, before the loss "
+                f"rises by {FREE_NATS} nats: {shares} per layer. Alone, "
+                f"{_percent(result.mean(most, 'dead'))} do nothing that can be measured with "
+                f"{most}, {_percent(result.mean(middle, 'dead'))} with {middle}. The mean cosine "
+                f"of two patterns of a layer is {alike}.",
             ),
             self._cost(result),
             self._loop(result),

@@ -270,7 +270,7 @@ class HeadCount(Study):
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(counts, [str(heads) for heads in counts])
                 axes.set_xlabel("heads")
-            right.set_yscale("log")
+            right.set_yscale("log", base=2)
             right.yaxis.set_major_formatter("{x:g}")
             right.minorticks_off()
             middle.legend(frameon=False)

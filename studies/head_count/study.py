@@ -244,7 +244,7 @@ class HeadCount(Study):
         counts: list[int] = result.settings["heads"]
         title = "One wide head, or many narrow ones"
         subtitle = f"width {result.settings['width']}, equal parameters"
-        with canvas.themed_figure(path, "light", (15, 4.2), title, subtitle) as (figure, palette):
+        with canvas.themed_figure(path, "light", (15.0, 4.2), title, subtitle) as (figure, palette):
             left, middle, right = figure.subplots(1, 3)
             names = [arm_name(heads) for heads in counts]
             for name, heads in zip(names, counts, strict=True):

@@ -139,8 +139,8 @@ class InductionBump(Study):
         "Tokens are the 3,840 most frequent words, and bytes otherwise.",
         "Loss at 500 and at 50 are means over 20 tokens around them, since there are fewer "
         "passages than published.",
-        "The quick study has texts of 128 tokens and compares those around 110 with those "
-        "around 20.",
+        "The quick study has texts of 128 tokens, compares those around 110 with those around 20, "
+        "and is too short for heads to form.",
     )
 
     def arms(self, settings: Settings) -> Sequence[Arm]:
@@ -211,8 +211,12 @@ class InductionBump(Study):
                 BUMP,
                 _in_window(window, result.mean(two, "end", "induction")),
                 f"With two layers the score goes from {_start(result, two)} to {late(two)} nats; "
-                f"{_percent(window)} of that change falls into the time in which the best head "
-                "goes from a tenth to nine tenths of its final induction score.",
+                + (
+                    f"{_percent(window)} of that change falls into the time in which the best head "
+                    "goes from a tenth to nine tenths of its final induction score."
+                    if result.mean(two, "end", "induction") >= FORMED
+                    else "no induction head forms."
+                ),
             ),
             Finding(
                 DEPTH,
@@ -228,8 +232,12 @@ class InductionBump(Study):
                 _does_the_same(closed, result.mean(smeared_one, "end", "induction")),
                 f"The best head of one layer with smeared keys has {best(smeared_one)} "
                 f"({best(one)} without); the loss on the second copy is {second(smeared_one)} "
-                f"({one} {second(one)}, {two} {second(two)}), so {_percent(closed)} of the way "
-                "from one layer to two.",
+                f"({one} {second(one)}, {two} {second(two)}"
+                + (
+                    ")."
+                    if math.isnan(closed)
+                    else f"), so {_percent(closed)} of the way from one layer to two."
+                ),
             ),
             Finding(
                 SMEARED_TWO,
@@ -248,7 +256,7 @@ class InductionBump(Study):
             "loss on the second copy, nats": "second copy",
             "loss late minus early in a text, nats": "in context",
         }
-        with canvas.themed_figure(path, "light", (15, 4.2), title, subtitle) as (figure, palette):
+        with canvas.themed_figure(path, "light", (15.0, 4.2), title, subtitle) as (figure, palette):
             for axes, (name, measure) in zip(figure.subplots(1, 3), panels.items(), strict=True):
                 for index, layers in enumerate(result.settings["layers"]):
                     for smeared, line in ((False, "-"), (True, "--")):
@@ -368,10 +376,13 @@ def _percent(share: float) -> str:
 
 
 def _closed(result: Result, arm: str, low: str, high: str) -> float:
-    """How far the loss on the second copy has come from that of one arm to that of another."""
+    """How far the loss on the second copy has come from that of one arm to that of another.
+
+    If the other one is hardly lower, there is no way to go.
+    """
     losses = [result.mean(name, "end", "second copy") for name in (arm, low, high)]
     way = losses[1] - losses[2]
-    return (losses[1] - losses[0]) / way if way else math.nan
+    return (losses[1] - losses[0]) / way if way > LEAST_NATS else math.nan
 
 
 def _one_never(one: float, two: float) -> Verdict:
@@ -385,16 +396,16 @@ def _one_never(one: float, two: float) -> Verdict:
 
 
 def _in_window(share: float, induction: float) -> Verdict:
-    if math.isnan(share) or math.isnan(induction):
+    if math.isnan(induction):
         return Verdict.OPEN
-    if induction < FORMED:
+    if not (induction >= FORMED and share >= 0):
         return Verdict.NOT_HERE
     return Verdict.HOLDS if share >= MOST else Verdict.WEAKLY if share >= MUCH else Verdict.NOT_HERE
 
 
 def _does_the_same(closed: float, induction: float) -> Verdict:
     """Whether smeared keys give one layer an induction head, and half of what two layers gain."""
-    if math.isnan(closed) or math.isnan(induction):
+    if math.isnan(induction):
         return Verdict.OPEN
     if induction >= FORMED:
         return Verdict.HOLDS if closed >= MOST else Verdict.WEAKLY

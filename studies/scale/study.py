@@ -214,7 +214,7 @@ class Scale(Study):
             ("gradient of the softmax", "softmax gradient", False),
             ("bits per byte", "bits", False),
         ]
-        with canvas.themed_figure(path, "light", (16, 4.0), title, subtitle) as (figure, palette):
+        with canvas.themed_figure(path, "light", (16.0, 4.0), title, subtitle) as (figure, palette):
             for axes, (name, measure, logarithmic) in zip(
                 figure.subplots(1, 4), panels, strict=True
             ):

@@ -52,7 +52,7 @@ def test_what_is_written_goes_to_out_and_o_is_short_for_it() -> None:
 
 
 def test_a_model_comes_first_by_place() -> None:
-    without = {"explain", "tokenizer", "train", "completion", "get", "study"}
+    without = {"explain", "tokenizer", "train", "completion", "get", "shape", "study"}
     without |= {"index", "search", "answer", "filter"}
     for command in ALL_COMMANDS.keys() - without:
         assert positionals_of(ALL_COMMANDS[command])[0].kind == "model", command

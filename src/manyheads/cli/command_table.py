@@ -26,7 +26,7 @@ from manyheads.cli.commands import (
     train,
 )
 from manyheads.cli.commands.attribute import Attribute
-from manyheads.cli.commands.experiments import study
+from manyheads.cli.commands.experiments import shape, study
 from manyheads.cli.commands.tasks import answer, extract, index, search
 from manyheads.cli.commands.tasks.filter import FilterCommand
 
@@ -62,6 +62,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "prune": prune.Prune,
     "gate": gate.GateCommand,
     "adapt": train.Adapt,
+    "shape": shape.ShapeCommand,
     "study": study.StudyCommand,
 }
 

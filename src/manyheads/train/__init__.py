@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     )
     from manyheads.train.regularizers import HeadDiversity, L0Gates, L1Scales
     from manyheads.train.run_file.run_config import Run, parse_run, read_run
+    from manyheads.train.shape_search import (
+        EncoderShape,
+        RankedShape,
+        measure_shape,
+        search_shapes,
+    )
     from manyheads.train.tiling import tile
 
 __all__ = [
@@ -45,6 +51,7 @@ __all__ = [
     "Cosine",
     "Decay",
     "Distillation",
+    "EncoderShape",
     "HeadDiversity",
     "ImageClassification",
     "InverseSqrt",
@@ -55,6 +62,7 @@ __all__ = [
     "MultiLabelClassification",
     "Muon",
     "Objective",
+    "RankedShape",
     "RateFactor",
     "Run",
     "Seq2SeqLM",
@@ -65,8 +73,10 @@ __all__ = [
     "TrainResult",
     "TrainingState",
     "WarmupStableDecay",
+    "measure_shape",
     "read_run",
     "parse_run",
+    "search_shapes",
     "tile",
     "train",
 ]
@@ -74,7 +84,7 @@ __all__ = [
 # Light modules first: a name is looked up in one after another.
 _HOMES = (
     *("objectives", "optim.optimizers", "optim.param_groups", "optim.schedules", "regularizers"),
-    *("tiling", "run_file.run_config", "loop.session", "loop.reporting"),
+    *("tiling", "shape_search", "run_file.run_config", "loop.session", "loop.reporting"),
 )
 
 

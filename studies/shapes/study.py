@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from manyheads.formatting import pluralise
 from manyheads.lens.causal.gradient_importance import rank_correlation
 from manyheads.pictures import canvas
 from manyheads.train.shape_search import EncoderShape, RankedShape, measure_shape, search_shapes
@@ -55,7 +56,7 @@ class Shapes(Study):
         "shapes": 40,
         "layers": 22,
         "length": 512,
-        "predicted tokens": {"cuda": 32_768, "cpu": 2048},
+        "predicted tokens": {"cuda": 32_768, "cpu": 1024},
         "rounds": 2,
     }
     quick: ClassVar[Settings] = {
@@ -120,7 +121,7 @@ class Shapes(Study):
         title = "Predicted and measured time of a forward"
         subtitle = (
             f"{result.settings['parameters'] / 1e6:.0f} million parameters, the best of "
-            f"{result.settings['rounds']} rounds; colors: layers"
+            f"{pluralise(result.settings['rounds'], 'round')}; colors: layers"
         )
         with canvas.themed_figure(path, "light", (12.0, 5.2), title, subtitle) as (figure, palette):
             for axes, place in zip(figure.subplots(1, 2), PLACES.values(), strict=True):
@@ -131,6 +132,8 @@ class Shapes(Study):
                 canvas.style_axes(axes, palette)
                 if not rows:
                     axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+                    axes.set_xticks([])
+                    axes.set_yticks([])
                     continue
                 x, y = ([1e3 * row[key] for row in rows] for key in ("predicted", "measured"))
                 layers = [row["shape"][0] for row in rows]

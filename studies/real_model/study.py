@@ -64,8 +64,8 @@ class RealModel(Study):
         "What the heads of SmolLM2-135M-Instruct do (30 layers of 9), which of them are sinks, and "
         "how much the loss rises without each, on articles and Python's help."
     )
-    full: ClassVar[Settings] = {"model": "smollm2", "texts": 24, "tokens": 128, "sequences": 64}
-    quick: ClassVar[Settings] = {"texts": 6, "tokens": 48, "sequences": 8}
+    full: ClassVar[Settings] = {"model": "smollm2", "texts": 16, "tokens": 64, "sequences": 64}
+    quick: ClassVar[Settings] = {"texts": 4, "tokens": 32, "sequences": 4}
     # With 64 sequences the kinds of a bundled model are read from what is shipped with it.
     test: ClassVar[Settings] = {"model": "house-gpt", "texts": 3, "tokens": 24}
     limits: ClassVar[tuple[str, ...]] = (

@@ -130,8 +130,8 @@ class Gates(Study):
         "The published models are mixtures of 128 experts with 15 billion weights, trained on 400 "
         "billion tokens; ours have about five million weights and read 41 million bytes. Losses "
         "are compared as shares of the plain model's.",
-        "Every passage starts with a byte that occurs nowhere else, because a model this small "
-        "has few sinks without one; the published models have no such token.",
+        "Every passage starts with a byte that occurs nowhere else, so that sinks have a token to "
+        "form on; the published models have no such token. The study `sinks` compares both.",
         "Arms of one seed take their error from the spread of those that have three.",
         "An identity that is added (5.882) is not measured, nor other learning rates: all arms "
         "train at one rate, though gated ones may bear a higher.",

@@ -88,7 +88,7 @@ class LearningRates(Study):
         "limit": None,
         "width": 64,
         "layers": 2,
-        "length": 96,
+        "length": 64,
         "batch": 8,
         "steps": 150,
         "warm_up": 20,

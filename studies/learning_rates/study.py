@@ -171,10 +171,12 @@ class LearningRates(Study):
 
     def draw(self, result: Result, path: Path) -> None:
         rates = result.settings["rates"]
-        subtitle = "one run per point; a cross at the top did not end with a finite loss"
+        subtitle = "one run per point; a cross at the top: the loss became infinite or rose"
         with canvas.themed_figure(path, "light", (12.0, 4.6), self.title, subtitle) as opened:
             figure, palette = opened
-            left, right = figure.subplots(1, 2)
+            spiked = any(run["spikes"] for name in result.arms for run in result.runs(name))
+            panels = list(figure.subplots(1, 1 + spiked, squeeze=False)[0])
+            left, right = panels[0], panels[-1]
             ends = {variant: bits_by_rate(result, variant) for variant in VARIANTS}
             highest = max((value for bits in ends.values() for value in bits.values()), default=1.0)
             for index, (variant, bits) in enumerate(ends.items()):
@@ -187,14 +189,16 @@ class LearningRates(Study):
                 left.plot(shifted, [1.02 * highest] * len(lost), "x", color=color, markersize=8)
                 spikes = [result.mean(arm_name(variant, rate), "spikes") for rate in rates]
                 places = [at + 0.27 * (index - 1) for at in range(len(rates))]
-                right.bar(places, spikes, width=0.25, color=color)
+                if spiked:
+                    right.bar(places, spikes, width=0.25, color=color)
             left.set_xscale("log", base=2)
             left.set_xticks(rates, [f"{rate:g}" for rate in rates])
             left.minorticks_off()
-            right.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
             left.set_ylabel("bits per byte, held out", size=11)
-            right.set_ylabel("spikes of the loss", size=11)
-            for axes in (left, right):
+            if spiked:
+                right.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+                right.set_ylabel("spikes of the loss", size=11)
+            for axes in panels:
                 axes.set_xlabel("learning rate", size=11)
                 canvas.style_axes(axes, palette)
             left.legend(frameon=False, fontsize=11)

@@ -70,7 +70,7 @@ def test_the_step_at_which_sinks_appear_decides() -> None:
     assert judge_onset(plain_result(0.0, 0.0, 0.0, 0.01))[0] is Verdict.NOT_HERE
 
 
-def test_sinks_are_removed_only_where_there_are_any() -> None:
+def test_only_sinks_that_exist_are_removed() -> None:
     result = plain_result(0.0, 0.1, 0.2, 0.4)
     result.add(Arm("gated"), {"sink_share": 0.1}, 0.0)
     assert judge_removed(result, "gated")[0] is Verdict.HOLDS

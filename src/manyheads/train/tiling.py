@@ -163,7 +163,8 @@ def _grow_attention(small: Attention, large: Attention) -> None:
                 "use a model without pruned heads",
             )
     rows = [(input_parts(small, kind), input_parts(large, kind)) for kind in ("weight", "bias")]
-    for sources, targets in (*rows, (small.gate_parameters, large.gate_parameters)):
+    rows.append((dict(small.gate_parameters), dict(large.gate_parameters)))
+    for sources, targets in rows:
         for name in targets.keys() & sources.keys():
             source, target = sources[name], targets[name]
             by_head = source.unflatten(0, _shape(small.config, name, len(source)))

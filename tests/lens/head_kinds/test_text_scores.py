@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from manyheads.lens.head_kinds.criteria import Threshold
-from manyheads.lens.head_kinds.text_scores import TextScores, score_texts
+from manyheads.lens.head_kinds.text_scores import ScoresByText, score_texts
 
 
 def test_a_kind_is_a_mean_over_texts_that_holds_in_most_draws() -> None:
     values = np.array([[0.2, 0.0, np.nan], [0.4, 0.0, np.nan], [0.3, 0.9, np.nan]])
-    measured = TextScores(values=values, draws=np.array([0, 1, 2]))
+    measured = ScoresByText(values=values, draws=np.array([0, 1, 2]))
     kind = score_texts("retrieval", measured, Threshold(above=0.1), "{}".format, "texts")
     assert kind.scores[:2].tolist() == pytest.approx([0.3, 0.3])
     assert np.isnan(kind.scores[2])
@@ -22,7 +22,7 @@ def test_a_kind_is_a_mean_over_texts_that_holds_in_most_draws() -> None:
 
 
 def test_chance_raises_the_threshold() -> None:
-    measured = TextScores(values=np.full((2, 1), 0.5), draws=np.array([0, 1]), chance=0.25)
+    measured = ScoresByText(values=np.full((2, 1), 0.5), draws=np.array([0, 1]), chance=0.25)
     threshold = Threshold(above=0.4, times_uniform=3.0)
     kind = score_texts("repetition", measured, threshold, "{}".format, "sequences")
     assert kind.thresholds.tolist() == [0.75]

@@ -105,7 +105,7 @@ def test_overlap_is_that_of_the_patterns() -> None:
         ("seq2seq t5", {"repetition": "continue a text"}),
     ],
 )
-def test_a_model_that_cannot_be_tested_says_why(name: str, reasons: dict[str, str]) -> None:
+def test_a_model_that_cannot_be_tested_has_a_reason(name: str, reasons: dict[str, str]) -> None:
     missing = kinds(small(MODELS[name]), sequences=2, progress=False).missing
     for kind, reason in reasons.items():
         assert reason in missing[kind]

@@ -20,6 +20,7 @@ from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
+from manyheads.models.vision import VisionConfig
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Record, Site, Sublayer, Tap
@@ -177,15 +178,18 @@ def integrate_inputs(
 
 def _mean_of_random_tokens(scope: cached_run.HeadScope, inputs: ModelInputs, start: Site) -> Tensor:
     """The mean of what enters the first layer with random tokens in the place of a text."""
-    name = "source" if scope.stack_name == "encoder" else "ids"
-    ids: Ragged = getattr(inputs, name)
-    vocabulary = scope.model.config.embedding.vocabulary
+    encodes = scope.stack_name == "encoder"
+    ids, config = inputs.source if encodes else inputs.ids, scope.model.config
+    assert ids is not None, "these texts are tokens"
+    assert not isinstance(config, VisionConfig), "images start from zero"
+    vocabulary = config.embedding.vocabulary
     generator = torch.Generator().manual_seed(0)
     total = torch.zeros((), device=ids.device)
     for _ in range(BASELINE_TOKENS):
         drawn = torch.randint(vocabulary, ids.values.shape, generator=generator).to(ids.values)
         record = Record([start])
-        others = replace(inputs, **{name: ids.with_values(drawn)})
+        texts = ids.with_values(drawn)
+        others = replace(inputs, source=texts) if encodes else replace(inputs, ids=texts)
         last = start if scope.model.native else None
         cached_run.run_until(partial(scope.model.run_hidden, others), record, last)
         value = record[start]

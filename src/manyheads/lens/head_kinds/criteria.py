@@ -528,7 +528,8 @@ def bias_gap_scores(
     """
     threshold = table["bias-gap"]
     chosen, gap = (
-        one.accuracy - two.accuracy for one, two in zip(first.groups, second.groups, strict=True)
+        first_group.accuracy - second_group.accuracy
+        for first_group, second_group in zip(first.groups, second.groups, strict=True)
     )
     tested = first.groups[1], second.groups[1]
     counts, texts = (

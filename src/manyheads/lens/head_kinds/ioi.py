@@ -269,7 +269,7 @@ class _Measured:
         return float(self.direct.by_head[:, self.index[head]].mean()) / self.scale
 
     def _is_confirmed(self, head: Head, takeover: float = 0.0) -> bool:
-        change, error = (each / self.scale for each in _mean(self.falls[head]))
+        change, error = (value / self.scale for value in _mean(self.falls[head]))
         return is_confirmed(self._effect(head), change, error, takeover / self.scale)
 
     def _estimates(self) -> Float[Tensor, "b h"]:
@@ -360,7 +360,7 @@ class _Measured:
             if head not in receivers
             and to_subject[index] > to_object[index]
             and abs(float(self.estimates[:, index].mean())) >= least
-            and head.layer < max(each.layer for each in receivers)
+            and head.layer < max(receiver.layer for receiver in receivers)
         ]
         paths = path_patching.PathRuns(self.runs, tuple(receivers), "query", "clean", False)
         falls: dict[Head, Tensor] = {}

@@ -26,7 +26,7 @@ MIN_KEYS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TextScores:
+class ScoresByText:
     """The score of each head on each text (NaN: not measured), and which draw a text belongs to.
 
     `chance` is the score of a head that knows nothing; `facts` are numbers about the texts.
@@ -40,7 +40,7 @@ class TextScores:
 
 def score_texts(
     kind: str,
-    measured: TextScores,
+    measured: ScoresByText,
     threshold: Threshold,
     evidence: Callable[[str], str],
     unit: str,
@@ -105,10 +105,10 @@ class _ScoreTable:
 
     def result(
         self, sizes: Sequence[int], *, chance: float = 0.0, facts: dict[str, float] | None = None
-    ) -> TextScores:
+    ) -> ScoresByText:
         """The scores, where each draw has so many texts."""
         draws = np.repeat(np.arange(len(sizes)), sizes)
-        return TextScores(values=self.values, draws=draws, chance=chance, facts=facts or {})
+        return ScoresByText(values=self.values, draws=draws, chance=chance, facts=facts or {})
 
 
 class _PatternsAndFinal:
@@ -126,7 +126,7 @@ class _PatternsAndFinal:
 
 def measure_needles(
     model: build.Model, needles: Sequence[synthetic.Needle], sizes: Sequence[int], *, progress: bool
-) -> tuple[TextScores, bool]:
+) -> tuple[ScoresByText, bool]:
     """The retrieval score of every head (Wu et al., arXiv 2404.15574), and if all texts were read.
 
     It is the fraction of a needle's tokens that the model copies while the head attends most to
@@ -174,7 +174,7 @@ def measure_needles(
 
 def measure_repetitions(
     model: build.Model, texts: Sequence[Sequence[int]], sizes: Sequence[int], *, progress: bool
-) -> tuple[TextScores, bool]:
+) -> tuple[ScoresByText, bool]:
     """How often the output of each head continues a repetition, and if all texts were read.
 
     `texts` are those of `synthetic.repeated_tokens`. By direct logit attribution (arXiv
@@ -215,7 +215,7 @@ def measure_repetitions(
 
 def measure_sameness(
     model: build.Model, texts: Sequence[Sequence[int]], sizes: Sequence[int], *, progress: bool
-) -> tuple[TextScores, bool]:
+) -> tuple[ScoresByText, bool]:
     """How much of its weights each head shares between two texts, and if all pairs were read.
 
     `texts` are those of `synthetic.unrelated_pairs`. The overlap of two rows is the sum over keys

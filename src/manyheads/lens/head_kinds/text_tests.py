@@ -25,7 +25,7 @@ def measure_retrieval(tests: HeadTests, model: TextReader, words: Sequence[str],
         return
     sizes = deal(len(needles))
 
-    def measure() -> tuple[text_scores.TextScores, bool]:
+    def measure() -> tuple[text_scores.ScoresByText, bool]:
         return text_scores.measure_needles(model, needles, sizes, progress=tests.progress)
 
     measured = _recall(tests, "retrieval", needles, measure)
@@ -50,7 +50,7 @@ def measure_repetition(tests: HeadTests, model: TextReader, seed: int) -> None:
     texts = synthetic.repeated_tokens(model, REPETITIONS, seed)
     sizes = deal(len(texts))
 
-    def measure() -> tuple[text_scores.TextScores, bool]:
+    def measure() -> tuple[text_scores.ScoresByText, bool]:
         return text_scores.measure_repetitions(model, texts, sizes, progress=tests.progress)
 
     measured = _recall(tests, "repetition", texts, measure)
@@ -72,7 +72,7 @@ def measure_context(tests: HeadTests, model: TextReader, seed: int) -> None:
         return
     sizes = deal(PAIRS)
 
-    def measure() -> tuple[text_scores.TextScores, bool]:
+    def measure() -> tuple[text_scores.ScoresByText, bool]:
         return text_scores.measure_sameness(model, texts, sizes, progress=tests.progress)
 
     measured = _recall(tests, "context-blind", texts, measure)
@@ -107,8 +107,8 @@ def _recall(
     tests: HeadTests,
     name: str,
     inputs: object,
-    measure: Callable[[], tuple[text_scores.TextScores, bool]],
-) -> text_scores.TextScores:
+    measure: Callable[[], tuple[text_scores.ScoresByText, bool]],
+) -> text_scores.ScoresByText:
     def store() -> StoredTest:
         scores, complete = measure()
         tests.complete &= complete
@@ -122,7 +122,7 @@ def _recall(
 def _add(
     tests: HeadTests,
     kind: str,
-    measured: text_scores.TextScores,
+    measured: text_scores.ScoresByText,
     evidence: Callable[[str], str],
     unit: str,
 ) -> None:

@@ -11,7 +11,7 @@ there.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -61,14 +61,15 @@ class LstmLayer(Mixer):
         size = config.size
         self.lstm = nn.LSTM(config.width, size)
         with torch.no_grad():
-            self.lstm.bias_ih_l0.zero_()[size : 2 * size] = 1.0
-            self.lstm.bias_hh_l0.zero_()
+            _, _, bias_ih, bias_hh = self.weights
+            bias_ih.zero_()[size : 2 * size] = 1.0
+            bias_hh.zero_()
         self.output = nn.Linear(size, config.width, bias=False)
 
     @property
     def weights(self) -> Weights:
-        lstm = self.lstm
-        return lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        return cast(Weights, tuple(getattr(self.lstm, name) for name in names))
 
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None

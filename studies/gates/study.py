@@ -1,5 +1,6 @@
 """Gates in attention: where they help, what they do to sinks, and which property does it."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -185,22 +186,29 @@ class Gates(Study):
         plain = result.mean("plain", "bits")
         reductions = [100 * (1 - result.mean(name, "bits") / plain) for name in names]
         shares = [100 * result.mean(name, "first_token") for name in names]
+        errors = (
+            [100 * _error(result, name, "bits") / plain for name in names],
+            [100 * _error(result, name, "first_token") for name in names],
+        )
         published = (
             [loss_reduction(name) for name in names],
             [100 * FIRST_TOKEN[name] if name in FIRST_TOKEN else None for name in names],
         )
-        title, subtitle = self.title, "bars: measured here, dots: published for 15 billion weights"
+        subtitle = (
+            "bars: measured here, with errors over seeds; dots: published for 15 billion weights"
+        )
         size = (12.0, 0.34 * len(names) + 0.9)
-        with canvas.themed_figure(path, "light", size, title, subtitle) as (figure, palette):
+        with canvas.themed_figure(path, "light", size, self.title, subtitle) as (figure, palette):
             panels = figure.subplots(1, 2, sharey=True)
             labels = ("loss below plain, %", "attention on the first token, %")
-            for axes, values, dots, label in zip(
-                panels, (reductions, shares), published, labels, strict=True
+            for axes, values, error, dots, label in zip(
+                panels, (reductions, shares), errors, published, labels, strict=True
             ):
-                colors = [palette.series[name in REPEATED] for name in names]
-                axes.barh(names, values, color=colors, height=0.7)
-                known = [(dot, name) for dot, name in zip(dots, names, strict=True) if dot]
-                axes.plot(*zip(*known, strict=True), "o", color=palette.text, markersize=6)
+                ticks = {"ecolor": palette.muted, "elinewidth": 1.5}
+                color = palette.series[0]
+                axes.barh(names, values, xerr=error, color=color, height=0.7, error_kw=ticks)
+                reported = [(dot, name) for dot, name in zip(dots, names, strict=True) if dot]
+                axes.plot(*zip(*reported, strict=True), "o", color=palette.series[1], markersize=7)
                 axes.set_xlabel(label, size=11)
                 canvas.style_axes(axes, palette, grid="x")
             panels[0].invert_yaxis()
@@ -334,6 +342,13 @@ def _few_sinks(result: Result) -> str:
         f"the plain model has next to no sinks ({result.text('plain', 'sink_share')} of its heads, "
         f"below {LEAST_SINKS}); share of attention on the first token: {shares}."
     )
+
+
+def _error(result: Result, name: str, measure: str) -> float:
+    """The standard error; of a single seed the spread of the arms that have several."""
+    error = result.error(name, measure)
+    error = result.spread(measure) if math.isnan(error) else error
+    return 0.0 if math.isnan(error) else error
 
 
 def _bits(result: Result, *names: str) -> str:

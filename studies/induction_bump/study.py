@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
-
-from manyheads import lens
 from manyheads.pictures import canvas
+from studies.induction_bump.formation import (
+    first_above,
+    log_spaced,
+    observe_model,
+    share_in_window,
+)
 from studies.induction_bump.smeared_keys import attention_only
 from studies.induction_bump.words import WordTexts, repeated_blocks
 from studies.small_models import count_parameters
@@ -26,7 +28,7 @@ from studies.study import (
     compare,
     markdown_table,
 )
-from studies.training import Recipe, Trainer, loss_by_position
+from studies.training import Recipe, Trainer
 
 # A head that has so much of its weight after earlier copies does induction.
 FORMED = 0.2
@@ -71,10 +73,10 @@ class InductionBump(Study):
     title = "The bump in which induction heads form"
     question = (
         "Models of one to three layers of attention alone learn words; the best induction head, "
-        "the loss on the second copy of a random block, and how much better late tokens of a text "
-        "are predicted than early ones are followed through training. With smeared keys, each key "
-        "is mixed with the one before it, so that a single head can find what followed an earlier "
-        "copy."
+        "how much less the second copy of a random block costs than the first, and how much better "
+        "late tokens of a text are predicted than early ones are followed through training. With "
+        "smeared keys, each key is mixed with the one before it, so that a single head can find "
+        "what followed an earlier copy."
     )
     full: ClassVar[Settings] = {
         "text": "enwik8",
@@ -189,8 +191,8 @@ class InductionBump(Study):
         def late(arm: str) -> str:
             return result.text(arm, "end", "in context", digits=2)
 
-        def second(arm: str) -> str:
-            return result.text(arm, "end", "second copy", digits=2)
+        def gain(arm: str) -> str:
+            return result.text(arm, "end", "gain", digits=2)
 
         deeper = [arm_name(layers, False) for layers in result.settings["layers"]]
         gap, error = result.difference(one, two, "end", "in context")
@@ -223,16 +225,17 @@ class InductionBump(Study):
                 compare(gap, error, least=LEAST_NATS),
                 "Loss late minus early in a text: "
                 + ", ".join(f"{arm} {late(arm)}" for arm in deeper)
-                + " nats; on the second copy of a random block "
-                + ", ".join(f"{arm} {second(arm)}" for arm in deeper)
+                + " nats; the second copy of a random block costs less than the first by "
+                + ", ".join(f"{arm} {gain(arm)}" for arm in deeper)
                 + ".",
             ),
             Finding(
                 SMEARED_ONE,
                 _does_the_same(closed, result.mean(smeared_one, "end", "induction")),
                 f"The best head of one layer with smeared keys has {best(smeared_one)} "
-                f"({best(one)} without); the loss on the second copy is {second(smeared_one)} "
-                f"({one} {second(one)}, {two} {second(two)}"
+                f"({best(one)} without); the second copy of a random block costs "
+                f"{gain(smeared_one)} nats less than the first ({one} {gain(one)}, {two} "
+                f"{gain(two)}"
                 + (
                     ")."
                     if math.isnan(closed)
@@ -253,7 +256,7 @@ class InductionBump(Study):
         subtitle = "attention alone; dashed: each key mixed with the one before it"
         panels = {
             "weight of the best head after earlier copies": "induction",
-            "loss on the second copy, nats": "second copy",
+            "nats that a second copy costs less": "gain",
             "loss late minus early in a text, nats": "in context",
         }
         with canvas.themed_figure(path, "light", (15.0, 4.2), title, subtitle) as (figure, palette):
@@ -286,7 +289,7 @@ class InductionBump(Study):
         for smeared in (False, True):
             for layers in result.settings["layers"]:
                 arm = arm_name(layers, smeared)
-                measures = ("induction", "previous token", "second copy", "first copy")
+                measures = ("induction", "previous token", "second copy", "first copy", "gain")
                 rows.append(
                     [
                         arm,
@@ -297,73 +300,8 @@ class InductionBump(Study):
                     ]
                 )
         header = ["model", "best induction head", "best previous-token head", "second copy"]
-        header += ["first copy", "late minus early", "loss", f"passes {FORMED} at step"]
+        header += ["first copy", "gain", "late minus early", "loss", f"passes {FORMED} at step"]
         return markdown_table(header, rows)
-
-
-def log_spaced(steps: int, moments: int, first: int = 20) -> list[int]:
-    """The start, then steps that grow by one factor up to the last.
-
-    >>> log_spaced(3000, 5, first=30)
-    [0, 30, 139, 646, 3000]
-    """
-    first = min(first, steps)
-    growth = (steps / first) ** (1 / max(moments - 2, 1))
-    return sorted({0, *(round(first * growth**place) for place in range(moments - 1))})
-
-
-def observe_model(
-    passages: Tensor, blocks: Tensor, settings: Settings, model: nn.Module
-) -> dict[str, float]:
-    """The best heads of two kinds, the loss on both copies of a block, and the in-context score."""
-    around = settings["around"]
-    losses = loss_by_position(model, passages)
-    copies = torch.tensor(loss_by_position(model, blocks))
-    half = blocks.shape[1] // 2
-    heads = lens.statistics(model, blocks.tolist(), progress=False)
-
-    def near(position: int) -> float:
-        window = losses[position - around : position + around]
-        return sum(window) / len(window)
-
-    return {
-        "induction": float(heads["induction"].means.max()),
-        "previous token": float(heads["previous_token"].means.max()),
-        "in context": near(settings["late"]) - near(settings["early"]),
-        # The first word of a block follows from nothing.
-        "first copy": float(copies[: half - 1].mean()),
-        "second copy": float(copies[half:].mean()),
-        "loss": sum(losses) / len(losses),
-    }
-
-
-def first_above(steps: Sequence[int], values: Sequence[float], bound: float) -> float | None:
-    """The step at which values first pass a bound, between the measured ones; None if never.
-
-    >>> first_above([0, 10, 20], [0.0, 0.1, 0.3], 0.2)
-    15.0
-    """
-    for place in range(1, len(values)):
-        low, high = values[place - 1], values[place]
-        if low <= bound < high:
-            share = (bound - low) / (high - low)
-            return steps[place - 1] + share * (steps[place] - steps[place - 1])
-    return None
-
-
-def share_in_window(heads: Sequence[float], scores: Sequence[float]) -> float:
-    """How much of the change of a score falls into the time in which heads form.
-
-    That is from the last moment below a tenth of their final value to the first above nine tenths.
-
-    >>> round(share_in_window([0.0, 0.01, 0.4, 0.5], [-0.1, -0.2, -0.4, -0.5]), 2)
-    0.75
-    """
-    bounds = [heads[0] + share * (heads[-1] - heads[0]) for share in (0.1, 0.9)]
-    below = max((at for at, value in enumerate(heads) if value <= bounds[0]), default=0)
-    above = next((at for at, value in enumerate(heads) if value >= bounds[1]), len(heads) - 1)
-    change = scores[-1] - scores[0]
-    return (scores[max(above, below)] - scores[below]) / change if change else math.nan
 
 
 def _start(result: Result, arm: str) -> str:
@@ -376,13 +314,12 @@ def _percent(share: float) -> str:
 
 
 def _closed(result: Result, arm: str, low: str, high: str) -> float:
-    """How far the loss on the second copy has come from that of one arm to that of another.
+    """How far the gain on the second copy has come from that of one arm to that of another.
 
-    If the other one is hardly lower, there is no way to go.
+    If the other one is hardly higher, there is no way to go.
     """
-    losses = [result.mean(name, "end", "second copy") for name in (arm, low, high)]
-    way = losses[1] - losses[2]
-    return (losses[1] - losses[0]) / way if way > LEAST_NATS else math.nan
+    gain, start, goal = (result.mean(name, "end", "gain") for name in (arm, low, high))
+    return (gain - start) / (goal - start) if goal - start > LEAST_NATS else math.nan
 
 
 def _one_never(one: float, two: float) -> Verdict:

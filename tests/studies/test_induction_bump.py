@@ -4,8 +4,8 @@ import torch
 
 from manyheads.ragged import Lengths
 from studies.byte_texts import BYTES, read_bytes
+from studies.induction_bump.formation import log_spaced, observe_model, share_in_window
 from studies.induction_bump.smeared_keys import attention_only, previous
-from studies.induction_bump.study import observe_model
 from studies.induction_bump.words import read_words, repeated_blocks
 
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 300, "seed": 0}
@@ -52,3 +52,15 @@ def test_one_layer_whose_keys_are_the_token_before_does_induction() -> None:
     settings = {"around": 2, "early": 4, "late": 12}
     values = observe_model(blocks, blocks, settings, model.eval())
     assert values["induction"] > 0.5
+
+
+def test_moments_begin_with_the_start_and_end_with_the_last_step() -> None:
+    steps = log_spaced(4000, 20)
+    assert (steps[0], steps[-1], len(steps)) == (0, 4000, 20)
+    assert log_spaced(5, 3) == [0, 5]
+
+
+def test_a_score_that_moves_with_the_heads_lies_in_their_window() -> None:
+    heads = [0.0, 0.0, 0.4, 0.5, 0.5]
+    assert share_in_window(heads, [0.0, 0.0, -0.4, -0.5, -0.5]) == 1
+    assert share_in_window(heads, [0.0, -0.5, -0.5, -0.5, -0.5]) == 0

@@ -5,7 +5,7 @@ center of the large one, and the rest is filled by wrapping around.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -162,9 +162,12 @@ def _grow_attention(small: Attention, large: Attention) -> None:
                 f"key heads of {config.groups} queries each cannot be tiled",
                 "use a model without pruned heads",
             )
-    rows = [(input_parts(small, kind), input_parts(large, kind)) for kind in ("weight", "bias")]
-    rows.append((dict(small.gate_parameters), dict(large.gate_parameters)))
-    for sources, targets in rows:
+    pairs: list[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] = [
+        (input_parts(small, "weight"), input_parts(large, "weight")),
+        (input_parts(small, "bias"), input_parts(large, "bias")),
+        (small.gate_parameters, large.gate_parameters),
+    ]
+    for sources, targets in pairs:
         for name in targets.keys() & sources.keys():
             source, target = sources[name], targets[name]
             by_head = source.unflatten(0, _shape(small.config, name, len(source)))

@@ -11,7 +11,7 @@ there.
 """
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -61,15 +61,15 @@ class LstmLayer(Mixer):
         size = config.size
         self.lstm = nn.LSTM(config.width, size)
         with torch.no_grad():
-            _, _, bias_ih, bias_hh = self.weights
-            bias_ih.zero_()[size : 2 * size] = 1.0
-            bias_hh.zero_()
+            _, _, bias, second_bias = self.weights
+            bias.zero_()[size : 2 * size] = 1.0
+            second_bias.zero_()
         self.output = nn.Linear(size, config.width, bias=False)
 
     @property
     def weights(self) -> Weights:
-        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        return cast(Weights, tuple(getattr(self.lstm, name) for name in names))
+        w_ih, w_hh, b_ih, b_hh = self.lstm.parameters()
+        return w_ih, w_hh, b_ih, b_hh
 
     def forward(
         self, x: Ragged, *, cache: StateSlot | None = None, context: WatchContext | None = None

@@ -64,10 +64,22 @@ class RealModel(Study):
         "What the heads of SmolLM2-135M-Instruct do (30 layers of 9), which of them are sinks, and "
         "how much the loss rises without each, on articles and Python's help."
     )
-    full: ClassVar[Settings] = {"model": "smollm2", "texts": 16, "tokens": 64, "sequences": 64}
-    quick: ClassVar[Settings] = {"texts": 4, "tokens": 32, "sequences": 4}
-    # With 64 sequences the kinds of a bundled model are read from what is shipped with it.
-    test: ClassVar[Settings] = {"model": "house-gpt", "texts": 3, "tokens": 24}
+    # Without words heads are tested on random tokens alone: no kinds of brackets and numbers.
+    full: ClassVar[Settings] = {
+        "model": "smollm2",
+        "texts": 16,
+        "tokens": 64,
+        "sequences": 64,
+        "words": True,
+    }
+    quick: ClassVar[Settings] = {"texts": 4, "tokens": 32, "sequences": 4, "words": False}
+    test: ClassVar[Settings] = {
+        "model": "house-gpt",
+        "texts": 3,
+        "tokens": 24,
+        "sequences": 2,
+        "words": False,
+    }
     limits: ClassVar[tuple[str, ...]] = (
         "One model, in the four-bit file that pip can fetch, computed in float32 on a CPU.",
         "Heads are ablated one at a time by zeros; what a pair of them does together is not seen.",
@@ -84,7 +96,7 @@ class RealModel(Study):
         model = manyheads.load(settings["model"], device=device)
         texts = texts_for(model, settings)
         measure: dict[str, Callable[[], Values]] = {
-            "kinds": lambda: kinds_of(model, settings["sequences"]),
+            "kinds": lambda: kinds_of(model, settings["sequences"], words=settings["words"]),
             "weights": lambda: weights_of(model, texts),
             "ablation": lambda: ablation_of(model, texts),
             "gradient": lambda: gradient_of(model, texts),
@@ -182,7 +194,8 @@ def by_layer(result: Any, name: str) -> list[list[float]]:
     return [rows[layer] for layer in sorted(rows)]
 
 
-def kinds_of(model: Any, sequences: int) -> Values:
+def kinds_of(model: Any, sequences: int, *, words: bool) -> Values:
+    model.tokenizer = model.tokenizer if words else None
     kinds = lens.kinds(model, sequences=sequences, progress=False)
     rows: dict[int, list[str]] = {}
     for address, labels in kinds.labels.items():

@@ -107,6 +107,12 @@ def by_definition(
                 for row, weights in enumerate(one.weights.transpose(1, 0, 2)):
                     latest = weights[:, row::-1].cumsum(-1)
                     expected.add(block, "memory_length", text, (latest < 0.9).sum(-1) + 1)
+        if not isinstance(attention, Mixer):
+            scores = record[Site(block.layer, Tap.SCORES, block.sublayer, block.stack)]
+            assert isinstance(scores, Patterns)
+            largest = [text.amax((1, 2)).numpy() for text in scores.each if text.numel()]
+            # A maximum: one value for all texts.
+            expected.add(block, "largest_logit", 0, np.max(largest, axis=0))
         _outputs(expected, block, record, attention.output.weight.detach())
         _gates(expected, block, record)
     return expected
@@ -219,7 +225,7 @@ def _gates(expected: Expected, block: Block, record: Record) -> None:
 
 
 def _recorded(model: nn.Module, inputs: ModelInputs) -> Record:
-    taps = (Tap.PATTERN, Tap.HEAD_OUTPUT, Tap.BEFORE, *GATE_TAPS.values())
+    taps = (Tap.SCORES, Tap.PATTERN, Tap.HEAD_OUTPUT, Tap.BEFORE, *GATE_TAPS.values())
     record = Record(
         Site(block.layer, tap, block.sublayer, block.stack)
         for block in blocks_of(model)

@@ -66,6 +66,8 @@ class WrappedAttention(Outside, Attention):
         projection = facts.projection
         output = None if projection is None else OutputProjection(projection)
         self.output = output  # type: ignore[assignment]
+        # Where only the weights are seen, they are not computed from scores that can be.
+        self.has_scores = facts.weights is None
         # The values come with each call.
         self.sink = torch.zeros(facts.heads) if facts.has_sink else None  # type: ignore[assignment]
         self.table = self.head_scale = None

@@ -52,6 +52,7 @@ from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similar
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error
+from manyheads.lens.measure.in_context import InContextScore, in_context_score
 from manyheads.lens.measure.statistics import Statistics, statistics
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.probing.linear import probe
@@ -107,6 +108,7 @@ __all__ = [
     "IOIHeads",
     "IOIPrompts",
     "Importance",
+    "InContextScore",
     "Inspection",
     "JointAblation",
     "KeyValueMemories",
@@ -157,6 +159,7 @@ __all__ = [
     "find_ioi_heads",
     "gradient_times_attention",
     "importance",
+    "in_context_score",
     "influence",
     "inspect",
     "integrate_heads",

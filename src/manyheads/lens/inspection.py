@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.formatting import UNKNOWN, pluralise
+from manyheads.formatting import UNKNOWN, number, pluralise
 from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
@@ -281,6 +281,9 @@ class Inspection(Tabular):
         if self.kinds is not None:
             yield str(self.kinds)
         yield f"{len(self.sinks)} heads have a sink at the first token of some text"
+        if self.activations:
+            largest, mean = self.statistics.largest_activation, self.statistics.mean_activation
+            yield f"largest activation {number(largest)}, mean over layers {number(mean)}"
         yield str(self.dead)
         for result in self.redundancy:
             yield str(result)

@@ -6,11 +6,16 @@ from typing import Any
 from manyheads.argument_checks import checked
 from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys
 from manyheads.lens.attribution import attribute, direct_logits, gradients
-from manyheads.lens.causal import ablation, gradient_importance, patching
+from manyheads.lens.causal import (
+    ablation,
+    gradient_importance,
+    patching,
+)
 from manyheads.lens.diff.comparison import Comparison
 from manyheads.lens.faithful.faithfulness_report import Faithfulness
 from manyheads.lens.head_kinds import ioi, kinds
 from manyheads.lens.inspection import Inspection
+from manyheads.lens.measure.in_context import InContextScore
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.probing.syntax import SyntaxProbe
 from manyheads.lens.redundant import collapse, dead_heads, heads
@@ -33,6 +38,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         Faithfulness,
         gradients.HeadAttribution,
         gradient_importance.Importance,
+        InContextScore,
         Inspection,
         ioi.IOIHeads,
         ablation.JointAblation,

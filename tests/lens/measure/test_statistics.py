@@ -25,6 +25,7 @@ from manyheads.parts.positions import Alibi, Disentangled, Rotary, Shaw, T5Bucke
 from manyheads.ragged import Ragged
 from manyheads.taps import Head
 from tests.lens.oracle import Expected, by_definition
+from tests.lens.planted import PLACES, SHARP, Look, offset_look, text_model
 from tests.messages import refuses
 from tests.models.zoo import (
     DECODERS,
@@ -32,6 +33,7 @@ from tests.models.zoo import (
     MODELS,
     SEQ2SEQS,
     TARGETS,
+    VISIONS,
     VOCABULARY,
     decoder,
     encoder,
@@ -228,6 +230,46 @@ def test_the_largest_activation_has_its_position() -> None:
         assert each.massive
         assert 4000 < each.largest < 6000
     assert "massive activation after layer 3" in str(result)
+    largest = [activation.largest for activation in result.activations]
+    assert result.largest_activation == max(largest)
+    assert result.mean_activation == pytest.approx(np.mean(largest))
+    assert result.mean_activation < result.largest_activation
+
+
+@pytest.mark.parametrize("batch_tokens", [1, None])
+def test_the_largest_logit_is_that_of_all_batches(batch_tokens: int | None) -> None:
+    model = small(DECODERS["llama"])
+    texts = [[1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12]]
+    result = statistics(model, texts, batch_tokens=batch_tokens, progress=False)
+    alone = [statistics(model, [text], progress=False)["largest_logit"].means for text in texts]
+    np.testing.assert_allclose(result["largest_logit"].means, np.max(alone, axis=0), rtol=1e-5)
+    assert np.isnan(result["largest_logit"].errors).all()
+
+
+def test_the_sink_share_counts_heads_and_texts() -> None:
+    first = torch.zeros(PLACES, PLACES)
+    first[:, 0] = SHARP
+    model = text_model([Look(places=first), offset_look(-1), offset_look(0), offset_look(-1)])
+    # In a text of two or three tokens the heads that look one back look at the first as well.
+    long, short = list(range(20)), list(range(3))
+    assert statistics(model, [long], progress=False).sink_share == 1 / 4
+    assert statistics(model, [long, short], progress=False).sink_share == (1 / 4 + 4 / 4) / 2
+    assert statistics(model, [long], sink_above=1.1, progress=False).sink_share == 0
+    assert "25% of heads" in str(statistics(model, [long], progress=False))
+
+
+def test_max_length_reads_the_first_tokens_of_each_text() -> None:
+    model = small(DECODERS["gpt2"])
+    texts = [[1, 2, 3, 4, 5], [6, 7]]
+    result = statistics(model, texts, max_length=3, progress=False)
+    same(result, statistics(model, [[1, 2, 3], [6, 7]], progress=False), 1e-6)
+    batch = ModelInputs(ids=Ragged.from_list([torch.tensor(text) for text in texts]))
+    same(statistics(model, batch, max_length=3, progress=False), result, 1e-6)
+    with refuses(InputError, "max_length", "0"):
+        statistics(model, batch, max_length=0, progress=False)
+    vision = small(VISIONS["vit"])
+    with refuses(InputError, "max_length", "leave"):
+        statistics(vision, images(), max_length=3, progress=False)
 
 
 def test_a_model_in_training_is_measured_at_rest_and_goes_on_training() -> None:

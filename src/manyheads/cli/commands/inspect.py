@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import AnnotatedTextOptions, DeviceOptions, TextOptions
 from manyheads.errors import InputError
-from manyheads.formatting import listed, percent, pluralise
+from manyheads.formatting import listed, number, percent, pluralise
 
 if TYPE_CHECKING:
     from manyheads.lens.inspection import Inspection
@@ -107,6 +107,13 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
         if sinks
         else f"No head puts more than {above} of its weight on the first token of a text."
     )
+    if inspection.activations:
+        measured = inspection.statistics
+        page.paragraph(
+            f"Sink share: {percent(measured.sink_share)} of heads, mean over texts. Largest "
+            f"activation: {number(measured.largest_activation)}, mean over layers "
+            f"{number(measured.mean_activation)}."
+        )
     for activation in inspection.activations:
         page.paragraph(_activation(activation, tokenizer))
     page.heading("Dead heads")

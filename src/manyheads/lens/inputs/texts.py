@@ -43,20 +43,22 @@ class PackedTargets:
     texts: Int[Tensor, " m"]
 
 
-def read_inputs(model: build.Model, texts: Inputs) -> ModelInputs:
+def read_inputs(model: build.Model, texts: Inputs, max_length: int | None = None) -> ModelInputs:
     """Tokenize strings, or take ids; (source, target) pairs for a `Seq2Seq`, images for a `Vision`.
 
-    A single string is one text, and an iterator is read to its end.
+    A single string is one text, and an iterator is read to its end. With `max_length` only the
+    first tokens of each text are read.
     """
     non_finite_weights.check_finite(model)
     device = next(model.parameters()).device
     if isinstance(texts, ModelInputs):
-        return texts
+        return texts if max_length is None else _first_tokens(texts, max_length)
     batch: Any = texts
     if isinstance(texts, str | Iterator):
         batch = [texts] if isinstance(texts, str) else list(texts)
     if isinstance(model, WrappedModel) and (examples := model.read_examples(batch)):
-        return ModelInputs(examples=examples, ids=model.ids_of_examples(examples))
+        inputs = ModelInputs(examples=examples, ids=model.ids_of_examples(examples))
+        return inputs if max_length is None else _first_tokens(inputs, max_length)
     if not isinstance(batch, Ragged):
         text_reader.check_texts(batch)
     if model.reads_images:
@@ -67,14 +69,29 @@ def read_inputs(model: build.Model, texts: Inputs) -> ModelInputs:
         images = tuple(image.to(device) for image in batch)
         if not images:
             raise InputError("there are no images", "pass at least one")
-        return ModelInputs(images=images)
+        inputs = ModelInputs(images=images)
+        return inputs if max_length is None else _first_tokens(inputs, max_length)
     reader = text_reader.require_text_model(model)
     if not reader.reads_pairs:
-        return ModelInputs(ids=_ids(reader, batch).to(device))
+        return ModelInputs(ids=_ids(reader, batch, max_length).to(device))
     sources, targets = _pairs(batch)
     return ModelInputs(
-        source=_ids(reader, sources).to(device), ids=_ids(reader, targets, starts=True).to(device)
+        source=_ids(reader, sources, max_length).to(device),
+        ids=_ids(reader, targets, max_length, starts=True).to(device),
     )
+
+
+def _first_tokens(inputs: ModelInputs, count: int) -> ModelInputs:
+    """The first tokens of each text."""
+    if inputs.ids is None or inputs.examples:
+        raise InputError("max_length is for texts, and these inputs are not", "leave it out")
+    if count < 1:
+        raise InputError(f"max_length must be at least 1, got {count}", "use 1 or more")
+    cut = [
+        None if part is None else Ragged.from_list([row[:count] for row in part.to_list()])
+        for part in (inputs.ids, inputs.source)
+    ]
+    return ModelInputs(ids=cut[0], source=cut[1])
 
 
 def pack_targets(model: build.Model, inputs: ModelInputs, targets: Targets | None) -> PackedTargets:
@@ -120,13 +137,22 @@ def batch_ranges(sizes: Sequence[int], batch_tokens: int) -> Iterator[range]:
 
 
 def _ids(
-    model: text_reader.TextReader, texts: text_reader.Texts, *, starts: bool = False
+    model: text_reader.TextReader,
+    texts: text_reader.Texts,
+    max_length: int | None,
+    *,
+    starts: bool = False,
 ) -> Ragged:
-    reader = text_reader.open_reader(model, texts, text_reader.resolve_max_length(model, None))
+    limit = text_reader.resolve_max_length(model, max_length)
+    if max_length is not None and not isinstance(texts, str):
+        # Token ids are not cut by the reader, which takes them as they are.
+        listed: Any = texts.to_list() if isinstance(texts, Ragged) else texts
+        texts = [text if isinstance(text, str) else text[:max_length] for text in listed]
+    reader = text_reader.open_reader(model, texts, limit)
     if not len(reader):
         raise InputError("there are no texts", "pass at least one")
     ids, cut = reader.read(range(len(reader)))
-    if cut:
+    if cut and max_length is None:
         warnings.warn(
             f"{cut} of {len(reader)} texts were longer than {reader.max_length} tokens, "
             "and were cut",
@@ -247,6 +273,7 @@ def for_each_batch(
     *,
     label: str,
     unit: str = "texts",
+    max_length: int | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> PassSummary:
@@ -264,7 +291,7 @@ def for_each_batch(
     with Progress(label, total=total, unit=unit, enabled=progress) as bar, build.eval_mode(model):
         try:
             for chunk in _chunks(texts):
-                inputs = read_inputs(model, chunk)
+                inputs = read_inputs(model, chunk, max_length)
                 sizes = inputs.sizes(model)
                 announce_long_text(bar, sizes, first)
                 for batch in text_reader.batch_by_length(sizes, 1 if inputs.examples else limit):

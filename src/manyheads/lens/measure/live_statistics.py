@@ -15,7 +15,7 @@ from manyheads.errors import InputError, MissingPackageError, check_int
 from manyheads.lens.inputs.texts import PassSummary
 from manyheads.lens.measure.statistics import Statistics, StatisticsTotals, make_plan
 from manyheads.lens.measure.watcher import StatisticsWatcher
-from manyheads.lens.results.addresses import Address, Block
+from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site
 
@@ -44,7 +44,6 @@ class LiveStatistics:
     def clear(self) -> None:
         """Forget what was measured so far."""
         self._totals, self._texts = StatisticsTotals(), 0
-        self._scores: dict[Block, Tensor] = {}
 
     def statistics(self) -> Statistics:
         """What was measured since the beginning or the last `clear`."""
@@ -55,10 +54,11 @@ class LiveStatistics:
 
     def largest_logits(self) -> dict[Address, float]:
         """The largest score of each head before the softmax, with every bias and cap."""
+        blocks = blocks_of(self._wrapped)
+        values = self._totals.largest_logits(blocks).tolist()
+        heads = [address for block in blocks for address in block.addresses]
         return {
-            address: float(value)
-            for block, values in self._scores.items()
-            for address, value in zip(block.addresses, values, strict=True)
+            head: value for head, value in zip(heads, values, strict=True) if not math.isnan(value)
         }
 
     def callback(self, folder: str | Path, measures: Sequence[str] = LOGGED) -> Any:
@@ -127,9 +127,6 @@ class LiveStatistics:
             self._running = False
         self._texts += texts
         self._totals.add(watcher)
-        for block, scores in watcher.scores.items():
-            before = self._scores.get(block)
-            self._scores[block] = scores if before is None else torch.maximum(before, scores)
 
 
 class _Detached:
@@ -188,13 +185,11 @@ def _trainer_callback(heads: LiveStatistics, folder: Path, measures: Sequence[st
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             if not heads._texts or not state.is_world_process_zero:
                 return
-            statistics, logits = heads.statistics(), heads.largest_logits()
+            statistics = heads.statistics()
             heads.clear()
             with SummaryWriter(str(folder)) as writer:
                 for address in statistics.addresses:
-                    values = statistics.of(address) | {
-                        "largest_logit": logits.get(address, math.nan)
-                    }
+                    values = statistics.of(address)
                     for name in measures:
                         if name in values and math.isfinite(values[name]):
                             tag = f"{name}/{address}".replace(" ", "_")

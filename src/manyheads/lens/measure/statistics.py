@@ -1,14 +1,18 @@
 """Statistics of every head of a model, in one streaming pass over texts of any length."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.formatting import pluralise
+from manyheads.formatting import number, percent, pluralise
 from manyheads.lens.inputs.cached_run import run_until
 from manyheads.lens.inputs.texts import Inputs, PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
@@ -20,6 +24,8 @@ from manyheads.ragged import Ragged
 from manyheads.taps import Site
 
 KIND = "statistics"
+# Not a mean, but a maximum.
+LARGEST = "largest_logit"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)
@@ -27,14 +33,36 @@ class Statistics(tables.ByHead):
     """Measures of every head by name, with standard errors; `metadata` says on what.
 
     A mean is over all queries of all texts, except for "sink" and "induction_score", which have one
-    value per text. Errors are over texts, whose queries may depend on each other, or over
-    the queries of a single text (`metadata["errors_over"]`).
+    value per text, and "largest_logit", which is a maximum. Errors are over texts, whose queries
+    may depend on each other, or over the queries of a single text (`metadata["errors_over"]`).
     """
 
     @property
     def activations(self) -> tuple[Activation, ...]:
         """The largest value of the residual stream after each layer, and its position."""
         return tuple(Activation(**record) for record in self.metadata["activations"])
+
+    @property
+    def largest_activation(self) -> float:
+        """The largest value of the residual stream after any layer; NaN if none was seen."""
+        return max((activation.largest for activation in self.activations), default=math.nan)
+
+    @property
+    def mean_activation(self) -> float:
+        """M-Act: the mean over layers of each layer's largest activation; NaN if none was seen."""
+        largest = [activation.largest for activation in self.activations]
+        return sum(largest) / len(largest) if largest else math.nan
+
+    @property
+    def sink_share(self) -> float:
+        """The fraction of heads with a sink at the first token, mean over texts (Gu et al.).
+
+        A sink is a mean weight above `sink_above` (0.3) in a text, as in arXiv 2410.10781, where
+        texts have 64 tokens: `statistics(..., max_length=64)`. NaN if no head has a pattern.
+        """
+        sinks = self["sink"].means if "sink" in self else np.zeros(0)
+        measured = sinks[~np.isnan(sinks)]
+        return float(measured.mean()) if len(measured) else math.nan
 
     @property
     def class_fractions(self) -> dict[str, float]:
@@ -50,6 +78,14 @@ class Statistics(tables.ByHead):
         yield from tables.ByHead._lines(self)
         parts = [pluralise(self.metadata[f"{unit}s"], unit) for unit in ("text", "token")]
         yield f"  over {', '.join(parts)}, errors over {self.metadata['errors_over']}"
+        if not math.isnan(self.sink_share):
+            above = percent(self.metadata["sink_above"])
+            yield f"  {percent(self.sink_share)} of heads have more than {above} on the first token"
+        if self.activations:
+            yield (
+                f"  largest activation {number(self.largest_activation)}, mean over layers "
+                f"{number(self.mean_activation)}"
+            )
         for activation in self.activations:
             if activation.massive:
                 yield (
@@ -69,16 +105,19 @@ def statistics(
     classes: TokenClasses = None,
     offsets: Sequence[int] = (),
     sink_above: float = measures.SINK_ABOVE,
+    max_length: int | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Statistics:
     """Measure every head on texts, in a streaming pass that never stores an n x n pattern.
 
     Texts are strings, lists of ids or a `Ragged`; (source, target) pairs for a `Seq2Seq`, images
-    for a `Vision`; also an iterator of them. A is the attention weight of query i on key j.
+    for a `Vision`; also an iterator of them. With `max_length` only the first tokens of each text
+    are read. A is the attention weight of query i on key j.
 
     - entropy: -sum A ln A in nats; normalized_entropy: divided by ln of the number of visible keys
     - effective_keys: 1 / sum A^2; max_weight: max A, the confidence of arXiv 1905.09418
+    - largest_logit: the largest score before the softmax, over all queries and texts
     - distance: sum A |i - j|; spread: standard deviation of the attended position
     - first_token: A[i, 0]; sink: fraction of texts whose mean of it exceeds `sink_above`
     - previous_token, self, next_token and any of `offsets`: A[i, i + offset] where that
@@ -108,7 +147,9 @@ def statistics(
     """
     check_heads(model)
     plan = make_plan(model, classes, offsets, sink_above)
-    return measure_by_plan(model, texts, plan, batch_tokens=batch_tokens, progress=progress)
+    return measure_by_plan(
+        model, texts, plan, max_length=max_length, batch_tokens=batch_tokens, progress=progress
+    )
 
 
 def measure_by_plan(
@@ -117,6 +158,7 @@ def measure_by_plan(
     plan: MeasurementPlan,
     *,
     last: Site | None = None,
+    max_length: int | None = None,
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Statistics:
@@ -130,7 +172,13 @@ def measure_by_plan(
         totals.add(watcher)
 
     summary = for_each_batch(
-        model, texts, visit, label="measuring", batch_tokens=batch_tokens, progress=progress
+        model,
+        texts,
+        visit,
+        label="measuring",
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        progress=progress,
     )
     return totals.result(model, plan, summary)
 
@@ -179,12 +227,16 @@ class StatisticsTotals:
 
     def __init__(self) -> None:
         self.sums = measures.MeasureSums()
+        self.logits: dict[addresses.Block, Float[Tensor, " h"]] = {}
         self.activations: dict[tuple[str, int], Activation] = {}
         self.tokens = 0
         self.class_counts: dict[str, float] = {}
 
     def add(self, watcher: StatisticsWatcher) -> None:
         self.sums.merge(watcher.sums)
+        for block, scores in watcher.scores.items():
+            before = self.logits.get(block)
+            self.logits[block] = scores if before is None else torch.maximum(before, scores)
         for layer, activation in watcher.activations.items():
             largest = self.activations.get(layer)
             if largest is None or activation.largest > largest.largest:
@@ -200,7 +252,7 @@ class StatisticsTotals:
             measured += measures.OF_PATTERNS
             measured += tuple(map(measures.offset_name, plan.offsets))
             measured += tuple(f"on_{name}" for name in plan.classes)
-        names = measure_names.sort_measures(measured)
+        names = measure_names.sort_measures((*measured, *([LARGEST] if self.logits else [])))
         several = summary.texts > 1
         fractions = {name: count / self.tokens for name, count in self.class_counts.items()}
         metadata = {
@@ -213,5 +265,18 @@ class StatisticsTotals:
             "complete": summary.complete,
         }
         means = {name: self.sums.means(blocks, name) for name in names}
+        if self.logits:
+            means[LARGEST] = self.largest_logits(blocks)
         errors = {name: self.sums.errors(blocks, name, over_sequences=several) for name in names}
         return Statistics(kind=KIND, blocks=blocks, means=means, errors=errors, metadata=metadata)
+
+    def largest_logits(self, blocks: tuple[addresses.Block, ...]) -> tables.FloatsByHead:
+        """The largest score of each head before the softmax; NaN for heads without scores."""
+        parts = [
+            self.logits[block].double().cpu()
+            if block in self.logits
+            else torch.full((block.heads,), torch.nan)
+            for block in blocks
+        ]
+        largest = torch.cat([*parts, torch.zeros(0)]).double().numpy()
+        return np.where(np.isinf(largest), np.nan, largest)

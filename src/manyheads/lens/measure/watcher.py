@@ -243,7 +243,9 @@ class StatisticsWatcher:
         )
         sums, block = row_sums(tiled, spec), self._block(site)
         measures.add_measures(self.sums, block, tiled, spec, sums, scope)
-        if len(sums.score) and not isinstance(tiled, score_tiles.TiledWeights):
+        # Mixers, and attentions that only return their weights, have no scores.
+        scored = getattr(self._heads_at(site), "has_scores", True)
+        if len(sums.score) and scored and not isinstance(tiled, score_tiles.TiledWeights):
             self.scores[block] = sums.score.masked_fill(sums.largest == 0, -math.inf).amax(0)
 
     def _mark(self, ids: Ragged) -> tuple[Float[Tensor, "n marks"], Bool[Tensor, " n"]]:

@@ -43,6 +43,7 @@ from manyheads.lens.causal.ablation import (
 from manyheads.lens.causal.gradient_importance import Importance, importance
 from manyheads.lens.causal.patching import Patch, Patching, patch
 from manyheads.lens.causal.path_patching import patch_paths
+from manyheads.lens.causal.shapley_values import Shapley, shapley
 from manyheads.lens.diff.comparison import Comparison, Difference, Losses, compare
 from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdict, faithfulness
 from manyheads.lens.head_kinds.criteria import Label
@@ -132,6 +133,7 @@ __all__ = [
     "Redundancy",
     "Result",
     "ScoredToken",
+    "Shapley",
     "Similarity",
     "StateMetric",
     "Statistics",
@@ -181,6 +183,7 @@ __all__ = [
     "probe_syntax",
     "redundancy",
     "score_circuits",
+    "shapley",
     "statistics",
     "top_keys",
     "typology",

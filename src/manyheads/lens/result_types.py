@@ -10,6 +10,7 @@ from manyheads.lens.causal import (
     ablation,
     gradient_importance,
     patching,
+    shapley_values,
 )
 from manyheads.lens.diff.comparison import Comparison
 from manyheads.lens.faithful.faithfulness_report import Faithfulness
@@ -50,6 +51,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         Pattern,
         PatternSet,
         heads.Redundancy,
+        shapley_values.Shapley,
         Statistics,
         SyntaxProbe,
         gradients.TokenAttribution,

@@ -1,6 +1,7 @@
 """Ablation: the metric of a model without one head, a set of heads, or one head after another."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, TypedDict, Unpack
@@ -20,7 +21,7 @@ from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges
 from manyheads.lens.results import addresses, files, tables
 from manyheads.models import build, model_interface
 from manyheads.parts.linear_layout import column_major_weights
-from manyheads.ragged import Lengths
+from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Head, Site, Sublayer, Tap
 
 Replacement = Literal["zero", "mean", "resample"]
@@ -200,16 +201,22 @@ class HeadAblation:
         """The edits that ablate these heads in any batch; "resample" has none, as it differs."""
         assert not self.replacement.donors, "resampled values belong to one batch"
         layers = sorted({head.layer for head in heads})
-        return self._changes([heads], layers, self.replacement.of(range(0), layers))
+        return self.edits([heads], layers, self.replacement.of(range(0), layers))
 
     def _collect(self, label: str, sets: Sequence[HeadSet], runs: Iterable[BatchValues]) -> Effects:
-        evaluation, model = self.evaluation, self.scope.model
-        tokens = sum(evaluation.sizes) * max(1, len(sets))
+        with self.running(len(sets)):
+            return replace(self.evaluation.collect(label, len(sets), runs), sets=tuple(sets))
+
+    @contextmanager
+    def running(self, versions: int) -> Iterator[None]:
+        """The model at rest, its weights laid out for so many versions of it."""
+        model = self.scope.model
+        tokens = sum(self.evaluation.sizes) * max(1, versions)
         readout = None if model.reads_images else model.readout
         unembedding = [] if readout is None else [readout.vectors(model.table)]
         parameters = [matrix for matrix in unembedding if isinstance(matrix, nn.Parameter)]
         with build.eval_mode(model), column_major_weights(model, tokens, *parameters):
-            return replace(evaluation.collect(label, len(sets), runs), sets=tuple(sets))
+            yield
 
     def _run_sets(
         self, texts: range, sets: Sequence[HeadSet], fixed: HeadSet
@@ -219,7 +226,7 @@ class HeadAblation:
         layers = sorted({head.layer for heads in (*sets, fixed) for head in heads})
         replacements = self.replacement.of(texts, layers)
         bound_metric = evaluation.bind(texts)
-        changes = self._changes([fixed], layers, replacements)
+        changes = self.edits([fixed], layers, replacements)
         cached = cached_run.CachedRun(
             self.scope, evaluation.inputs.select(texts), layers=layers, edits=changes
         )
@@ -235,32 +242,19 @@ class HeadAblation:
             start = first_layers[indices[0]]
             removed = [(*sets[index], *fixed) for index in indices]
             above = [layer for layer in layers if layer >= start]
-            edits = cached_run.ActivationEditor(self._changes(removed, above, replacements))
+            edits = cached_run.ActivationEditor(self.edits(removed, above, replacements))
             hidden = cached.resume_after_heads(start, edits, len(indices))
             yield BatchValues.of(bound_metric, hidden, indices)
 
     def _run_order(self, texts: range, sets: Sequence[HeadSet]) -> Iterator[BatchValues]:
         """Yield the baseline with all heads, then with one head fewer each time."""
-        scope, layers = self.scope, sorted({heads[-1].layer for heads in sets})
-        replacements = self.replacement.of(texts, layers)
-        bound_metric = self.evaluation.bind(texts)
-        cached = cached_run.CachedRun(scope, self.evaluation.inputs.select(texts), layers=layers)
-        entries = {layer: cached.entering(layer) for layer in layers}
-        yield BatchValues.of(bound_metric, cached.hidden)
+        steps = AblationSteps(self, texts, [heads[-1] for heads in sets])
+        yield BatchValues.of(steps.metric, steps.cached.hidden)
         for index, removed in enumerate(sets):
-            start = removed[-1].layer
-            above = [layer for layer in layers if layer > start]
-            entry_sites = {layer: cached_run.entry_sites(scope.stack, layer) for layer in above}
-            changes = self._changes([removed], [start, *above], replacements)
-            edits = cached_run.ActivationEditor(changes, chain(*entry_sites.values()))
-            hidden = cached.continue_from(entries[start], start, edits)
-            entries |= {
-                layer: cached_run.join_streams([edits[site] for site in sites])
-                for layer, sites in entry_sites.items()
-            }
-            yield BatchValues.of(bound_metric, hidden, [index])
+            hidden = steps.run([removed], removed[-1].layer)
+            yield BatchValues.of(steps.metric, hidden, [index])
 
-    def _changes(
+    def edits(
         self, removed: Sequence[HeadSet], layers: Sequence[int], replacements: Mapping[int, Tensor]
     ) -> dict[Site, cached_run.EditFunction]:
         """The edits that ablate heads of these layers, one set in each copy of the batch."""
@@ -271,6 +265,44 @@ class HeadAblation:
                 site = self.scope.site(layer, Tap.HEAD_OUTPUT)
                 changes[site] = replace_heads(ablated, replacements[layer])
         return changes
+
+
+class AblationSteps:
+    """One batch of texts, in copies, whose ablated heads change from step to step.
+
+    A step resumes at the lowest layer that it changes, from where the step before has left it.
+    """
+
+    def __init__(
+        self, ablation: HeadAblation, texts: range, heads: Sequence[Head], copies: int = 1
+    ) -> None:
+        self._ablation, self._copies = ablation, copies
+        self._layers = sorted({head.layer for head in heads})
+        self._replacements = ablation.replacement.of(texts, self._layers)
+        self.metric = ablation.evaluation.bind(texts)
+        inputs = ablation.evaluation.inputs.select(texts)
+        self.cached = cached_run.CachedRun(ablation.scope, inputs, layers=self._layers)
+        self._entries = {
+            layer: model_interface.repeat_batch(self.cached.entering(layer), copies)
+            for layer in self._layers
+        }
+
+    def run(self, removed: Sequence[HeadSet], start: int) -> Ragged:
+        """The input of the readout without one set of heads per copy.
+
+        The sets differ from those of the last step in no layer below `start`.
+        """
+        above = [layer for layer in self._layers if layer > start]
+        stack = self._ablation.scope.stack
+        entry_sites = {layer: cached_run.entry_sites(stack, layer) for layer in above}
+        changes = self._ablation.edits(removed, [start, *above], self._replacements)
+        edits = cached_run.ActivationEditor(changes, chain(*entry_sites.values()))
+        hidden = self.cached.continue_from(self._entries[start], start, edits, self._copies)
+        self._entries |= {
+            layer: cached_run.join_streams([edits[site] for site in sites])
+            for layer, sites in entry_sites.items()
+        }
+        return hidden
 
 
 def replace_heads(

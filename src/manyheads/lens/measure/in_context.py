@@ -7,6 +7,7 @@ import torch
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding import text_reader
 from manyheads.errors import InputError, check_int
+from manyheads.formatting import pluralise
 from manyheads.lens.inputs.metrics import bind_metric, weighted_mean
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.results.files import Result
@@ -36,7 +37,7 @@ class InContextScore(Result):
         score = format_change(self.score, self.error)
         return (
             f"in-context score {score}: loss {self.late_loss:.4f} at token {self.late}, "
-            f"{self.early_loss:.4f} at token {self.early}, over {self.texts} texts"
+            f"{self.early_loss:.4f} at token {self.early}, over {pluralise(self.texts, 'text')}"
         )
 
 

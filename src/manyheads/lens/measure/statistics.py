@@ -79,7 +79,7 @@ class Statistics(tables.ByHead):
         parts = [pluralise(self.metadata[f"{unit}s"], unit) for unit in ("text", "token")]
         yield f"  over {', '.join(parts)}, errors over {self.metadata['errors_over']}"
         if not math.isnan(self.sink_share):
-            above = percent(self.metadata["sink_above"])
+            above = percent(self.metadata.get("sink_above", measures.SINK_ABOVE))
             yield f"  {percent(self.sink_share)} of heads have more than {above} on the first token"
         if self.activations:
             yield (

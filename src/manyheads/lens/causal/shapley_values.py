@@ -139,12 +139,13 @@ def shapley(
     values, complete = games.play(orders)
     # What each head added in each permutation.
     order = np.array(orders[: len(values)])
-    added = np.empty(order.shape)
+    added: Float[np.ndarray, "p h"] = np.empty(order.shape)
     np.put_along_axis(added, order, np.diff(values, axis=1), axis=1)
     if antithetic:
-        added = added[: len(added) // 2 * 2].reshape(-1, 2, added.shape[1]).mean(1)
+        paired = len(added) // 2 * 2
+        added = (added[0:paired:2] + added[1:paired:2]) / 2
     count = len(added)
-    deviation = added.std(0, ddof=1) if count > 1 else np.full(added.shape[1], np.nan)
+    deviation = added.std(0, ddof=1) if count > 1 else np.nan
     columns = np.full((2, len(ablation.scope.heads)), np.nan)
     indices = {head: index for index, head in enumerate(ablation.scope.heads)}
     chosen = [indices[head] for head in ablation.heads]

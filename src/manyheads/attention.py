@@ -289,6 +289,7 @@ class Attention(nn.Module):
         bias = self.bias(x.with_values(query), key, encoding)
         request = self._request(x.lengths, keys.lengths, bias)
         output = mix(query, keys.k, keys.v, request, context, self.config.kernel)
+        output = observe(context, Tap.MIXED, output, x)
         output = self.output_norm(output).to(output.dtype)
         if self.head_scale is not None:
             output = output * self.head_scale.to(output.dtype)[:, None]

@@ -64,6 +64,7 @@ class Tap(Enum):
     VALUE = "value"  # n g d, likewise
     SCORES = "scores"  # h t s per sequence, scaled, with bias, -inf where masked
     PATTERN = "pattern"  # h t s per sequence; of a mixer, signed weights computed on demand
+    MIXED = "mixed"  # n h d, the values as each head mixes them, before norms and gates
     HEAD_OUTPUT = "head_output"  # n h d, as the output projection receives it
     GATE_QUERY = "gate_query"  # the gates' values after their activation
     GATE_KEY = "gate_key"

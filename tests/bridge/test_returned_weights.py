@@ -116,6 +116,13 @@ def test_patterns_are_the_weights_that_the_model_returns(name: str) -> None:
     assert not model.inner.config.output_attentions
 
 
+def test_returned_weights_have_no_scores_to_measure_or_cut() -> None:
+    model, inputs = wrapped("bloom"), inputs_of("bloom")[1]
+    assert "largest_logit" not in lens.statistics(model, inputs, progress=False)
+    with refuses(InputError, "L1H0", "ablate"):
+        lens.cut(model, inputs, [("L1H0", 2, 1)], progress=False)
+
+
 @pytest.mark.parametrize("name", ["layoutlmv3", "bloom", "gptj", "mpnet", "speecht5"])
 def test_a_head_without_its_output_is_one_without_its_columns(name: str) -> None:
     model, inputs = wrapped(name), inputs_of(name)[1]

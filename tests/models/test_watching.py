@@ -60,6 +60,7 @@ def attention_sites(
         Tap.QUERY: (queries, (heads, size)),
         Tap.KEY: (keys, (kv_heads, size)),
         Tap.VALUE: (keys, (kv_heads, size)),
+        Tap.MIXED: (queries, (heads, size)),
         Tap.HEAD_OUTPUT: (queries, (heads, size)),
         Tap.OUTPUT: (queries, (WIDTH,)),
         Tap.AFTER: (queries, (WIDTH,)),

@@ -118,6 +118,7 @@ class WatchedRun:
         key = observe(context, Tap.KEY, packed.key.values, packed.key)
         value = observe(context, Tap.VALUE, packed.value.values, packed.value)
         output = mix(query, key, value, packed.request, context)
+        output = observe(context, Tap.MIXED, output, packed.query)
         self.requests.pop(place)
         if facts.projection is None or facts.direct:
             output = observe(context, Tap.HEAD_OUTPUT, output, packed.query)

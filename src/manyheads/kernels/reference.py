@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -84,6 +84,28 @@ def mix(seen: Patterns, v: Values, request: Request) -> Float[Tensor, "n h e"]:
         for sequence, pattern in enumerate(seen.each)
     ]
     return torch.cat(mixed) if mixed else v.new_zeros(0, 0, v.shape[2])
+
+
+def attend_without(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    request: Request,
+    row: tuple[int, int],
+    removed: Bool[Tensor, "h s"],
+    *,
+    renormalize: bool,
+) -> Float[Tensor, "h e"]:
+    """The output of one query, a (sequence, row) pair, without some of its weights.
+
+    If `renormalize`, the softmax is taken over the other keys; otherwise their weights stay.
+    """
+    sequence, rows = row[0], slice(row[1], row[1] + 1)
+    scored, links = _scores(q, k, request, sequence, rows), removed.unsqueeze(1)
+    if renormalize:
+        scored = scored.masked_fill(links, -torch.inf)
+    pattern = _softmax(scored, request)[0]
+    return _mix(pattern.masked_fill(links, 0.0), v, request, sequence, rows).squeeze(0)
 
 
 def rows_per_chunk(heads: int, keys: int) -> int:

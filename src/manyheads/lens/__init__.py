@@ -40,6 +40,7 @@ from manyheads.lens.causal.ablation import (
     ablate_in_order,
     ablate_together,
 )
+from manyheads.lens.causal.attention_links import Link, LinkCut, cut
 from manyheads.lens.causal.gradient_importance import Importance, importance
 from manyheads.lens.causal.patching import Patch, Patching, patch
 from manyheads.lens.causal.path_patching import patch_paths
@@ -118,6 +119,8 @@ __all__ = [
     "LayerKeyValues",
     "LayerPrediction",
     "LayerState",
+    "Link",
+    "LinkCut",
     "LogitDifference",
     "LogitLens",
     "Losses",
@@ -155,6 +158,7 @@ __all__ = [
     "collapse",
     "compare",
     "composition_scores",
+    "cut",
     "dead_heads",
     "detect",
     "faithfulness",

@@ -8,6 +8,7 @@ from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys
 from manyheads.lens.attribution import attribute, direct_logits, gradients
 from manyheads.lens.causal import (
     ablation,
+    attention_links,
     gradient_importance,
     patching,
     shapley_values,
@@ -45,6 +46,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         ablation.JointAblation,
         ffn_key_values.KeyValueMemories,
         kinds.Kinds,
+        attention_links.LinkCut,
         direct_logits.LogitLens,
         neurons.Neurons,
         patching.Patching,

@@ -122,6 +122,7 @@ THROUGH = {
     "parts/positions/disentangled.py": "checkpoints/families/encoders/test_deberta.py",
     "pictures/class_charts.py": "tasks/extraction/test_classification_scores.py",
     "pictures/head_charts.py": "pictures/test_shapes.py",
+    "pictures/layer_maps.py": "pictures/test_shapes.py",
     "pictures/match_maps.py": "tasks/search/test_match_explanation.py",
     "studio/generation.py": "studio/test_queue.py",
     "studio/models.py": "studio/test_run_cache.py",

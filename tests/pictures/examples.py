@@ -11,6 +11,7 @@ from manyheads.pictures import (
     draw_gates,
     draw_grid,
     draw_head_map,
+    draw_layer_maps,
     draw_over_image,
     draw_over_text,
     draw_similarity,
@@ -102,6 +103,16 @@ def _likeness(path: Path, theme: Theme) -> None:
     draw_similarity(similarity, names, path, clusters=[[1, 3, 7, 12]], title="Alike", theme=theme)
 
 
+def _layer_maps(path: Path, theme: Theme) -> None:
+    layers, places = np.mgrid[0:24, 0 : len(TOKENS)]
+    spot = np.exp(-((layers - 6) ** 2) / 30 - (places - 4) ** 2)
+    spot[:, -1] += 1 / (1 + np.exp(14 - layers[:, -1]))
+    maps = {"residual": spot, "attention": spot[::-1], "feedforward": spot * np.nan}
+    draw_layer_maps(
+        maps, TOKENS, path, marked=(3, 4), measure="probability", title="Restored", theme=theme
+    )
+
+
 PICTURES: dict[str, Callable[[Path, Theme], None]] = {
     "head_map": _head_map,
     "grid": _grid,
@@ -112,4 +123,5 @@ PICTURES: dict[str, Callable[[Path, Theme], None]] = {
     "over_image": _over_image,
     "gates": _gates,
     "similarity": _likeness,
+    "layer_maps": _layer_maps,
 }

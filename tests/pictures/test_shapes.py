@@ -12,6 +12,7 @@ from manyheads.pictures import (
     draw_gates,
     draw_grid,
     draw_head_map,
+    draw_layer_maps,
     draw_over_image,
     draw_over_text,
     draw_similarity,
@@ -25,6 +26,13 @@ def test_a_token_too_few() -> None:
         draw_head_map(np.eye(2), ["one"], NOWHERE)
     with pytest.raises(ShapeError, match="one per token"):
         draw_over_text(["one"], {"rollout": np.ones(2)}, NOWHERE)
+
+
+def test_maps_of_other_shapes() -> None:
+    with pytest.raises(ShapeError, match="2 tokens"):
+        draw_layer_maps({"residual": np.ones((4, 3))}, ["a", "b"], NOWHERE)
+    with pytest.raises(ShapeError, match="one shape"):
+        draw_layer_maps({"a": np.ones((4, 1)), "b": np.ones((3, 1))}, ["a"], NOWHERE)
 
 
 def test_a_name_too_few() -> None:

@@ -44,6 +44,7 @@ from manyheads.lens.causal.attention_links import Link, LinkCut, cut
 from manyheads.lens.causal.gradient_importance import Importance, importance
 from manyheads.lens.causal.patching import Patch, Patching, patch
 from manyheads.lens.causal.path_patching import patch_paths
+from manyheads.lens.causal.restoration import Restoration, restore
 from manyheads.lens.causal.shapley_values import Shapley, shapley
 from manyheads.lens.diff.comparison import Comparison, Difference, Losses, compare
 from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdict, faithfulness
@@ -134,6 +135,7 @@ __all__ = [
     "PatternSet",
     "PatternType",
     "Redundancy",
+    "Restoration",
     "Result",
     "ScoredToken",
     "Shapley",
@@ -186,6 +188,7 @@ __all__ = [
     "probe",
     "probe_syntax",
     "redundancy",
+    "restore",
     "score_circuits",
     "shapley",
     "statistics",

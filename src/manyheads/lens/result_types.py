@@ -11,6 +11,7 @@ from manyheads.lens.causal import (
     attention_links,
     gradient_importance,
     patching,
+    restoration,
     shapley_values,
 )
 from manyheads.lens.diff.comparison import Comparison
@@ -53,6 +54,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         Pattern,
         PatternSet,
         heads.Redundancy,
+        restoration.Restoration,
         shapley_values.Shapley,
         Statistics,
         SyntaxProbe,

@@ -21,6 +21,7 @@ from manyheads.pictures.curves import (
     read_telemetry,
 )
 from manyheads.pictures.head_charts import draw_atlas, draw_bars, draw_gates, draw_similarity
+from manyheads.pictures.layer_maps import draw_layer_maps
 from manyheads.pictures.match_maps import draw_match
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "draw_grid",
     "draw_head_map",
     "draw_heads",
+    "draw_layer_maps",
     "draw_match",
     "draw_over_image",
     "draw_over_text",

@@ -15,6 +15,7 @@ from manyheads.lens.inputs.metrics import LogitDifference
 from manyheads.lens.results.addresses import Address
 from manyheads.mixers import LinearAttention
 from manyheads.models.layer import Branch, LayerConfig
+from manyheads.parts.norms import RMSNorm
 from manyheads.parts.positions import Rotary
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Patterns, Site, Sublayer, Tap
@@ -57,8 +58,11 @@ def last(logits: Ragged) -> torch.Tensor:
     return torch.stack([rows[-1] for rows in logits.to_list()])
 
 
-GROUPS = {"uneven groups": decoder(*[writes(position=Rotary(), kv_heads=(3, 1))] * 2)}
-NAMES = ["gpt2", "llama", "gates", "sinks", "capped", "uneven groups"]
+MORE_DECODERS = {
+    "uneven groups": decoder(*[writes(position=Rotary(), kv_heads=(3, 1))] * 2),
+    "normed head outputs": decoder(*[writes(output_norm=RMSNorm())] * 2),
+}
+NAMES = ["gpt2", "llama", "gates", "sinks", "capped", *MORE_DECODERS]
 
 
 @pytest.mark.parametrize("renormalize", [True, False])
@@ -66,7 +70,7 @@ NAMES = ["gpt2", "llama", "gates", "sinks", "capped", "uneven groups"]
 def test_a_cut_is_a_masked_pattern(
     name: str, renormalize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = small((DECODERS | GROUPS)[name])
+    model = small((DECODERS | MORE_DECODERS)[name])
     wide = [("L0H0", 2, 1), ("L0H1", "last", 0), ("L1H0", "last", "last"), ("L1H1", 6, 3, 1)]
     # Layer, head, text, query, key.
     plain = [

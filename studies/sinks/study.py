@@ -107,8 +107,9 @@ class Sinks(Study):
     limits = (
         "The published models have 60 million weights and read billions of tokens; ours have five "
         "million and read 41 million bytes, 16 thousand per step.",
-        "Every passage starts with a byte that occurs nowhere else, but for one arm; the published "
-        "models have no such token.",
+        "Every passage starts with a byte that occurs nowhere else, but for one arm. How the "
+        "published models start their texts was not checked, nor the wording of the claims that "
+        "have no figure.",
         "A learned sink is one more score in each head's softmax; the published variants have a "
         "key of their own, which is compared with the query.",
         "Weights of sigmoids are divided by their sum before they are counted.",

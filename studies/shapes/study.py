@@ -256,8 +256,7 @@ def ratio(rows: list[dict[str, Any]]) -> float:
 
 def slowness(row: dict[str, Any]) -> float:
     """Seconds per weight of the layers: sizes differ a little, and tables of tokens more."""
-    shape = EncoderShape(*row["shape"])
-    return row["measured"] / (shape.parameters(vocabulary=0) - shape.width**2)
+    return row["measured"] / EncoderShape(*row["shape"]).layer_weights
 
 
 def modernbert_place(result: Result) -> tuple[Verdict, str]:

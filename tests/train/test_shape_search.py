@@ -52,9 +52,12 @@ def test_ranking_puts_the_least_mean_slowness_first() -> None:
     ranked = search_shapes(SIZE, ["h200", "t4"], layers=22)
     assert [row.slowness for row in ranked] == sorted(row.slowness for row in ranked)
     assert ranked[0].slowness >= 1
-    fastest = {name: min(row.predicted[name] for row in ranked) for name in ("h200", "t4")}
-    for row in ranked:
-        ratios = [row.predicted[name] / fastest[name] for name in fastest]
+    costs = {
+        name: [row.predicted[name] / row.shape.layer_weights for row in ranked]
+        for name in ("h200", "t4")
+    }
+    for index, row in enumerate(ranked):
+        ratios = [values[index] / min(values) for values in costs.values()]
         assert row.slowness == pytest.approx(sum(ratios) / 2)
 
 

@@ -92,7 +92,7 @@ class ShapeCommand:
         head = ["layers x width x hidden"]
         page.console.print(plain_table(head, [*titles, "slowness"], rows))
         print(
-            f"\n{pluralise(len(ranked), 'shape')} in all; slowness 1 is the fastest on each device."
+            f"\n{pluralise(len(ranked), 'shape')} in all; slowness: time per weight beside the best."
         )
         place = [row.shape for row in ranked]
         if EncoderShape(*MODERNBERT) in place:

@@ -91,9 +91,8 @@ class ShapeCommand:
         page = TerminalPage(table_width=120)
         head = ["layers x width x hidden"]
         page.console.print(plain_table(head, [*titles, "slowness"], rows))
-        print(
-            f"\n{pluralise(len(ranked), 'shape')} in all; slowness: time per weight beside the best."
-        )
+        count = pluralise(len(ranked), "shape")
+        print(f"\n{count} in all; slowness: time per weight beside the best.")
         place = [row.shape for row in ranked]
         if EncoderShape(*MODERNBERT) in place:
             rank = place.index(EncoderShape(*MODERNBERT)) + 1

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.lens.head_kinds import text_scores
-from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.head_kinds import text_scores, text_tests
+from manyheads.lens.head_kinds.criteria import KindScores, threshold_table
+from manyheads.lens.head_kinds.head_tests import HeadTests
+from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.inputs import synthetic
+from manyheads.lens.inputs.synthetic import FALLBACK_WORDS
 from manyheads.parts.masks import Causal
-from manyheads.taps import Head
 from tests.lens.inputs.test_word_texts import word_tokenizer
 from tests.lens.planted import SHARP, Look, Stream, model_of_looks, offset_look
 from tests.models.zoo import MODELS, small
@@ -39,20 +41,30 @@ def reader() -> Any:
     return model
 
 
+def score(model: Any, seed: int = 0) -> dict[str, KindScores]:
+    """By kind, of the tests that score texts."""
+    tests = HeadTests(model, threshold_table(), progress=False)
+    text_tests.measure_retrieval(tests, model, FALLBACK_WORDS, seed)
+    text_tests.measure_repetition(tests, model, seed)
+    text_tests.measure_context(tests, model, seed)
+    assert tests.complete
+    return {kind.name: kind for kind in tests.scores}
+
+
 @pytest.fixture(scope="module")
-def result() -> Kinds:
-    return kinds(reader(), sequences=5, progress=False)
+def scores() -> dict[str, KindScores]:
+    return score(reader())
 
 
-def heads(result: Kinds, kind: str) -> set[str]:
-    return {str(address) for address in result.heads(kind)}
+def heads(kind: KindScores) -> set[str]:
+    return {f"L{index // 4}H{index % 4}" for index in range(8) if not kind.refusal(index)}
 
 
-def test_a_head_that_attends_to_what_is_copied_retrieves(result: Kinds) -> None:
-    # The second of the two looks at the needle too: it is measured what is attended to.
-    assert heads(result, "retrieval") == {"L1H0", "L1H1"}
-    label = next(label for label in result.of(Head(1, 0)) if label.kind == "retrieval")
-    assert label.score > 0.9
+def test_a_head_that_attends_to_what_is_copied_retrieves(scores: dict[str, KindScores]) -> None:
+    # The second of the two looks at the needle too: what a head attends to is measured.
+    assert heads(scores["retrieval"]) == {"L1H0", "L1H1"}
+    label = scores["retrieval"].score(4)
+    assert label.score == pytest.approx(1.0)
     assert (label.threshold, label.draws, label.unit) == (0.1, (5, 5), "texts")
     assert "copies 100%" in label.evidence
 
@@ -61,29 +73,28 @@ def test_nothing_is_retrieved_where_the_model_copies_nothing() -> None:
     model = reader()
     with torch.no_grad():
         model.readout.weight.copy_(model.readout.weight.roll(5, dims=0))
-    blind = kinds(model, sequences=2, progress=False)
-    assert not blind.heads("retrieval")
-    assert not blind.heads("repetition")
-    assert heads(blind, "induction") == {"L1H0", "L1H1"}
+    scores = score(model)
+    assert not heads(scores["retrieval"])
+    assert not heads(scores["repetition"])
 
 
-def test_a_head_that_writes_what_came_next_repeats(result: Kinds) -> None:
-    assert heads(result, "repetition") == {"L1H0"}
-    # It looks where the other looks, but writes something else.
-    assert heads(result, "induction") == {"L1H0", "L1H1"}
-    assert result.scores["repetition"].of(Head(1, 3)) < 0.1
+def test_a_head_that_writes_what_came_next_repeats(scores: dict[str, KindScores]) -> None:
+    # The second looks where the first looks, but writes something else.
+    assert heads(scores["repetition"]) == {"L1H0"}
+    assert scores["repetition"].scores[7] < 0.1
 
 
-def test_heads_whose_pattern_is_the_same_on_all_texts_are_blind(result: Kinds) -> None:
-    assert heads(result, "context-blind") == {"L0H0", "L0H1", "L0H2", "L1H2"}
-    label = next(label for label in result.of(Head(0, 0)) if label.kind == "context-blind")
+def test_heads_whose_pattern_is_the_same_on_all_texts_are_blind(
+    scores: dict[str, KindScores],
+) -> None:
+    assert heads(scores["context-blind"]) == {"L0H0", "L0H1", "L0H2", "L1H2"}
+    label = scores["context-blind"].score(0)
     assert (label.unit, label.samples, label.draws) == ("pairs", 10, (5, 5))
 
 
-def test_labels_hold_on_new_texts(result: Kinds) -> None:
-    again = kinds(reader(), sequences=5, seed=7, progress=False)
-    for kind in ("retrieval", "repetition", "context-blind"):
-        assert heads(again, kind) == heads(result, kind)
+def test_labels_hold_on_new_texts(scores: dict[str, KindScores]) -> None:
+    for kind, again in score(reader(), seed=7).items():
+        assert heads(again) == heads(scores[kind])
 
 
 def test_overlap_is_that_of_the_patterns() -> None:

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.head_kinds import head_tests
+from manyheads.lens.head_kinds.criteria import KindScores, threshold_table
+from manyheads.lens.head_kinds.head_tests import HeadTests
 from manyheads.lens.inputs import word_texts
 from manyheads.lens.inputs.annotated import AnnotatedText
-from manyheads.lens.inputs.synthetic import FALLBACK_WORDS
-from manyheads.taps import Head
+from manyheads.lens.inputs.synthetic import FALLBACK_WORDS, plain_words
 from tests.lens.planted import SHARP, Look, offset_look, text_model
 
 CAPITALS = [word.capitalize() for word in FALLBACK_WORDS]
@@ -62,12 +63,19 @@ def looks(tokenizer: Any) -> dict[str, Look]:
 
 
 @pytest.fixture(scope="module")
-def result() -> Kinds:
+def scores() -> dict[str, KindScores]:
+    """By column, of the tests on words alone."""
     tokenizer = word_tokenizer()
     model = text_model([*looks(tokenizer).values()], tokenizer=tokenizer, places=PLACES)
-    return kinds(model, sequences=2, progress=False)
+    tests = HeadTests(model, threshold_table(), progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        tested = {kind: head_tests.WORD_KINDS[kind] for kind in TESTED}
+        patch.setattr(head_tests, "WORD_KINDS", tested)
+        head_tests.measure_word_kinds(tests, plain_words(tokenizer), seed=0)
+    return {kind.name: kind for kind in tests.scores}
 
 
+TESTED = ("capitals", "sentence-start", "acronym", "tense")
 EXPECTED = {
     "capitals": {"capitals"},
     # The latest word with a capital is one of them.
@@ -77,35 +85,35 @@ EXPECTED = {
 }
 
 
-def test_planted_heads_get_their_kind_and_those_beside_them_do_not(result: Kinds) -> None:
-    tested = {"capitals", "sentence-start", "acronym", "tense"}
+def test_planted_heads_get_their_kind_and_those_beside_them_do_not(
+    scores: dict[str, KindScores],
+) -> None:
     for index, name in enumerate(looks(word_tokenizer())):
-        labels = {label.name for label in result.of(Head(0, index)) if label.kind in tested}
+        labels = {kind for kind in scores if not scores[kind].refusal(index)}
         assert labels == EXPECTED.get(name, set()), name
 
 
-def test_a_label_counts_five_draws_of_texts(result: Kinds) -> None:
-    for index in range(4):
-        drawn = [label for label in result.of(Head(0, index)) if label.unit == "words"]
-        assert all(label.draws == (5, 5) and label.samples >= 20 for label in drawn)
-        assert drawn
+def test_a_planted_kind_holds_in_all_five_draws(scores: dict[str, KindScores]) -> None:
+    for index, name in enumerate(EXPECTED):
+        label = scores[name].score(index)
+        assert (label.score, label.draws) == (pytest.approx(1.0), (5, 5)), name
+        assert label.samples >= 20
 
 
-def test_a_head_for_verbs_of_any_tense_lacks_the_difference(result: Kinds) -> None:
-    assert result.scores["tense"].of(Head(0, 3)) == pytest.approx(1.0)
+def test_a_head_for_verbs_of_any_tense_lacks_the_difference(scores: dict[str, KindScores]) -> None:
     for index in (4, 5):
-        assert result.scores["tense"].of(Head(0, index)) < 0.7
+        assert scores["tense"].scores[index] < 0.7
 
 
-def test_capitals_need_a_tokenizer_that_has_them() -> None:
-    from tokenizers import normalizers
-
+def test_capitals_need_a_tokenizer_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = word_tokenizer()
     tokenizer.normalizer = normalizers.Lowercase()
     model = text_model([Look()], tokenizer=tokenizer, places=PLACES)
-    missing = kinds(model, sequences=1, progress=False).missing
-    assert missing["capitals"] == "the tokenizer ignores case"
-    assert "sentence-start" not in missing
+    tests = HeadTests(model, threshold_table(), progress=False)
+    tested = {"capitals": head_tests.WORD_KINDS["capitals"]}
+    monkeypatch.setattr(head_tests, "WORD_KINDS", tested)
+    head_tests.measure_word_kinds(tests, FALLBACK_WORDS, seed=0)
+    assert tests.missing == {"capitals": "the tokenizer ignores case"}
 
 
 MAKERS = (

@@ -115,7 +115,7 @@ WORD_KINDS = {
     "capitals": (word_texts.capital_texts, 2),
     "sentence-start": (word_texts.sentence_texts, 2),
     "acronym": (word_texts.acronym_texts, 3),
-    "tense": (word_texts.verb_texts, 3),
+    "tense": (word_texts.verb_texts, 4),
 }
 # Those with words that begin with a capital, where possible as one token.
 CAPITALIZED = ("capitals", "sentence-start", "acronym")

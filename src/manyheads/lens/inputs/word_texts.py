@@ -122,7 +122,7 @@ def verb_texts(words: Sequence[str], texts: int = 32, seed: int = 0) -> Iterator
         for forms in draw.sample(VERBS, 7):
             text += ["the", draw.choice(words)]
             tenses[len(text)] = draw.randrange(len(TENSES))
-            text += [forms[tenses[len(text)]], "the", draw.choice(words), ","]
+            text += [forms[tenses[len(text)]], draw.choice(words), ","]
         pairs = []
         for place, tense in tenses.items():
             same = tuple(verb for verb in tenses if tenses[verb] == tense and verb != place)

@@ -109,7 +109,13 @@ class Scale(Study):
         "tuned for either arm.",
         "Heads of twice the size are half as many: what that alone changes is in both arms, and "
         "in the study of the number of heads.",
-        "The arm with the folded scale exists only for the largest heads.",
+        "The arm with the folded scale exists only for the largest heads. T5 is trained by "
+        "Adafactor, whose steps are in proportion to the weights; AdamW moves small queries as far "
+        "as large ones.",
+        "The first rule for small gradients looked only at that of the loss at the scores, by "
+        "which the claim is contradicted. After a trial of a few steps, and before this run, the "
+        "gradient of the softmax itself was added: if only that is smaller, the claim holds "
+        "weakly.",
     )
 
     def arms(self, settings: Settings) -> Sequence[Arm]:

@@ -187,10 +187,10 @@ class Savings(Study):
                 "plain": result.mean("plain", "bits"),
                 "after the decay": result.mean("plain", "after bits"),
             }
-            shown = [bars[name] for name in names]
+            heights = [bars[name] for name in names]
             labels = ("cosine, half", "decay, half", "cosine", "decay", "from after\nthe decay")
-            middle.bar(labels, shown, color=[palette.series[index] for index in (1, 0, 1, 0, 2)])
-            values = [value for value in shown if not math.isnan(value)] or [1.0]
+            middle.bar(labels, heights, color=[palette.series[index] for index in (1, 0, 1, 0, 2)])
+            values = [value for value in heights if not math.isnan(value)] or [1.0]
             middle.set_ylim(min(values) - 0.1, max(values) + 0.03)
             middle.set_title("after the decay", loc="left")
             middle.tick_params(axis="x", labelrotation=30)
@@ -427,7 +427,10 @@ def packing(result: Result) -> tuple[Verdict, str]:
 
 
 def saved(result: Result, arm: str, share: float) -> list[float]:
-    """By seed, the share of bytes saved to the loss that plain has after so much of its run."""
+    """By seed, the share of bytes saved to the loss that plain has after so much of its run.
+
+    A run that never comes down to it saves minus infinity.
+    """
     values = []
     for seed, run in result.arms.get(arm, {}).items():
         plain = result.arms.get("plain", {}).get(seed)
@@ -440,17 +443,33 @@ def saved(result: Result, arm: str, share: float) -> list[float]:
         own = reached(plain["cost"], plain["losses"], target)
         other = reached(run["cost"], run["losses"], target)
         if own:
-            # What does not come down there in its whole run saves nothing, and costs that much.
-            values.append(1 - (run["cost"][-1] if other is None else other) / own)
+            values.append(-math.inf if other is None else 1 - other / own)
     return values
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """The mean and its error."""
+    if -math.inf in values:
+        return -math.inf, math.nan
     holder = Result("", "", {}, "")
     for seed, value in enumerate(values):
         holder.add(Arm("arm", seed), {"value": value}, 0.0)
     return holder.mean("arm", "value"), holder.error("arm", "value")
+
+
+def shown(saving: float, of: str) -> str:
+    """
+    >>> shown(0.25, "bytes"), shown(-0.1, "bytes"), shown(-math.inf, "bytes")
+    ('25% fewer bytes', '10% more bytes', 'more bytes than the whole run')
+    """
+    if math.isinf(saving):
+        return f"more {of} than the whole run"
+    return f"{abs(saving):.0%} {'fewer' if saving >= 0 else 'more'} {of}"
+
+
+def final_bits(result: Result, arm: str) -> str:
+    own, plain = result.text(arm, "bits"), result.text("plain", "bits")
+    return f"After the decay: {own} and {plain} bits per byte."
 
 
 def growth_saving(result: Result) -> tuple[Verdict, str]:
@@ -459,9 +478,9 @@ def growth_saving(result: Result) -> tuple[Verdict, str]:
     if math.isnan(early):
         return Verdict.OPEN, ""
     return compare(early, error, least=LEAST_SHARE), (
-        f"To the loss that plain training has after a quarter of its constant phase, growing "
-        f"batches save {early:.0%} of the bytes, to that at its end {whole:.0%}. After the decay: "
-        f"{result.text('growing batch', 'bits')} and {result.text('plain', 'bits')} bits per byte."
+        f"Beside plain training, growing batches need {shown(early, 'bytes')} to the loss of a "
+        f"quarter of the constant phase, and {shown(whole, 'bytes')} to that of its end. "
+        + final_bits(result, "growing batch")
     )
 
 
@@ -473,10 +492,9 @@ def tiling_saving(result: Result) -> tuple[Verdict, str]:
     [total] = [run["cost"][-1] for run in result.runs("plain")[:1]]
     price = result.mean("tiled", "small cost") / total
     return compare(whole, error, least=LEAST_SHARE), (
-        f"To the loss at the end of the constant phase the tiled model saves {whole:.0%} of the "
-        f"steps (to that after a quarter {early:.0%}); training the small model costs "
-        f"{price:.0%} of the plain run, so that with it {whole - price:.0%} are saved. After the "
-        f"decay: {result.text('tiled', 'bits')} and {result.text('plain', 'bits')} bits per byte."
+        f"The tiled model needs {shown(early, 'steps')} to the loss of a quarter of the constant "
+        f"phase, and {shown(whole, 'steps')} to that of its end; the training of the small model "
+        f"costs as much as {price:.0%} of the plain run. " + final_bits(result, "tiled")
     )
 
 

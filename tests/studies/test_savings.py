@@ -1,5 +1,6 @@
 """The parts of the study of savings: schedules, growing batches, padding, and resumed trainers."""
 
+import math
 from itertools import islice
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from manyheads.train import BatchGrowth
 from studies.savings.filled_batches import ByteBatch, packed
 from studies.savings.schedules import ConstantThenDecay, growing, reached
-from studies.savings.study import resumed
+from studies.savings.study import growth_saving, resumed, saved, tiling_saving
 from studies.small_models import language_model
+from studies.study import Arm, Result, Verdict
 from studies.training import Recipe, Trainer
 
 
@@ -69,3 +71,21 @@ def test_a_resumed_trainer_goes_on_as_if_never_stopped() -> None:
     second = resumed(first, ThreeMoreSteps(steps=3, lr=0.01))
     assert [*early, *second.run(batches).losses] == pytest.approx(losses, rel=1e-6)
     assert all(group["lr"] is second.rate for group in second.optimizer.param_groups)
+
+
+def test_a_saving_is_a_share_of_the_bytes_of_the_plain_run() -> None:
+    result, cost = Result("savings", "full", {}, ""), [0, 10, 20, 30, 40]
+    for arm, losses in {
+        "plain": [5.0, 4.0, 3.0, 2.0, 1.0],
+        "tiled": [4.0, 3.0, 1.0, 1.0, 1.0],
+        "growing batch": [5.0, 4.0, 3.0, 2.0, 1.2],
+    }.items():
+        result.add(Arm(arm), {"cost": cost, "losses": losses, "small cost": 5.0}, 0.0)
+    assert saved(result, "tiled", 1.0) == [0.5]
+    assert saved(result, "tiled", 0.5) == [0.5]
+    assert saved(result, "growing batch", 0.5) == [0.0]
+    assert saved(result, "growing batch", 1.0) == [-math.inf]
+    assert saved(result, "cosine", 1.0) == []
+    assert growth_saving(result)[0] is Verdict.NOT_HERE
+    assert "more bytes than the whole run" in growth_saving(result)[1]
+    assert tiling_saving(result)[0] is Verdict.HOLDS

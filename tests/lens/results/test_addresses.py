@@ -98,6 +98,12 @@ FUNCTIONS: dict[str, Outcome] = {
     "ablate_greedily": lambda model, texts, heads, _: lens.ablate_greedily(
         model, texts, 1, heads, progress=False
     ),
+    "cut": lambda model, texts, heads, _: (
+        lens.cut(model, texts, [(heads, "last", 0)], progress=False).changes
+    ),
+    "shapley": lambda model, texts, heads, _: (
+        lens.shapley(model, texts, heads, permutations=2, progress=False).means
+    ),
     "patch_paths": lambda model, texts, heads, _: (
         lens.patch_paths(model, texts, other_texts(texts), receivers=heads, progress=False).means
     ),

@@ -1,7 +1,7 @@
 """Shapley values of heads: what each adds to the metric, averaged over the orders of all heads."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,8 @@ def shapley(
         batch_tokens=batch_tokens,
         progress=progress,
     )
+    # The same permutations in whatever order the heads are named.
+    ablation = replace(ablation, heads=tuple(sorted(ablation.heads)))
     orders = sample_orders(len(ablation.heads), permutations, seed, antithetic=antithetic)
     games = _Games(ablation, truncate)
     values, complete = games.play(orders)

@@ -18,7 +18,7 @@ from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.inputs import metrics, token_classes
 from manyheads.lens.inputs.texts import Inputs, PassSummary, Targets, for_each_batch, read_inputs
 from manyheads.lens.measure.measures import MeasureSums, SequenceGroups, sum_by_sequence
-from manyheads.lens.measure.statistics import ids_by_stack, make_plan
+from manyheads.lens.measure.statistics import LARGEST, StatisticsTotals, ids_by_stack, make_plan
 from manyheads.lens.measure.watcher import StatisticsWatcher
 from manyheads.lens.redundant import dead_heads
 from manyheads.lens.results.addresses import Address, Block, HeadName, blocks_of, pick_head
@@ -263,7 +263,7 @@ class StatisticsByText:
     """Sums and counts of every measure, text by text, and perhaps the effect of ablation."""
 
     blocks: tuple[Block, ...]
-    tally: MeasureSums = field(default_factory=MeasureSums)
+    totals: StatisticsTotals = field(default_factory=StatisticsTotals)
     batches: list[tuple[int, dict[tuple[Block, str], Sums]]] = field(default_factory=list)
     passed: PassSummary = PassSummary(0, 0, complete=False)
     loss_change: MeansAndErrors | None = None
@@ -272,7 +272,8 @@ class StatisticsByText:
     def names(self) -> tuple[str, ...]:
         """All measures, and "loss_change" if the effect of ablation is known."""
         ablated = () if self.loss_change is None else ("loss_change",)
-        return sort_measures((*self.tally.names, *ablated))
+        largest = (LARGEST,) if self.totals.logits else ()
+        return sort_measures((*self.totals.sums.names, *largest, *ablated))
 
     def measured(self, name: str) -> MeansAndErrors:
         """Means and standard errors over texts, or over the queries of a single text.
@@ -281,9 +282,11 @@ class StatisticsByText:
         """
         if name == "loss_change" and self.loss_change is not None:
             return self.loss_change
-        several = self.passed.texts > 1
-        errors = self.tally.errors(self.blocks, name, over_sequences=several)
-        return self.tally.means(self.blocks, name), errors
+        sums, several = self.totals.sums, self.passed.texts > 1
+        errors = sums.errors(self.blocks, name, over_sequences=several)
+        if name == LARGEST:
+            return self.totals.largest_logits(self.blocks), errors
+        return sums.means(self.blocks, name), errors
 
     def residuals(self, name: str) -> Float[np.ndarray, "b h"]:
         """The residual of each text in the ratio estimator of the mean, (S_b - m N_b) / N.
@@ -322,7 +325,7 @@ def measure_by_text(
         watcher = StatisticsWatcher(plan, ids_by_stack(model, batch), numbers, tally)
         with torch.inference_mode():
             model.run_hidden(batch, watcher)
-        statistics.tally.merge(tally)
+        statistics.totals.add(watcher)
         statistics.batches.append((len(batch), tally.texts))
 
     statistics.passed = for_each_batch(
@@ -430,7 +433,7 @@ def _side_by_side(
 
     def error(name: str) -> Float[np.ndarray, " h"]:
         """The standard error of a change, paired by text."""
-        if texts < 2 or name == "loss_change":
+        if texts < 2 or name in ("loss_change", LARGEST):
             return np.hypot(before.errors[name], after.errors[name])
         if name not in one.names or name not in two.names:
             return np.full(len(match.after), np.nan)

@@ -23,7 +23,8 @@ def reader() -> Any:
     """Two heads that look at what came next, one of which says it; and heads that do not read."""
     tokenizer = word_tokenizer("The", "secret", "words", "of", "are", *synthetic.NEEDLE_NAMES)
     size = tokenizer.get_vocab_size()
-    same, tastes = SHARP * torch.eye(size), torch.randn(size, size)
+    same = SHARP * torch.eye(size)
+    tastes = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
     first = torch.zeros(PLACES, PLACES)
     first[:, 0] = SHARP
     before = Look(places=offset_look(-1, PLACES).places, to="before")
@@ -64,9 +65,11 @@ def test_a_head_that_attends_to_what_is_copied_retrieves(scores: dict[str, KindS
     # The second of the two looks at the needle too: what a head attends to is measured.
     assert heads(scores["retrieval"]) == {"L1H0", "L1H1"}
     label = scores["retrieval"].score(4)
-    assert label.score == pytest.approx(1.0)
-    assert (label.threshold, label.draws, label.unit) == (0.1, (5, 5), "texts")
-    assert "copies 100%" in label.evidence
+    assert label.score > 0.9
+    assert (label.draws, label.unit) == ((5, 5), "texts")
+    # The published tenth, or more where a text has few different words.
+    assert 0.1 <= label.threshold < 0.2
+    assert f"the model copies {label.score:.0%}" in label.evidence
 
 
 def test_nothing_is_retrieved_where_the_model_copies_nothing() -> None:

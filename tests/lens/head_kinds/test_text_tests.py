@@ -92,7 +92,7 @@ def test_heads_whose_pattern_is_the_same_on_all_texts_are_blind(
 ) -> None:
     assert heads(scores["context-blind"]) == {"L0H0", "L0H1", "L0H2", "L1H2"}
     label = scores["context-blind"].score(0)
-    assert (label.unit, label.samples, label.draws) == ("pairs", 10, (5, 5))
+    assert (label.unit, label.samples, label.draws) == ("pairs", 5, (5, 5))
 
 
 def test_labels_hold_on_new_texts(scores: dict[str, KindScores]) -> None:

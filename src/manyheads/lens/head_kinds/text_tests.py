@@ -11,7 +11,7 @@ from manyheads.lens.head_kinds.stored_tests import StoredTest
 from manyheads.lens.inputs import synthetic
 
 # Texts with needles, repeated sequences, and pairs of texts, over all draws.
-NEEDLES, REPETITIONS, PAIRS = 10, 10, 10
+NEEDLES, REPETITIONS, PAIRS = 10, 5, 5
 
 
 def measure_retrieval(tests: HeadTests, model: TextReader, words: Sequence[str], seed: int) -> None:

@@ -278,6 +278,9 @@ def needle_texts(
     context = resolve_max_length(reader, None)
     draw = random.Random(seed)
     articles = [re.sub(r"[^\w\s.,]", "", text).split() for text in passages()]
+    in_articles = {word.strip(".,").lower() for article in articles for word in article}
+    rare = [word for word in words if word not in in_articles]
+    words = rare if len(rare) > ANSWER_WORDS else words
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -86,9 +86,12 @@ def acronym_texts(words: Sequence[str], texts: int = 32, seed: int = 0) -> Itera
         text: list[str] = []
         # The task, source and target of each pair.
         pairs: list[tuple[str, int, int]] = []
+        # No letter stands for two words of a text.
+        order = draw.sample(letters, len(letters))
         for _ in range(2):
             text += [draw.choice(words) for _ in range(draw.randint(2, 5))]
-            initials = draw.sample(letters, min(len(letters), draw.randint(2, 5)))
+            count = min(len(letters) // 2, draw.randint(2, 5))
+            initials, order = order[:count], order[count:]
             first, place = len(text), len(text) + len(initials) + 1
             text += [draw.choice(by_letter[letter]) for letter in initials]
             text += ["(", *initials, ")"]

@@ -291,7 +291,11 @@ class Inspection(Tabular):
             yield "interrupted before everything was measured"
 
     def _describe(self, head: Address) -> str:
-        return UNKNOWN if self.kinds is None else self.kinds.describe(head, MAX_KINDS)
+        # Most heads that do not look at tokens have a kind that says where they look instead.
+        labels = [str(label) for label in self.labels(head) if label.kind != "context-blind"]
+        if labels or self.kinds is None:
+            return listed(labels, MAX_KINDS) if labels else UNKNOWN
+        return self.kinds.describe(head, MAX_KINDS)
 
 
 @wrapping_models

@@ -1,5 +1,6 @@
 """Statistics of wrapped models against the weights that `transformers` itself returns."""
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -104,3 +105,9 @@ def test_the_lens_wraps_a_model_by_itself() -> None:
     wrapped = lens.statistics(wrap(model), texts_of("llama"), progress=False)
     assert result["entropy"].ranked() == wrapped["entropy"].ranked()
     assert model.config._attn_implementation != "manyheads"
+
+
+def test_signatures_show_that_models_of_transformers_are_taken() -> None:
+    for function in (lens.kinds, lens.ablate, lens.patterns):
+        annotation = inspect.signature(function).parameters["model"].annotation
+        assert annotation == "Model | PreTrainedModel"

@@ -2,6 +2,7 @@
 
 import sys
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 from manyheads.argument_checks import Function, checked
@@ -10,6 +11,7 @@ from manyheads.errors import NativeModelError
 
 # Parameters that hold a model.
 MODELS = {"model", "before", "after"}
+ACCEPTED = "Model | PreTrainedModel"
 
 
 def is_of_transformers(value: Any) -> bool:
@@ -35,6 +37,13 @@ def wrapping_models(function: Function) -> Function:
         }
         return inner(*(as_model(value) for value in args[:2]), *args[2:], **named)
 
+    # What help() and editors show: the function itself sees only models of ours.
+    written = signature(function)
+    parameters = [
+        parameter.replace(annotation=ACCEPTED) if parameter.name in MODELS else parameter
+        for parameter in written.parameters.values()
+    ]
+    call.__signature__ = written.replace(parameters=parameters)  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.formatting import UNKNOWN, number, pluralise
+from manyheads.formatting import UNKNOWN, listed, number, pluralise
 from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts

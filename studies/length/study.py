@@ -229,7 +229,9 @@ class Length(Study):
                 compare(unchanged[0] - nothing, unchanged[1], least=LEAST_BITS),
                 f"At {middle} times the length bits per byte rise by {nothing:.2f} without "
                 f"positions (to {bits('no positions', UNCHANGED, middle)}) and by "
-                f"{unchanged[0]:.2f} with unchanged rotary ones.",
+                f"{unchanged[0]:.2f} with unchanged rotary ones; of the needles at {last} times "
+                f"{_share(result, 'no positions', UNCHANGED, last)} and "
+                f"{_share(result, 'rotary', UNCHANGED, last)} are found.",
             ),
         ]
 

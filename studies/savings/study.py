@@ -179,19 +179,18 @@ class Savings(Study):
                     left.plot(cost, run["losses"], color=color, label=None if index else arm)
             left.set_xlabel("million bytes of the large model")
             left.set_title("while the rate is constant", loc="left")
-            names = ("short cosine", "short", "cosine", "plain", "after the decay")
-            bars = {
-                "short cosine": result.mean("short cosine", "bits"),
-                "short": result.mean("plain", "short bits"),
-                "cosine": result.mean("cosine", "bits"),
-                "plain": result.mean("plain", "bits"),
-                "after the decay": result.mean("plain", "after bits"),
-            }
-            heights = [bars[name] for name in names]
-            labels = ("cosine, half", "decay, half", "cosine", "decay", "from after\nthe decay")
-            middle.bar(labels, heights, color=[palette.series[index] for index in (1, 0, 1, 0, 2)])
-            values = [value for value in heights if not math.isnan(value)] or [1.0]
-            middle.set_ylim(min(values) - 0.1, max(values) + 0.03)
+            ends = (
+                ("cosine, half", "short cosine", "bits", 1),
+                ("decay, half", "plain", "short bits", 0),
+                ("cosine", "cosine", "bits", 1),
+                ("decay", "plain", "bits", 0),
+                ("from after\nthe decay", "plain", "after bits", 2),
+            )
+            for label, arm, value, shade in ends:
+                values = result.each(arm, value) or [math.nan]
+                dots = {"marker": "o", "color": palette.series[shade]}
+                middle.plot([label] * len(values), values, linestyle="none", alpha=0.6, **dots)
+                middle.plot([label], [sum(values) / len(values)], markersize=11, **dots)
             middle.set_title("after the decay", loc="left")
             middle.tick_params(axis="x", labelrotation=30)
             ways = ("padded", "unpadded", "packed")

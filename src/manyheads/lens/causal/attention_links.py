@@ -276,7 +276,7 @@ class _LinkCutter:
 
 
 def _full_request(stack: Stack, site: Site, inputs: Mapping[Tap, Ragged]) -> Request:
-    """What the kernel was asked for at a site, with all that affects the output."""
+    """The request to the kernel at a site, with all that affects the output."""
     query, key, _ = (inputs[tap] for tap in INPUTS)
     request = stack.request(site.layer, site.sublayer, query, key)
     attention = addresses.attention_at(stack, site.layer, site.sublayer)

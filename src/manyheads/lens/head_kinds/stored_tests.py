@@ -14,7 +14,7 @@ from manyheads.checkpoints.pip_models import cache_folder
 from manyheads.encoding.fingerprints import exact_fingerprint
 from manyheads.errors import ManyheadsError
 from manyheads.lens.head_kinds.partners import InductionPartner
-from manyheads.lens.head_kinds.text_scores import ScoresByText
+from manyheads.lens.head_kinds.scores_by_text import ScoresByText
 from manyheads.lens.head_kinds.word_targets import WordTargetScores
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.addresses import Address

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from manyheads.encoding.text_reader import TextReader
 from manyheads.formatting import percent, pluralise
-from manyheads.lens.head_kinds import associations, text_scores
+from manyheads.lens.head_kinds import associations, scores_by_text
 from manyheads.lens.head_kinds.head_tests import HeadTests, deal, why_no_circuits
 from manyheads.lens.head_kinds.stored_tests import StoredTest
 from manyheads.lens.inputs import synthetic
@@ -25,8 +25,8 @@ def measure_retrieval(tests: HeadTests, model: TextReader, words: Sequence[str],
         return
     sizes = deal(len(needles))
 
-    def measure() -> tuple[text_scores.ScoresByText, bool]:
-        return text_scores.measure_needles(model, needles, sizes, progress=tests.progress)
+    def measure() -> tuple[scores_by_text.ScoresByText, bool]:
+        return scores_by_text.measure_needles(model, needles, sizes, progress=tests.progress)
 
     measured = _recall(tests, "retrieval", needles, measure)
     copied, over = percent(measured.facts["copied"]), pluralise(len(needles), "text")
@@ -50,8 +50,8 @@ def measure_repetition(tests: HeadTests, model: TextReader, seed: int) -> None:
     texts = synthetic.repeated_tokens(model, REPETITIONS, seed)
     sizes = deal(len(texts))
 
-    def measure() -> tuple[text_scores.ScoresByText, bool]:
-        return text_scores.measure_repetitions(model, texts, sizes, progress=tests.progress)
+    def measure() -> tuple[scores_by_text.ScoresByText, bool]:
+        return scores_by_text.measure_repetitions(model, texts, sizes, progress=tests.progress)
 
     measured = _recall(tests, "repetition", texts, measure)
 
@@ -72,8 +72,8 @@ def measure_context(tests: HeadTests, model: TextReader, seed: int) -> None:
         return
     sizes = deal(PAIRS)
 
-    def measure() -> tuple[text_scores.ScoresByText, bool]:
-        return text_scores.measure_sameness(model, texts, sizes, progress=tests.progress)
+    def measure() -> tuple[scores_by_text.ScoresByText, bool]:
+        return scores_by_text.measure_sameness(model, texts, sizes, progress=tests.progress)
 
     measured = _recall(tests, "context-blind", texts, measure)
 
@@ -107,8 +107,8 @@ def _recall(
     tests: HeadTests,
     name: str,
     inputs: object,
-    measure: Callable[[], tuple[text_scores.ScoresByText, bool]],
-) -> text_scores.ScoresByText:
+    measure: Callable[[], tuple[scores_by_text.ScoresByText, bool]],
+) -> scores_by_text.ScoresByText:
     def store() -> StoredTest:
         scores, complete = measure()
         tests.complete &= complete
@@ -122,9 +122,9 @@ def _recall(
 def _add(
     tests: HeadTests,
     kind: str,
-    measured: text_scores.ScoresByText,
+    measured: scores_by_text.ScoresByText,
     evidence: Callable[[str], str],
     unit: str,
 ) -> None:
-    scores = text_scores.score_texts(kind, measured, tests.thresholds[kind], evidence, unit)
+    scores = scores_by_text.score_texts(kind, measured, tests.thresholds[kind], evidence, unit)
     tests.scores.append(replace(scores, can_be_nearest=kind != "context-blind"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from manyheads.lens.head_kinds.criteria import Threshold
-from manyheads.lens.head_kinds.text_scores import ScoresByText, score_texts
+from manyheads.lens.head_kinds.scores_by_text import ScoresByText, score_texts
 
 
 def test_a_kind_is_a_mean_over_texts_that_holds_in_most_draws() -> None:

@@ -210,6 +210,23 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
+def arms_table(result: Result, arms: Iterable[str], measures: Mapping[str, tuple[str, int]]) -> str:
+    """A row for each arm that was measured, a column for each (measure, digits)."""
+
+    def cell(arm: str, measure: str, digits: int) -> str:
+        values = set(result.each(arm, measure))
+        if len(values) == 1 and not digits:
+            return f"{values.pop():,.0f}"
+        return result.text(arm, measure, digits=digits) if values else ""
+
+    rows = [
+        [arm, *(cell(arm, *measure) for measure in measures.values())]
+        for arm in arms
+        if result.runs(arm)
+    ]
+    return markdown_table(["arm", *measures], rows)
+
+
 def compare(difference: float, error: float, *, least: float = 0.0) -> Verdict:
     """Whether a value is above another: by two errors holds, by less weakly, below contradicted.
 

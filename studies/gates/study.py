@@ -20,8 +20,8 @@ from studies.study import (
     Study,
     Values,
     Verdict,
+    arms_table,
     compare,
-    markdown_table,
     weakest,
 )
 from studies.training import Recipe, Trainer, bits_per_byte, smooth
@@ -175,12 +175,7 @@ class Gates(Study):
             "stable rank of W_V W_O": ("stable_rank", 2),
             "weights": ("parameters", 0),
         }
-        rows = [
-            [name, *(_cell(result, name, *measure) for measure in measures.values())]
-            for name in (*ATTENTION, *WIDER)
-            if result.runs(name)
-        ]
-        return markdown_table(["arm", *measures], rows)
+        return arms_table(result, (*ATTENTION, *WIDER), measures)
 
     def draw(self, result: Result, path: Path) -> None:
         names = [name for name in (*ATTENTION, *WIDER) if result.runs(name)]
@@ -360,12 +355,6 @@ def _bits(result: Result, *names: str) -> str:
 
 def _values(result: Result, measure: str, digits: int, *names: str) -> str:
     return ", ".join(f"{name} {result.text(name, measure, digits=digits)}" for name in names)
-
-
-def _cell(result: Result, name: str, measure: str, digits: int) -> str:
-    if measure == "parameters":
-        return f"{result.mean(name, measure):,.0f}"
-    return result.text(name, measure, digits=digits) if result.each(name, measure) else ""
 
 
 STUDY = Gates()

@@ -22,8 +22,8 @@ from studies.study import (
     Study,
     Values,
     Verdict,
+    arms_table,
     compare,
-    markdown_table,
     weakest,
 )
 from studies.training import Recipe, Trainer, bits_per_byte, smooth
@@ -170,18 +170,7 @@ class Sinks(Study):
             "gate": ("gate", 3),
             "on the learned sink": ("on_no_key", 3),
         }
-        rows = [
-            [
-                name,
-                *(
-                    result.text(name, measure, digits=digits) if result.each(name, measure) else ""
-                    for measure, digits in measures.values()
-                ),
-            ]
-            for name in CHANGES
-            if result.runs(name)
-        ]
-        return markdown_table(["arm", *measures], rows)
+        return arms_table(result, CHANGES, measures)
 
     def draw(self, result: Result, path: Path) -> None:
         names = [name for name in CHANGES if result.runs(name)]

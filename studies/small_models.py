@@ -27,19 +27,20 @@ def language_model(
     hidden: int | None = None,
     vocabulary: int = VOCABULARY,
     attention: dict[str, Any] | None = None,
+    feedforward: Any = None,
     norm: Any = None,
     mixers: Sequence[Any] = (),
     seed: int = 0,
 ) -> Decoder:
     """A decoder with rotary positions, RMS norms before each branch and SwiGLU.
 
-    `attention` changes fields of the attention config, `norm` where branches are normed;
-    `mixers` stand where attention stood, one for each layer. By default feed-forwards are 8/3 as
-    wide as the model, in multiples of 8.
+    `attention` changes fields of the attention config, `feedforward` is the config of all
+    feed-forwards, `norm` where branches are normed; `mixers` stand where attention stood, one for
+    each layer. By default feed-forwards are 8/3 as wide as the model, in multiples of 8.
     """
     base = AttentionConfig(width=width, heads=heads, mask=Causal(), position=Rotary())
     mix = list(mixers) or [replace(base, **(attention or {}))] * layers
-    inner = SwiGLU(width=width, hidden=hidden or width * 8 // 3 // 8 * 8)
+    inner = feedforward or SwiGLU(width=width, hidden=hidden or width * 8 // 3 // 8 * 8)
     around = {"norm": norm or PreNorm(RMSNorm())}
     config = DecoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, position=NoPosition()),

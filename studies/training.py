@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.models import Decoder
+from manyheads.parts.halting import AddedLoss
 from manyheads.progress import Progress
 from manyheads.ragged import Lengths, Ragged
 
@@ -36,6 +37,8 @@ class Recipe:
     final: float = 0.05
     # Training ends once the mean loss of 100 steps is below this.
     learned: float | None = None
+    # Whether steps are recorded on CUDA: not where they wait for the device, or a kernel refuses.
+    recorded: bool = True
 
     def rate(self, step: int) -> float:
         cosine = (1 + math.cos(math.pi * step / self.steps)) / 2
@@ -144,7 +147,7 @@ class Trainer:
     def _step(self, batch: Batch) -> Tensor:
         shape = tuple(each.shape for each in batch)
         self.seen[shape] = self.seen.get(shape, 0) + 1
-        if not self.cuda or self.seen[shape] <= EAGER_STEPS:
+        if not (self.cuda and self.recipe.recorded) or self.seen[shape] <= EAGER_STEPS:
             return torch.stack(self._learn(batch))
         if shape not in self.recorded:
             fixed, graph = tuple(each.clone() for each in batch), torch.cuda.CUDAGraph()
@@ -186,13 +189,18 @@ def even_lengths(count: int, length: int, device: torch.device) -> Lengths:
 
 def logits_of(model: Any, ids: Tensor) -> Tensor:
     """Logits by byte [n v], in bfloat16 on CUDA; ids are not checked, which would wait."""
+    return run_decoder(model, ids)[0]
+
+
+def run_decoder(model: Any, ids: Tensor) -> tuple[Tensor, tuple[AddedLoss, ...]]:
+    """`logits_of`, and what routers add to the loss."""
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
         if not isinstance(model, Decoder):
-            return model(ids)
+            return model(ids), ()
         batch = Ragged(ids.flatten(), even_lengths(*ids.shape, ids.device))
-        hidden, _ = model.stack(model.embedding.embed(batch, batch.lengths.positions))
+        hidden, added = model.stack(model.embedding.embed(batch, batch.lengths.positions))
         assert model.readout is not None
-        return model.readout(hidden, model.table).values
+        return model.readout(hidden, model.table).values, added
 
 
 def losses_of(model: Any, passages: Tensor) -> Tensor:

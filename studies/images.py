@@ -31,6 +31,8 @@ SIDE = 32
 PNG_IMAGES = 10_000
 # By how many pixels images are shifted at most.
 SHIFT = 4
+# Means and deviations of channels are those of so many images at most.
+NORMED_BY = 5000
 # Pixels (n, height, width, channels) in 0 to 255, and n classes.
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -115,7 +117,7 @@ READERS: dict[str, Callable[[str, int], Arrays]] = {
 
 
 class ImageTask:
-    """Training and test images on the device, normalized by the channels of the former."""
+    """Training and test images on the device, with channels normalized as the former are."""
 
     def __init__(self, source: str, device: str, train: int, test: int) -> None:
         counts = {"train": train, "test": test}
@@ -128,10 +130,9 @@ class ImageTask:
         self.labels = {
             part: torch.from_numpy(labels).to(device) for part, (_, labels) in arrays.items()
         }
-        scaled = arrays["train"][0].reshape(-1, self.channels) / 255
+        sample = self.pixels["train"][:NORMED_BY].float() / 255
         self.mean, self.std = (
-            torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
-            for values in (scaled.mean(0), scaled.std(0))
+            statistic((0, 2, 3), keepdim=True) for statistic in (sample.mean, sample.std)
         )
 
     @property

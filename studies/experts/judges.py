@@ -9,6 +9,7 @@ from studies.study import Claim, Result, Verdict, compare, weakest
 DENSE, WHOLE = "dense", "dense with all weights"
 MAIN, UNBALANCED, STRICT = "experts", "experts without balance", "experts, ten times the balance"
 DOUBLED, FOURFOLD, ONE = "twice the experts", "four times the experts", "wide experts, one each"
+TIMES = "time of a step"
 REPEATED = (DENSE, WHOLE, MAIN, UNBALANCED)
 ROUTED = (MAIN, UNBALANCED, STRICT, DOUBLED, FOURFOLD, ONE)
 # Differences below these are not counted: bits per byte, and shares.
@@ -55,7 +56,11 @@ Judged = tuple[Verdict, str]
 
 
 def judge_gain(result: Result) -> Judged:
-    return _fewer_bits(result, MAIN, DENSE), _bits(result, DENSE, MAIN, ONE)
+    times = ", ".join(
+        f"{name} {result.text(TIMES, name, digits=2)}" for name in (DENSE, WHOLE, MAIN)
+    )
+    text = _bits(result, DENSE, MAIN, ONE) + f" Milliseconds of a step, alone: {times}."
+    return _fewer_bits(result, MAIN, DENSE), text
 
 
 def judge_between(result: Result) -> Judged:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from manyheads.models import Decoder
 from manyheads.parts import Experts, SwiGLU
 from manyheads.pictures import canvas
@@ -19,6 +21,7 @@ from studies.experts.judges import (
     REPEATED,
     ROUTED,
     STRICT,
+    TIMES,
     UNBALANCED,
     WHOLE,
 )
@@ -33,7 +36,7 @@ from studies.experts.routing import (
 )
 from studies.small_models import count_parameters, language_model
 from studies.study import Arm, Finding, Result, Settings, Study, Values, markdown_table
-from studies.training import Recipe, Trainer, bits_per_byte
+from studies.training import Recipe, Trainer, TrainingLog, bits_per_byte
 
 # What changes of the settings, by arm.
 CHANGES: dict[str, dict[str, float]] = {
@@ -86,6 +89,7 @@ class ExpertsStudy(Study):
         "documents": 16,
         "passages": 16,
         "routes": 1000,
+        "timed_steps": 60,
         "seeds": [0, 1, 2],
     }
     quick: ClassVar[Settings] = {
@@ -103,6 +107,7 @@ class ExpertsStudy(Study):
         "held_out": 32,
         "documents": 8,
         "passages": 4,
+        "timed_steps": 20,
         "seeds": [0, 1],
     }
     test: ClassVar[Settings] = {
@@ -119,13 +124,14 @@ class ExpertsStudy(Study):
         "held_out": 2,
         "documents": 2,
         "passages": 2,
+        "timed_steps": 2,
         "seeds": [0],
     }
     limits = (
         "Models of three to twenty million weights that read twelve million bytes; the published "
         "ones have billions and read billions of tokens. Tokens are bytes, so that syntax is that "
         "of letters, digits and markup.",
-        "Equal compute counts multiplications: routing takes time of its own, which the table has.",
+        "Equal compute counts multiplications: routing takes time of its own, which is measured.",
         "Balance by biases (arXiv 2408.15664) is not measured, as the library does not train with "
         "them; nor are limits on what an expert takes.",
         "Documents are stretches of four thousand bytes, far apart in the held-out text: articles, "
@@ -141,43 +147,34 @@ class ExpertsStudy(Study):
         return [
             *(Arm(name, first) for name in (WHOLE, DENSE, *ROUTED)),
             *(Arm(name, seed) for seed in others for name in REPEATED),
+            Arm(TIMES, alone=True),
         ]
 
     def run(self, arm: Arm, settings: Settings, device: str) -> Values:
         texts = ByteTexts(settings["text"], device, settings["limit"])
-        inner, length = feedforward_of(arm.name, settings), settings["length"]
-        shape = {key: settings[key] for key in ("width", "layers", "heads")}
-        model = language_model(**shape, feedforward=inner, seed=arm.seed).to(device)
-        documents = settings["documents"]
+        if arm.name == TIMES:
+            steps, ids = settings["timed_steps"], texts.held_out(1, settings["length"])
+            logs = {
+                name: train(Arm(name), {**settings, "steps": steps}, texts, ids)[1]
+                for name in (DENSE, WHOLE, MAIN)
+            }
+            return {name: 1000 * log.seconds_per_step for name, log in logs.items()}
+        documents, length = settings["documents"], settings["length"]
         ids = read_documents(texts, documents, settings["passages"], length)
-        steps, watch = settings["steps"], {}
-        marks = {0: "start", steps // 10: "tenth", 2 * steps // 5: "two fifths", steps: "end"}
-        if isinstance(inner, Experts):
-            watch = dict.fromkeys(marks, lambda model: find_routes(model, ids))
-        recipe = Recipe(
-            steps=steps,
-            lr=settings["lr"],
-            warm_up=settings["warm_up"],
-            recorded=settings["recorded"],
-        )
-        weight = settings["balance"] * CHANGES.get(arm.name, {}).get("balance", 1)
-        trainer = Trainer(model, recipe, balanced_loss(weight))
-        batches = texts.batches(settings["batch"], length, arm.seed)
-        log = trainer.run(batches, arm.key, watch)
+        model, log = train(arm, settings, texts, ids)
+        inner = feedforward_of(arm.name, settings)
         values: Values = {
             "bits": bits_per_byte(model, texts.held_out(settings["held_out"], length)),
             **count_weights(model, inner),
-            "ms_per_step": 1000 * log.seconds_per_step,
         }
         if isinstance(inner, Experts):
-            seen = {marks[step]: routes for step, routes in log.watched.items()}
-            values |= measure_loads(seen["end"], inner.count)
-            values["choices"] = measure_choices(seen["end"], ids, documents)
-            values["untrained"] = measure_choices(seen["start"], ids, documents)
-            values["settled"] = {
-                name: overlap(routes, seen["end"]) for name, routes in seen.items() if name != "end"
-            }
-            values["routes"] = write_routes(seen["end"], settings["routes"])
+            start, tenth, later, end = log.watched.values()
+            values |= measure_loads(end, inner.count)
+            values["choices"] = measure_choices(end, ids, documents)
+            values["untrained"] = measure_choices(start, ids, documents)
+            marks = {"start": start, "tenth": tenth, "two fifths": later}
+            values["settled"] = {name: overlap(routes, end) for name, routes in marks.items()}
+            values["routes"] = write_routes(end, settings["routes"])
         return values
 
     def findings(self, result: Result) -> Sequence[Finding]:
@@ -188,7 +185,6 @@ class ExpertsStudy(Study):
             "bits per byte": (("bits",), 4),
             "weights, millions": (("weights",), 2),
             "active": (("active",), 2),
-            "ms per step": (("ms_per_step",), 2),
             "busiest above the mean": (("violation",), 2),
             "evenness": (("evenness",), 3),
             "dead": (("dead",), 3),
@@ -248,6 +244,28 @@ class ExpertsStudy(Study):
             right.legend(frameon=False)
             for axes, grid in ((left, "x"), (middle, "x"), (right, "y")):
                 canvas.style_axes(axes, palette, grid=grid)
+
+
+def train(
+    arm: Arm, settings: Settings, texts: ByteTexts, ids: Tensor
+) -> tuple[Decoder, TrainingLog]:
+    """The model of an arm, and its routes at the start, at 10 and 40 % of the steps, and at the end."""
+    inner, steps = feedforward_of(arm.name, settings), settings["steps"]
+    shape = {key: settings[key] for key in ("width", "layers", "heads")}
+    model = language_model(**shape, feedforward=inner, seed=arm.seed).to(texts.device)
+    recipe = Recipe(
+        steps=steps,
+        lr=settings["lr"],
+        warm_up=settings["warm_up"],
+        recorded=settings["recorded"],
+    )
+    watch = {}
+    if isinstance(inner, Experts):
+        marks = (0, steps // 10, 2 * steps // 5, steps)
+        watch = dict.fromkeys(marks, lambda model: find_routes(model, ids))
+    weight = settings["balance"] * CHANGES.get(arm.name, {}).get("balance", 1)
+    batches = texts.batches(settings["batch"], settings["length"], arm.seed)
+    return model, Trainer(model, recipe, balanced_loss(weight)).run(batches, arm.key, watch)
 
 
 def count_weights(model: Decoder, inner: Any) -> dict[str, float]:

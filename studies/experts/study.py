@@ -249,7 +249,7 @@ class ExpertsStudy(Study):
 def train(
     arm: Arm, settings: Settings, texts: ByteTexts, ids: Tensor
 ) -> tuple[Decoder, TrainingLog]:
-    """The model of an arm, and its routes at the start, at 10 and 40 % of the steps, and at the end."""
+    """The model of an arm, and its routes before, at 10 and 40 % of the steps, and at the end."""
     inner, steps = feedforward_of(arm.name, settings), settings["steps"]
     shape = {key: settings[key] for key in ("width", "layers", "heads")}
     model = language_model(**shape, feedforward=inner, seed=arm.seed).to(texts.device)

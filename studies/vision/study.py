@@ -169,11 +169,11 @@ class VisionStudy(Study):
                     rows.append(row)
             parts.append(f"{source}, share of test images that are right:")
             parts.append(markdown_table(header, rows))
-        arms = {kind: best_arm(result, kind) for kind in KINDS}
+        best = {kind: best_arm(result, kind) for kind in KINDS}
         weights = ", ".join(
-            f"{kind} {result.mean(arm, 'parameters'):,.0f}" for kind, arm in arms.items()
+            f"{kind} {result.mean(arm, 'parameters'):,.0f}" for kind, arm in best.items()
         )
-        fields = "; ".join(f"{kind} {list_fields(result, arm)}" for kind, arm in arms.items())
+        fields = "; ".join(f"{kind} {list_fields(result, arm)}" for kind, arm in best.items())
         parts.append(f"Weights: {weights}. Receptive field by layer, in pixels: {fields}.")
         return "\n\n".join(parts)
 

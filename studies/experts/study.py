@@ -208,7 +208,9 @@ class ExpertsStudy(Study):
         return markdown_table(["arm", *measures], rows)
 
     def draw(self, result: Result, path: Path) -> None:
-        subtitle = "bits per byte by arm; how loads differ; what the choice of an expert depends on"
+        subtitle = (
+            "diamonds: means over seeds. Right: shares of entropy by layer; dotted: untrained"
+        )
         with canvas.themed_figure(path, "light", (16.0, 4.4), self.title, subtitle) as (
             figure,
             palette,
@@ -235,9 +237,7 @@ class ExpertsStudy(Study):
                     label = name if state == "choices" else None
                     numbers = range(1, 1 + len(means))
                     right.plot(numbers, means, style, color=color, linewidth=2, label=label)
-            right.set_title(
-                "choice determined by (dotted: untrained)", loc="left", size=12, weight="bold"
-            )
+            right.set_title("what determines the choice", loc="left", size=12, weight="bold")
             right.set_xlabel("layer")
             right.set_ylim(bottom=0)
             right.set_xticks(range(1, 1 + result.settings["layers"]))

@@ -208,6 +208,7 @@ class VisionStudy(Study):
             heads.axhline(even_attention(result), color=palette.muted, linestyle=":")
             heads.set_title("distance of heads, pixels", loc="left", size=12, weight="bold")
             heads.set_xlabel("layer of the ViT")
+            heads.set_xticks(range(1, 1 + result.settings["ViT"]["layers"]))
             for kind, color in zip(KINDS, palette.series, strict=False):
                 for runs in result.runs(best_arm(result, kind))[:1]:
                     values = runs["field"]["all"]
@@ -218,6 +219,8 @@ class VisionStudy(Study):
             fields.set_title("receptive field, pixels", loc="left", size=12, weight="bold")
             fields.set_xlabel("depth, as a share of all layers")
             fields.legend(frameon=False)
+            for axes in (heads, fields):
+                axes.set_ylim(bottom=0)
             for axes in panels:
                 canvas.style_axes(axes, palette)
 

@@ -22,7 +22,7 @@ MIXTRAL = "Jiang and others 2024, arXiv 2401.04088"
 CLAIMS = {
     "gain": Claim(
         "At equal compute, experts learn more than a dense model: up to seven times faster than "
-        "T5.",
+        "T5 (figure from memory).",
         SWITCH,
     ),
     "between": Claim(

@@ -16,7 +16,8 @@ FEW = Claim(
 )
 CLOSES = Claim(
     "The gap closes with data: large ViTs are behind ResNets on ImageNet-1k and ahead after 300 "
-    "million images; ViT-B/16 has 77.9 % after ImageNet-1k alone, 84.0 % after ImageNet-21k.",
+    "million images (from memory); ViT-B/16 has 77.9 % after ImageNet-1k alone, 84.0 % after "
+    "ImageNet-21k.",
     DOSOVITSKIY,
 )
 AUGMENTED = Claim(

@@ -40,7 +40,7 @@ def language_model(
     """
     base = AttentionConfig(width=width, heads=heads, mask=Causal(), position=Rotary())
     mix = list(mixers) or [replace(base, **(attention or {}))] * layers
-    inner = feedforward or SwiGLU(width=width, hidden=hidden or width * 8 // 3 // 8 * 8)
+    inner = feedforward or SwiGLU(width=width, hidden=hidden or default_hidden(width))
     around = {"norm": norm or PreNorm(RMSNorm())}
     config = DecoderConfig(
         embedding=Embedding(vocabulary=vocabulary, width=width, position=NoPosition()),
@@ -61,6 +61,17 @@ def language_model(
     model = build(config, seed=seed)
     assert isinstance(model, Decoder)
     return model
+
+
+def default_hidden(width: int) -> int:
+    return width * 8 // 3 // 8 * 8
+
+
+def matched_model(weights: int, *, width: int, layers: int, **shape: Any) -> Decoder:
+    """A language model whose feed-forwards are as wide as makes `weights` of them in all."""
+    spare = weights - count_parameters(language_model(width=width, layers=layers, **shape))
+    hidden = max(1, default_hidden(width) + round(spare / (3 * width * layers)))
+    return language_model(width=width, layers=layers, hidden=hidden, **shape)
 
 
 def count_parameters(model: Any) -> int:

@@ -132,7 +132,7 @@ class GroupedHeads(Study):
         "published ones translate or have up to 11 billion weights, with heads of 64 or 128. "
         "Grouped heads there come from a trained model, here from the start.",
         "All train at one rate. The arms with four key-value heads and those that are not widened "
-        "have one seed, that with two has two; they take their error from the spread of the others.",
+        "have one seed, that with two has two; arms of one seed take their error from the others.",
         "Times are of models of random weights, wider than those that are trained: the least of "
         "four rounds of four tokens, in bfloat16 with recorded steps on a GPU, in float32 on a "
         "CPU. Exponents are fitted over all lengths: what a token costs at any length lowers them.",
@@ -213,9 +213,7 @@ class GroupedHeads(Study):
     def _speed(self, result: Result) -> Finding:
         counts: list[int] = result.settings["kv_heads"]
         length = result.settings["lengths"][-1]
-        times = {
-            count: result.mean(TIMES, str(count), "cached", str(length)) for count in counts
-        }
+        times = {count: result.mean(TIMES, str(count), "cached", str(length)) for count in counts}
         listed = ", ".join(f"{ms:.2f} with {count}" for count, ms in times.items())
         ratio = times[counts[0]] / times[counts[-1]]
         return Finding(
@@ -271,7 +269,8 @@ class GroupedHeads(Study):
             left.set_xscale("log", base=2)
             sizes = [result.mean(TIMES, str(count), "cache bytes") for count in counts]
             labels = [
-                f"{count}\n{size / 1024:,.3g} KiB" for count, size in zip(counts, sizes, strict=True)
+                f"{count}\n{size / 1024:,.3g} KiB"
+                for count, size in zip(counts, sizes, strict=True)
             ]
             left.set_xticks(counts, labels)
             left.invert_xaxis()
@@ -295,6 +294,8 @@ class GroupedHeads(Study):
                     )
             right.set_xscale("log", base=2)
             right.set_yscale("log")
+            right.yaxis.set_major_formatter("{x:g}")
+            right.minorticks_off()
             lengths: list[int] = result.settings["lengths"]
             right.set_xticks(lengths, [f"{length:,}" for length in lengths])
             right.set_xlabel("tokens before")

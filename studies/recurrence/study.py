@@ -311,8 +311,10 @@ class Recurrence(Study):
                 axes.legend(frameon=False)
             recall.set_ylim(-0.02, 1.02)
             recall.yaxis.set_major_formatter("{x:.0%}")
-            gradient.set_yscale("log")
-            speed.set_yscale("log")
+            for axes in (gradient, speed):
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.minorticks_off()
 
     def table(self, result: Result) -> str:
         contexts, distances = result.settings["contexts"], result.settings["distances"]
@@ -381,7 +383,7 @@ def _train(
 def measure_times(settings: Settings, device: str) -> Values:
     """Tokens per second of training, and the time of a generated token by length."""
     texts = PatternTexts(settings["text"], device, settings["limit"])
-    ways = {name: False for name in MODELS} | ({RECORDED: True} if device == "cuda" else {})
+    ways = dict.fromkeys(MODELS, False) | ({RECORDED: True} if device == "cuda" else {})
     generated, values = settings["generated"], {}
     for name, recorded in ways.items():
         model = make_model(name, settings, 0).to(device)

@@ -1,12 +1,13 @@
 """The loop that studies share: rates, spikes, divergence, and that it learns."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from studies.small_models import language_model
+from studies.small_models import count_parameters, language_model, matched_model
 from studies.training import (
     Recipe,
     Trainer,
@@ -120,3 +121,10 @@ def test_training_ends_when_nothing_is_left_to_learn() -> None:
     )
     assert len(log.losses) == 100
     assert math.isnan(log.seconds_per_step)
+
+
+def test_a_matched_model_has_as_many_weights() -> None:
+    weights = count_parameters(language_model(width=32, layers=2, heads=4))
+    shape: dict[str, Any] = {"width": 32, "layers": 2, "heads": 4, "attention": {"kv_heads": 1}}
+    assert count_parameters(language_model(**shape)) < 0.9 * weights
+    assert count_parameters(matched_model(weights, **shape)) == pytest.approx(weights, rel=0.01)

@@ -281,7 +281,7 @@ class GroupedHeads(Study):
                         length: result.mean(TIMES, str(count), way, str(length))
                         for length in result.settings["lengths"]
                     }
-                    label = str(count) if way == "cached" else None
+                    key = str(count) if way == "cached" else None
                     right.plot(
                         points.keys(),
                         points.values(),
@@ -290,7 +290,7 @@ class GroupedHeads(Study):
                         markersize=4,
                         color=color,
                         linewidth=2,
-                        label=label,
+                        label=key,
                     )
             right.set_xscale("log", base=2)
             right.set_yscale("log")

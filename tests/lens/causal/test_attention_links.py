@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from manyheads import lens
+from manyheads import lens, load
+from manyheads.checkpoints import pip_models
 from manyheads.errors import InputError
 from manyheads.kernels import reference
 from manyheads.lens.causal.attention_links import Link, cut
@@ -220,3 +221,21 @@ def test_refusals() -> None:
     )
     with refuses(InputError, "LinearAttention"):
         cut(small(decoder(mixer)), TEXTS, [("L0H0", 1, 0)], progress=False)
+
+
+@pytest.mark.skipif(not pip_models.is_fetched("smollm2"), reason="needs manyheads get smollm2")
+def test_the_link_of_the_guide_turns_a_wrong_pronoun_and_a_right_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MANYHEADS_CACHE")
+    model = load("smollm2")
+    himself, herself = (model.tokenizer.encode(word).ids[-1] for word in (" himself", " herself"))
+    texts = ["The uncle of Mary introduced", "The uncle said Mary introduced"]
+    metric = LogitDifference(answer=(himself,) * 2, distractor=(herself,) * 2)
+    result = cut(model, texts, [("L25H2", "last", 3)], metric=metric, logits=True, progress=False)
+    assert result.before is not None
+    assert result.after is not None
+    before, after = (rows[:, himself] - rows[:, herself] for rows in (result.before, result.after))
+    # Only the first is meant to be "himself".
+    torch.testing.assert_close(before, torch.tensor([-0.44, -2.11]), atol=0.02, rtol=0)
+    torch.testing.assert_close(after, torch.tensor([0.87, 0.68]), atol=0.02, rtol=0)

@@ -95,7 +95,7 @@ class GroupedHeads(Study):
         "steps": 1200,
         "lr": 1e-3,
         "passages": 256,
-        "timed": {"width": 1024, "layers": 4, "batch": 32},
+        "timed": {"width": 1024, "layers": 4, "batch": 16},
         "lengths": [1024, 2048, 4096, 8192, 16384],
     }
     quick: ClassVar[Settings] = {

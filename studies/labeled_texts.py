@@ -56,7 +56,8 @@ def read_tagged(source: str) -> list[tuple[list[str], list[str]]]:
     """Words and their tags, "O" or a type, of "wnut17" or "topics", in a fixed random order."""
     texts = []
     if source == "topics":
-        words, tags = [], []
+        words: list[str] = []
+        tags: list[str] = []
         # Code and the rest take turns.
         for index, part in enumerate(CODE.split(" ".join(map(_topic, TOPICS)))):
             words += part.split()

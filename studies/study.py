@@ -108,13 +108,11 @@ class Result:
         return numbers
 
     def mean(self, arm: str, *path: str) -> float:
-        values = self.each(arm, *path)
-        return mean(values) if values else math.nan
+        return mean_and_error(self.each(arm, *path))[0]
 
     def error(self, arm: str, *path: str) -> float:
         """The standard error over seeds; that of a single seed is unknown."""
-        values = self.each(arm, *path)
-        return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return mean_and_error(self.each(arm, *path))[1]
 
     def text(self, arm: str, *path: str, digits: int = 3) -> str:
         """A mean with its error, as in "1.923 ± 0.004"."""
@@ -245,6 +243,16 @@ def compare(difference: float, error: float, *, least: float = 0.0) -> Verdict:
     if difference > error:
         return Verdict.WEAKLY
     return Verdict.CONTRADICTED if difference < -CLEAR * error else Verdict.NOT_HERE
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error, nan where there are too few values.
+
+    >>> mean_and_error([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return mean(values) if values else math.nan, error
 
 
 def weakest(*verdicts: Verdict) -> Verdict:

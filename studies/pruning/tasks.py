@@ -233,6 +233,7 @@ def token_f1(labels: Sequence[Tensor], logits: Ragged, texts: Sequence[int]) -> 
 
 def pair_loss(hidden: Ragged, texts: Sequence[int]) -> Tensor:
     """Of each half, the cross-entropy of its other half among those of the texts."""
+    del texts
     cosines = _pair_cosines(hidden) / TEMPERATURE
     own = torch.arange(len(cosines), device=cosines.device)
     both = [F.cross_entropy(rows, own, reduction="none") for rows in (cosines, cosines.T)]
@@ -241,6 +242,7 @@ def pair_loss(hidden: Ragged, texts: Sequence[int]) -> Tensor:
 
 def pair_accuracy(hidden: Ragged, texts: Sequence[int]) -> Tensor:
     """1 for every half whose nearest is its other half."""
+    del texts
     cosines = _pair_cosines(hidden)
     own = torch.arange(len(cosines), device=cosines.device)
     both = [rows.argmax(1) == own for rows in (cosines, cosines.T)]
@@ -283,9 +285,10 @@ def _finetuned(
     fit: int = 0,
     unit: int = 1,
 ) -> Task:
-    """Train on the first texts, choose heads by half of the others and score by the rest."""
+    """Train on the first texts, choose heads by up to half of the others, score by the rest."""
     fit = fit or count - 2 * _held_out(count, unit)
-    middle = fit + (count - fit) // 2 // unit * unit
+    chosen = min((count - fit) // 2, max(settings["chosen_texts"], unit))
+    middle = fit + chosen // unit * unit
     learned = sample(slice(0, fit))
     train_encoder(model, learned, settings, seed)
     return Task(model, learned, sample(slice(fit, middle)), sample(slice(middle, count)))

@@ -32,7 +32,8 @@ Text = TypeVar("Text")
 NEUTRAL = 0.5
 PASSAGE = 16
 TOPICS = ("specialnames", "compound")
-CODE = re.compile(r'"([^"\n]+)"')
+# Without spaces at its ends, so that an end and the next start are not taken for a pair.
+CODE = re.compile(r'"([^\s"](?:[^"\n]*[^\s"])?)"')
 
 
 def read_labeled(source: str) -> list[tuple[str, int]]:

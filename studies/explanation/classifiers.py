@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from studies.labeled_texts import read_labeled
 
 Kind = Literal["LSTM", "transformer", "words"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 PADDING, UNKNOWN = 0, 1
 # A share of the texts that nothing is trained on.
 HELD_OUT = 0.15

@@ -8,7 +8,7 @@ from studies.explanation.four_tests import KEEPS
 from studies.explanation.weight_tests import MAX_DIVERGENCE
 from studies.study import Claim, Result, Verdict, compare, mean_and_error, weakest
 
-KINDS: tuple[Kind, ...] = ("LSTM", "transformer")
+TESTED: tuple[Kind, ...] = ("LSTM", "transformer")
 # Rankings agree well from this Kendall's tau on.
 AGREE = 0.5
 # A drop of accuracy, or a median move of answers, that is small and that is still moderate.

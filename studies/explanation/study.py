@@ -8,7 +8,7 @@ from typing import ClassVar
 from manyheads.pictures import canvas
 from studies.explanation.classifiers import LabeledWords
 from studies.explanation.four_tests import Tests
-from studies.explanation.judged_claims import GUIDES, JUDGES, KINDS
+from studies.explanation.judged_claims import GUIDES, JUDGES, TESTED
 from studies.explanation.weight_tests import MAX_DIVERGENCE
 from studies.study import Arm, Finding, Result, Settings, Study, Values, markdown_table
 
@@ -83,7 +83,7 @@ class Explanation(Study):
     )
 
     def arms(self, settings: Settings) -> Sequence[Arm]:
-        return [Arm(kind, seed) for kind in KINDS for seed in settings["seeds"]]
+        return [Arm(kind, seed) for kind in TESTED for seed in settings["seeds"]]
 
     def run(self, arm: Arm, settings: Settings, device: str) -> Values:
         texts = LabeledWords(
@@ -93,13 +93,13 @@ class Explanation(Study):
             settings["length"],
             settings["vocabulary"],
         )
-        kind = next(kind for kind in KINDS if kind == arm.name)
+        kind = next(kind for kind in TESTED if kind == arm.name)
         return Tests(kind, texts, settings, device, arm.seed).run()
 
     def findings(self, result: Result) -> Sequence[Finding]:
         findings = []
         for claim, (judge, describe) in JUDGES.items():
-            texts = [f"{kind} {describe(result, kind)}" for kind in KINDS]
+            texts = [f"{kind} {describe(result, kind)}" for kind in TESTED]
             verdict = judge(result, "LSTM")
             also = f" The transformer alone: {judge(result, 'transformer')}."
             findings.append(Finding(claim, verdict, f"{'; '.join(texts)}.{also}"))
@@ -107,13 +107,14 @@ class Explanation(Study):
 
     def table(self, result: Result) -> str:
         rows = [
-            [name, *(result.text(kind, *path) for kind in KINDS)] for name, path in MEASURES.items()
+            [name, *(result.text(kind, *path) for kind in TESTED)]
+            for name, path in MEASURES.items()
         ]
         for cost in map(str, result.settings["adversary_costs"]):
             for name in ("divergence", "moved", "accuracy"):
-                texts = [result.text(kind, "trained", cost, name) for kind in KINDS]
+                texts = [result.text(kind, "trained", cost, name) for kind in TESTED]
                 rows.append([f"adversary trained at {cost}: {name}", *texts])
-        return markdown_table(["", *KINDS], rows)
+        return markdown_table(["", *TESTED], rows)
 
     def draw(self, result: Result, path: Path) -> None:
         subtitle = "means over seeds with standard errors; dotted: the largest divergence"
@@ -122,7 +123,7 @@ class Explanation(Study):
             palette,
         ):
             panels = figure.subplots(1, 3)
-            colors = dict(zip(KINDS, palette.series, strict=False))
+            colors = dict(zip(TESTED, palette.series, strict=False))
             groups = (
                 ("Kendall's tau of weights with", TAUS),
                 ("divergence from the model's weights, nats", FAR),
@@ -131,7 +132,7 @@ class Explanation(Study):
             for axes, (title, measures) in zip(panels, groups, strict=True):
                 canvas.style_axes(axes, palette)
                 axes.set_title(title, loc="left", size=12, weight="bold")
-                for index, kind in enumerate(KINDS):
+                for index, kind in enumerate(TESTED):
                     at = [place + 0.38 * (index - 0.5) for place in range(len(measures))]
                     values = [result.mean(kind, *path) for path in measures.values()]
                     errors = [_or_zero(result.error(kind, *path)) for path in measures.values()]
@@ -148,7 +149,7 @@ class Explanation(Study):
                 axes.set_xticks(range(len(measures)), list(measures))
             panels[1].axhline(MAX_DIVERGENCE, color=palette.muted, linestyle=":", linewidth=1)
             accuracies = [
-                result.mean(kind, *path) for kind in KINDS for path in ACCURACIES.values()
+                result.mean(kind, *path) for kind in TESTED for path in ACCURACIES.values()
             ]
             finite = [value for value in accuracies if not math.isnan(value)]
             panels[2].set_ylim(bottom=max(0.0, min(finite, default=0.0) - 0.03))

@@ -149,13 +149,17 @@ class Explanation(Study):
                 axes.set_xticks(range(len(measures)), list(measures))
             panels[1].axhline(MAX_DIVERGENCE, color=palette.muted, linestyle=":", linewidth=1)
             accuracies = [
-                result.mean(kind, *path) for kind in TESTED for path in ACCURACIES.values()
+                value
+                for kind in TESTED
+                for name in GUIDES
+                for value in result.each(kind, "guides", name)
             ]
-            finite = [value for value in accuracies if not math.isnan(value)]
-            panels[2].set_ylim(bottom=max(0.0, min(finite, default=0.0) - 0.03))
+            panels[2].set_ylim(bottom=min([CHANCE, *accuracies]))
             panels[0].legend(frameon=False)
 
 
+# Of two classes that are equally frequent.
+CHANCE = 0.5
 TAUS = {
     "gradients": ("tau", "gradient"),
     "words\nleft out": ("tau", "left out"),

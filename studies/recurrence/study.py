@@ -311,10 +311,10 @@ class Recurrence(Study):
                 axes.legend(frameon=False)
             recall.set_ylim(-0.02, 1.02)
             recall.yaxis.set_major_formatter("{x:.0%}")
-            for axes in (gradient, speed):
-                axes.set_yscale("log")
-                axes.yaxis.set_major_formatter("{x:g}")
-                axes.minorticks_off()
+            gradient.set_yscale("log")
+            gradient.yaxis.set_major_formatter("{x:g}")
+            gradient.minorticks_off()
+            speed.set_ylim(bottom=0)
 
     def table(self, result: Result) -> str:
         contexts, distances = result.settings["contexts"], result.settings["distances"]

@@ -57,25 +57,30 @@ FEWEST_BITS = 2
 
 
 def permute(
-    indices: NDArray[np.int64], count: int, *, seed: int, epoch: int = 0
+    indices: NDArray[np.int64], count: int, *, seed: int, epoch: int | NDArray[np.int64] = 0
 ) -> NDArray[np.int64]:
-    """The entries at `indices` of a permutation of 0 to `count` - 1.
+    """The entries at `indices` of a permutation of 0 to `count` - 1, another one in each epoch.
 
-    A Feistel network on the next power of four, iterated until the value is below `count`.
+    A Feistel network on the next power of four, iterated until the value is below `count`. Where
+    every index has its own epoch, `epoch` has as many entries as `indices`.
 
     >>> order = permute(np.arange(6), 6, seed=1)
     >>> order.tolist(), sorted(order.tolist())
     ([4, 0, 3, 5, 1, 2], [0, 1, 2, 3, 4, 5])
     """
     bits = np.uint64(max(FEWEST_BITS, ((count - 1).bit_length() + 1) // 2))
-    first = mix_seed(mix_seed(seed) + epoch)
-    keys = [np.uint64(mix_seed(first + turn)) for turn in range(ROUNDS)]
+    if isinstance(epoch, int):
+        keys = _round_keys(seed, epoch)
+    else:
+        epochs, places = np.unique(epoch, return_inverse=True)
+        table = np.stack([_round_keys(seed, number) for number in epochs.tolist()], axis=1)
+        keys = table[:, places]
     values = indices.astype(np.uint64)
     low = (np.uint64(1) << bits) - np.uint64(1)
     outside = np.arange(len(values))
     while len(outside):
         left, right = values[outside] >> bits, values[outside] & low
-        for key in keys:
+        for key in keys if keys.ndim == 1 else keys[:, outside]:
             mixed = right ^ key
             mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
             mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -83,6 +88,11 @@ def permute(
         values[outside] = left << bits | right
         outside = outside[values[outside] >= np.uint64(count)]
     return values.astype(np.int64)
+
+
+def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    first = mix_seed(mix_seed(seed) + epoch)
+    return np.array([mix_seed(first + turn) for turn in range(ROUNDS)], dtype=np.uint64)
 
 
 def mix_seed(number: int) -> int:
@@ -259,11 +269,10 @@ class Stream:
         for index, (draws, total) in enumerate(zip(mixed.draws, mixed.counts, strict=True)):
             mine = np.flatnonzero((places >= before) & (places < before + draws))
             rounds, inside = np.divmod(epoch * draws + places[mine] - before, total)
-            for round_number in np.unique(rounds).tolist():
-                chosen = rounds == round_number
-                seed = mix_seed(mix_seed(self.seed) + index + 1)
-                order = permute(inside[chosen], total, seed=seed, epoch=round_number)
-                result[mine[chosen]] = mixed.firsts[index] + order
+            seed = mix_seed(mix_seed(self.seed) + index + 1)
+            if len(mine):
+                order = permute(inside, total, seed=seed, epoch=rounds)
+                result[mine] = mixed.firsts[index] + order
             before += draws
         return result
 

@@ -17,7 +17,7 @@ from manyheads.taps import Head
 from tests.kernels.test_memory import Watched, measured
 from tests.models.zoo import decoder, encoder, layer, own, writes
 
-SHORT, LONG = 256, 512
+SHORT, LONG = 160, 320
 
 CASES: dict[str, ModelConfig] = {
     "causal": decoder(*[writes(position=Rotary(), kv_heads=2)]),

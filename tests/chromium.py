@@ -17,6 +17,8 @@ FLAGS = (
     "--disable-quic",
     "--disable-sync",
     "--no-first-run",
+    # One process for the pages of a site: each would start the engine and read the scripts anew.
+    "--process-per-site",
 )
 
 

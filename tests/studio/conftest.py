@@ -49,10 +49,21 @@ def context(browser: "Browser") -> Iterator["BrowserContext"]:
     result.close()
 
 
-@pytest.fixture
-def page(context: "BrowserContext") -> Iterator["Page"]:
-    """A page on a short text; whatever it complains of in its console is a fault."""
+@pytest.fixture(scope="module")
+def first_page(context: "BrowserContext") -> "Page":
+    """An empty page of this machine, which keeps the process that draws all others alive."""
     result = context.new_page()
+    result.route("**/*", lambda route: route.fulfill(body=""))
+    result.goto("http://127.0.0.1/")
+    return result
+
+
+@pytest.fixture
+def page(context: "BrowserContext", first_page: "Page") -> Iterator["Page"]:
+    """A page on a short text; whatever it complains of in its console is a fault."""
+    with context.expect_page() as opening:
+        first_page.evaluate("() => void window.open()")
+    result = opening.value
     faults: list[str] = []
     result.on("pageerror", lambda error: faults.append(str(error)))
     result.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)

@@ -2,12 +2,18 @@
 
 import math
 import sys
+from collections.abc import Callable
+from copy import deepcopy
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 NUMBERS = count()
+# What kinds have measured of small models, which are not stored in the cache: by model and inputs.
+MEASURED: dict[tuple[str, str, str], Any] = {}
+SMALL = "small "
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +34,43 @@ def no_notes_of_slow_work(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     if progress is not None and not request.module.__name__.endswith("test_progress"):
         monkeypatch.setattr(progress, "QUIET_SECONDS", math.inf)
         monkeypatch.setattr(progress, "FIRST_LINE_SECONDS", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def kinds_are_measured_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Give the kinds of a small model again to a later test, as the cache does for a large one.
+
+    A page or a report of a model of a hundred kilobytes takes seconds only for its kinds. The tests
+    of kinds themselves measure.
+    """
+    kinds = sys.modules.get("manyheads.lens.head_kinds.kinds")
+    if kinds is None or "head_kinds" in request.path.parts:
+        return
+    head_tests = sys.modules["manyheads.lens.head_kinds.head_tests"]
+    stored_tests = sys.modules["manyheads.lens.head_kinds.stored_tests"]
+    fingerprint, recall = kinds.storable_fingerprint, head_tests.recall_test
+    least = stored_tests.MIN_PARAMETERS
+
+    def named(model: Any) -> str | None:
+        name: str | None = fingerprint(model)
+        small = sum(parameter.numel() for parameter in model.parameters()) < least
+        return SMALL + name if small and name is not None else name
+
+    def remembered(
+        name: str | None, test: str, inputs: object, measure: Callable[[], tuple[Any, bool]]
+    ) -> Any:
+        if name is None or not name.startswith(SMALL):
+            return recall(name, test, inputs, measure)
+        key = (name, test, repr(inputs))
+        if key not in MEASURED:
+            result, complete = measure()
+            if not complete:
+                return result
+            MEASURED[key] = result
+        return deepcopy(MEASURED[key])
+
+    monkeypatch.setattr(stored_tests, "MIN_PARAMETERS", 0)
+    monkeypatch.setattr(kinds, "storable_fingerprint", named)
+    monkeypatch.setattr(head_tests, "recall_test", remembered)

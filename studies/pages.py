@@ -5,7 +5,7 @@ from pathlib import Path
 
 from manyheads.atomic_write import atomic_write
 from manyheads.formatting import pluralise
-from studies.study import Result, Study, Verdict, markdown_table
+from studies.study import Finding, Result, Study, Verdict, markdown_table
 
 MARKS = {
     Verdict.HOLDS: "✔ holds",
@@ -32,7 +32,7 @@ def render(study: Study, result: Result) -> str:
         "![what was measured](plot.png)",
         "## The claims, and what became of them here",
         *(
-            f"**{finding.claim.text}** ({finding.claim.source})\n\n"
+            f"**{_claim(finding)}** ({finding.claim.source})\n\n"
             f"{MARKS[finding.verdict]}: {finding.measured}"
             for finding in study.findings(result)
         ),
@@ -57,7 +57,7 @@ def summary(study: Study, result: Result) -> str:
     """A few lines for the terminal."""
     lines = [study.title]
     for finding in study.findings(result):
-        lines += [f"  {MARKS[finding.verdict]}: {finding.claim.text}", f"    {finding.measured}"]
+        lines += [f"  {MARKS[finding.verdict]}: {_claim(finding)}", f"    {finding.measured}"]
     return "\n".join(lines)
 
 
@@ -77,7 +77,7 @@ def verdict_page(studies: Iterable[tuple[Study, Result]]) -> str:
     rows = [
         [
             f"[{study.name}](#{study.name})" if index == 0 else "",
-            finding.claim.text,
+            _claim(finding),
             MARKS[finding.verdict],
         ]
         for study, result in studies
@@ -96,13 +96,18 @@ def verdict_page(studies: Iterable[tuple[Study, Result]]) -> str:
             f"{study.title}. {study.question}",
             f"![{study.title}](images/studies/{study.name}.png)",
             "\n".join(
-                f"- {finding.claim.text} ({finding.claim.source}) {MARKS[finding.verdict]}: "
+                f"- {_claim(finding)} ({finding.claim.source}) {MARKS[finding.verdict]}: "
                 f"{finding.measured}"
                 for finding in study.findings(result)
             ),
             f"Measured on: {result.machine}. The whole page: `studies/{study.name}/README.md`.",
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _claim(finding: Finding) -> str:
+    """A claim without the dot at its end, which not all have."""
+    return finding.claim.text.removesuffix(".")
 
 
 def _duration(seconds: float) -> str:

@@ -55,6 +55,22 @@ def test_a_folder_describes_its_vectors_and_keeps_them_when_saved(
     assert load(tmp_path / "ours").sentence == model.sentence
 
 
+def test_a_class_whose_head_is_not_stored_is_read_without_it(tmp_path: Path) -> None:
+    place = sentence_folder(tmp_path / "folder")
+    config = json.loads((place / "config.json").read_text())
+    write_json(place / "config.json", config | {"architectures": ["BertForMaskedLM"]})
+    ours: Any = load(place)
+    ours_vectors = encode(ours, TEXTS[:3], progress=False)
+    assert np.allclose(ours_vectors, vectors(place)[:3], atol=1e-5)
+    save(ours, tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved/config.json").read_text())
+    assert saved["architectures"] == ["BertModel"]
+    assert np.allclose(vectors(tmp_path / "saved"), vectors(place), atol=1e-5)
+    (place / "modules.json").unlink()
+    with pytest.raises(InputError, match="cls.predictions.* is missing"):
+        load(place)
+
+
 def test_vectors_may_be_left_as_long_as_they_are(tmp_path: Path) -> None:
     place = sentence_folder(tmp_path / "theirs", norm=False)
     model = load(place)

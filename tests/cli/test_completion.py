@@ -62,7 +62,8 @@ def test_commands_options_and_values_are_completed(completed: Any) -> None:
 
 def test_models_are_the_bundled_ones_and_folders(completed: Any) -> None:
     house = ["house-bert", "house-gpt", "house-gpt-gated"]
-    assert completed("manyheads", "inspect", "") == [*house, "minilm", "model", "smollm2"]
+    pip = ["gemma", "minilm", "mpnet", "qwen-coder", "smollm2", "whisper"]
+    assert completed("manyheads", "inspect", "") == sorted([*house, *pip, "model"])
     assert completed("manyheads", "studio", "model", "--port", "1", "house-b") == ["house-bert"]
 
 

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +41,7 @@ from manyheads.errors import ConfigError, InputError, MixedDtypeWarning, Wrapped
 from manyheads.models.build import Model, build
 from manyheads.models.decoder import DecoderConfig
 from manyheads.models.non_finite_weights import check_finite, is_finite, warn_not_finite
-from manyheads.models.readout import ClassHead, LanguageHead
+from manyheads.models.readout import ClassHead, LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
 from manyheads.progress import Progress
 
@@ -90,7 +90,7 @@ def load(
     """Load a model from a folder, from a GGUF file or by name.
 
     `where` is a folder, a .gguf file, one of the bundled models "house-gpt", "house-gpt-gated" and
-    "house-bert", "smollm2" or "minilm" after `manyheads get`, or a name on the hub: "org/name",
+    "house-bert", "smollm2" or another name of `manyheads get`, or a name on the hub: "org/name",
     with a revision as `revision` or "org/name@revision". All weights have one dtype: the requested
     one, or else, as in `transformers`, the one that config.json names, or else that of the first
     stored tensor. Quantized files and the bundled models, which are stored in half precision, are
@@ -217,6 +217,11 @@ def _assemble(
     model = _reading(lambda: build(config, device="meta"), folder)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     entries = family.tensor_map(config, shapes)
+    if modules.pooling and stored.lacks_readout(entries):
+        # sentence-transformers keeps the class that a model was trained from, without its head.
+        bare = f"{family.classes[str(description['model_type'])]}{family.class_ends[NoReadout]}"
+        bare_description = {**description, "architectures": [bare]}
+        return _assemble(modules, side_files, (bare_description, family, weights), home)
     where = str(folder if folder.is_file() else folder / WEIGHTS)
     tensor_map.check_fits(entries, shapes, stored.used(config), where, stored.in_file)
     tensors: dict[str, Tensor] = {}
@@ -328,6 +333,13 @@ class StoredTensors:
     def in_file(self, name: str) -> str:
         """The name that the file itself has for a tensor."""
         return self._weights.in_file(self._file_name.get(name, name))
+
+    def lacks_readout(self, entries: Iterable[tensor_map.MapEntry]) -> bool:
+        """Whether the config has a readout with tensors of its own, and the file has none."""
+        plain = (entry for entry in entries if isinstance(entry, tensor_map.Entry))
+        own = [entry for entry in plain if entry.name.startswith("readout.")]
+        names = [name for entry in own for name in entry.sources]
+        return bool(names) and not any(name in self._file_name for name in names)
 
     def not_finite(self, entry: tensor_map.MapEntry) -> list[str]:
         """The tensors of the file with NaN or infinity among those that an entry reads."""

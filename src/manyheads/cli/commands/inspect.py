@@ -39,6 +39,9 @@ class Inspect:
     image: Annotated[tuple[Path, ...], arguments.metavar("IMAGE")] = ()
     """Images to read, or folders of them, for a vision model; by default random images."""
 
+    audio: Annotated[arguments.Paths, arguments.repeatable("WAV")] = ()
+    """Recordings to listen to, for Whisper."""
+
     input: TextOptions = TextOptions()
     annotated: AnnotatedTextOptions = AnnotatedTextOptions()
     compute: DeviceOptions = DeviceOptions()
@@ -68,8 +71,15 @@ class Inspect:
 
     def _inputs(self, model: Any) -> Any:
         """What to read; None for the defaults."""
-        if self.image and self.input.has_texts:
-            raise InputError("--image excludes --text, --file and --ids", "give one of them")
+        if (self.image or self.audio) and (self.input.has_texts or (self.image and self.audio)):
+            raise InputError(
+                "--image, --audio, and --text, --file or --ids exclude each other",
+                "give one of them",
+            )
+        if self.audio:
+            from manyheads.bridge.speech import speech_inputs
+
+            return speech_inputs(model, self.audio)
         if self.image:
             return inputs.load_images(model, self.image, self.input.tokens)
         return self.input.load_texts(model) if self.input.has_texts else None

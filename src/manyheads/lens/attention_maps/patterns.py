@@ -28,21 +28,25 @@ OnPattern = Callable[[addresses.Block, int, range, Tensor, Tensor], None]
 class PatternWatcher:
     """A watcher that calls `on_pattern` with the patterns of every self-attention and text.
 
-    Those of mixers are shares of absolute weights.
+    With `sublayer` it is cross-attention. Those of mixers are shares of absolute weights.
 
     The model runs on its fast kernels. Only the pattern of one text in one attention is in memory,
     or at most `chunk_weights` of it (but at least one row).
     """
 
     def __init__(
-        self, stacks: dict[str, Stack], on_pattern: OnPattern, chunk_weights: int | None = None
+        self,
+        stacks: dict[str, Stack],
+        on_pattern: OnPattern,
+        chunk_weights: int | None = None,
+        sublayer: Sublayer = Sublayer.ATTENTION,
     ) -> None:
         self._stacks, self._on_pattern = stacks, on_pattern
-        self._chunk = chunk_weights
+        self._chunk, self._sublayer = chunk_weights, sublayer
         self._reader = ScoreReader(stacks)
 
     def wants(self, site: Site) -> bool:
-        return site.sublayer is Sublayer.ATTENTION and self._reader.wants(site)
+        return site.sublayer is self._sublayer and self._reader.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> None:
         tiled = self._reader.see(site, value)

@@ -117,6 +117,8 @@ WORD_KINDS = {
     "acronym": (word_texts.acronym_texts, 3),
     "tense": (word_texts.verb_texts, 4),
 }
+# The kinds that given texts decide.
+TEXT_KINDS = "previous-token next-token self positional sink broad punctuation".split()
 # Those with words that begin with a capital, where possible as one token.
 CAPITALIZED = ("capitals", "sentence-start", "acronym")
 # Sequences on which the partners of induction heads are ablated.

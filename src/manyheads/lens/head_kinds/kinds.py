@@ -13,7 +13,7 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import TextReader, require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import listed, without_nan
-from manyheads.lens.head_kinds import criteria, head_tests, stages, text_tests
+from manyheads.lens.head_kinds import alignment, criteria, head_tests, stages, text_tests
 from manyheads.lens.head_kinds.partners import InductionPartner, add_partners
 from manyheads.lens.head_kinds.stored_tests import storable_fingerprint
 from manyheads.lens.inputs import annotated, conllu
@@ -255,6 +255,7 @@ def kinds(
       tense, the first word of the sentence, or words with a capital get the most weight
     - syntactic, coreference: the right word gets the most weight, more often than by a fixed choice
     - bias-gap: the right mention gets it more often in one half of counterbalanced text
+    - alignment: cross-attention whose place in the source moves on with the text, as of speech
     - images: self, local, row, column, class-token, broad
 
     A head without a kind is mixed, and `nearest` says what it resembles. Ctrl-C ends the
@@ -277,13 +278,16 @@ def kinds(
     else:
         reader = require_text_model(model)
         inputs = None if texts is None else read_inputs(model, texts)
-        if not model.reads_token_ids or (inputs is not None and inputs.examples):
+        if inputs is not None and inputs.examples and model.reads_pairs:
+            steps = _tests_on_examples(tests, inputs, measured)
+        elif not model.reads_token_ids or (inputs is not None and inputs.examples):
             raise InputError(
                 "kinds are decided on texts, and these inputs have more than token ids",
                 "use statistics, patterns and ablation, or pass texts alone if the model can",
             )
-        steps = _tests_without_files(tests, reader, inputs, measured, sequences, seed)
-        steps += _tests_with_files(tests, reader, syntax, coreference)
+        else:
+            steps = _tests_without_files(tests, reader, inputs, measured, sequences, seed)
+            steps += _tests_with_files(tests, reader, syntax, coreference)
     for step in steps:
         try:
             step()
@@ -311,6 +315,8 @@ def _tests_without_files(
     ]
     if texts is not None:
         steps.append(partial(head_tests.measure_texts, tests, texts, measured))
+    if texts is not None and model.reads_pairs:
+        steps.append(partial(alignment.measure_alignment, tests, texts))
     steps += [
         partial(head_tests.measure_copying, tests, model),
         partial(text_tests.measure_repetition, tests, model, seed),
@@ -328,6 +334,19 @@ def _tests_without_files(
         partial(head_tests.measure_word_kinds, tests, words, seed),
         partial(text_tests.measure_retrieval, tests, model, words, seed),
         partial(text_tests.measure_recall, tests, model),
+    ]
+
+
+def _tests_on_examples(
+    tests: head_tests.HeadTests, inputs: model_interface.ModelInputs, measured: Statistics | None
+) -> list[HeadTest]:
+    """Tests of an encoder-decoder on sounds or images with their texts."""
+    on_texts = set(criteria.threshold_table()) - set(head_tests.TEXT_KINDS) - {"alignment"}
+    for kind in on_texts - {"silent"}:
+        tests.missing[kind] = "the inputs are not texts alone"
+    return [
+        partial(head_tests.measure_texts, tests, inputs, measured),
+        partial(alignment.measure_alignment, tests, inputs),
     ]
 
 

@@ -6,7 +6,7 @@ const known = {};
 const SHORT = {
   "previous-token": "prev", "next-token": "next", self: "self", positional: "pos", "duplicate-token": "dup", induction: "ind", copying: "copy",
   sink: "sink", punctuation: "punc", broad: "", bracket: "brkt", numbering: "num", syntactic: "syn", coreference: "cor",
-  retrieval: "retr", repetition: "rep", recall: "rec", acronym: "acr", tense: "tns", "sentence-start": "sent", capitals: "caps", "bias-gap": "bias", "context-blind": "",
+  alignment: "algn", retrieval: "retr", repetition: "rep", recall: "rec", acronym: "acr", tense: "tns", "sentence-start": "sent", capitals: "caps", "bias-gap": "bias", "context-blind": "",
   local: "loc", row: "row", column: "col", "class-token": "cls",
 };
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from manyheads import load
@@ -35,7 +36,7 @@ def variables_of(peer: Any) -> dict[str, Tensor]:
                     parts = [state.get(f"{name}.{kind}", zeros) for name in names]
                     norm = {value: key for key, value in NORMS.items()}
                     own = norm[kind] if module.endswith("norm") else kind
-                    if f"{names[0]}.{kind}" in state:
+                    if f"{names[-1]}.{kind}" in state:
                         variables[f"{stack}/layer_{layer}/{module}/{own}"] = torch.cat(parts)
     return variables
 
@@ -54,6 +55,11 @@ def write(folder: Path, variables: dict[str, Tensor], version: int = 6) -> Path:
     data += struct.pack("<I", 1) + text("decoder/projection/weight")
     data += text("decoder/embeddings/weight")
     folder.mkdir()
+    words = {f"w{number}": number for number in range(2, 60)}
+    special = {"<|endoftext|>": 0, "<|startoftranscript|>": 1}
+    tokenizer = Tokenizer(models.WordLevel(special | words, unk_token="w2"))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "model.bin").write_bytes(data)
     (folder / "config.json").write_text(json.dumps({"alignment_heads": HEADS}))
     return folder
@@ -87,6 +93,10 @@ def test_damaged_files_are_refused_by_name(variables: dict[str, Tensor], tmp_pat
     scaled = {"decoder/embeddings/weight_scale": torch.ones(2)}
     with pytest.raises(InputError, match="quantized"):
         load(write(tmp_path / "quantized", variables | scaled))
+    (folder / "model.bin").write_bytes(data)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        load(folder)
     name = "encoder/layer_0/ffn/linear_1/bias"
     for label, wrong in (("short", {name: torch.ones(3)}), ("less", {})):
         rest = {key: value for key, value in variables.items() if key != name}

@@ -187,11 +187,14 @@ def _sizes(variables: dict[str, Tensor]) -> dict[str, int]:
 
 
 def _token_ids(folder: Path) -> dict[str, int]:
-    """The tokens that begin and end a text; models of English alone have one less than others."""
+    """The tokens that begin and end a text."""
     file = folder / "tokenizer.json"
-    added = json.loads(file.read_text("utf-8"))["added_tokens"] if file.is_file() else []
-    ids = {token["content"]: int(token["id"]) for token in added}
-    end, start = ids.get("<|endoftext|>", 50256), ids.get("<|startoftranscript|>", 50257)
+    try:
+        added = json.loads(file.read_text("utf-8"))["added_tokens"]
+        ids = {token["content"]: int(token["id"]) for token in added}
+        end, start = ids["<|endoftext|>"], ids["<|startoftranscript|>"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{file} has no tokens that begin and end a text", DAMAGED) from None
     return {
         **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), end),
         "decoder_start_token_id": start,
@@ -200,7 +203,11 @@ def _token_ids(folder: Path) -> dict[str, int]:
 
 def _generation(folder: Path, config: Any) -> dict[str, Any]:
     """What config.json of CTranslate2 has for generation, by the names of `transformers`."""
-    stored = json.loads((folder / "config.json").read_text("utf-8"))
+    file = folder / "config.json"
+    try:
+        stored = dict(json.loads(file.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise InputError(f"{file} cannot be read", DAMAGED) from None
     names = {
         "alignment_heads": "alignment_heads",
         "suppress_ids": "suppress_tokens",
@@ -210,5 +217,4 @@ def _generation(folder: Path, config: Any) -> dict[str, Any]:
     return {
         **{name: stored[key] for key, name in names.items() if key in stored},
         **{name: getattr(config, name) for name in tokens},
-        "max_length": config.max_target_positions,
     }

@@ -89,8 +89,10 @@ def transcribe(model: WrappedModel, features: Float[Tensor, "1 m t"]) -> Int[Ten
     plain = None if model.tokenizer is None else model.tokenizer.token_to_id(NO_TIMESTAMPS)
     ids = [first] + ([] if plain is None else [plain])
     begun = len(ids)
-    silent = generation.get("suppress_tokens") or []
-    silent_first = generation.get("begin_suppress_tokens") or []
+    silent, silent_first = (
+        [token for token in generation.get(key) or () if token < model.vocabulary]
+        for key in ("suppress_tokens", "begin_suppress_tokens")
+    )
     memory = inner.model.encoder(features)
     cache, rest = None, ids
     while len(ids) < inner.config.max_target_positions:

@@ -54,7 +54,8 @@ def test_scores_are_those_of_the_weights_that_transformers_returns(
         head = [text[address.head.layer][0, address.head.head, 1:] for text in weights]
         expected = [in_order(rows.argmax(-1).tolist()) for rows in head]
         assert score == pytest.approx(np.mean(expected), abs=1e-6)
-        assert scores.error_of(address) == pytest.approx(np.std(expected, ddof=1) / 2**0.5)
+        spread = np.std(expected, ddof=1)
+        assert scores.error_of(address) == pytest.approx(spread / 2**0.5, abs=1e-6)
 
 
 def test_heads_above_the_threshold_are_labeled_and_others_are_not(

@@ -3,7 +3,6 @@
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro

@@ -118,7 +118,7 @@ WORD_KINDS = {
     "tense": (word_texts.verb_texts, 4),
 }
 # The kinds that given texts decide.
-TEXT_KINDS = "previous-token next-token self positional sink broad punctuation".split()
+TEXT_KINDS = ["previous-token", "next-token", "self", "positional", "sink", "broad", "punctuation"]
 # Those with words that begin with a capital, where possible as one token.
 CAPITALIZED = ("capitals", "sentence-start", "acronym")
 # Sequences on which the partners of induction heads are ablated.

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from manyheads import wrap
+from manyheads.errors import InputError
 from manyheads.lens import inspect
+from manyheads.lens.head_kinds.alignment import measure_alignment
+from manyheads.lens.head_kinds.criteria import threshold_table
+from manyheads.lens.head_kinds.head_tests import HeadTests
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.taps import Sublayer
 from tests.bridge.zoo import texts_of, tiny
 
@@ -68,13 +73,17 @@ def test_heads_above_the_threshold_are_labeled_and_others_are_not(
     assert len(own.heads("alignment")) == 1
     assert "over 2 texts" in own.of(own.heads("alignment")[0])[0].evidence
     assert own.missing["induction"] == "the inputs are not texts alone"
+    with pytest.raises(InputError, match="omit syntax"):
+        kinds(model, examples, syntax="treebank.conllu")
 
 
 def test_pairs_of_texts_are_tested_too_and_short_ones_have_no_order() -> None:
     model = wrap(tiny("bart"))
-    assert "alignment" in kinds(model, texts_of("bart"), sequences=2, progress=False).scores
-    short = kinds(model, [([5, 6, 7], [1, 2])], sequences=2, progress=False)
-    assert "5 tokens" in short.missing["alignment"]
+    for texts, measured in ((texts_of("bart"), True), ([([5, 6, 7], [1, 2])], False)):
+        tests = HeadTests(model, threshold_table(), progress=False)
+        measure_alignment(tests, read_inputs(model, texts))
+        assert [kind.kind for kind in tests.scores] == ["alignment"] * measured
+        assert ("alignment" in tests.missing) != measured
 
 
 def test_an_inspection_of_speech_has_kinds(examples: list[Any]) -> None:

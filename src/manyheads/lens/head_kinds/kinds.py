@@ -279,6 +279,8 @@ def kinds(
         reader = require_text_model(model)
         inputs = None if texts is None else read_inputs(model, texts)
         if inputs is not None and inputs.examples and model.reads_pairs:
+            if syntax is not None or coreference is not None:
+                raise InputError("sounds have no syntax", "omit syntax and coreference")
             steps = _tests_on_examples(tests, inputs, measured)
         elif not model.reads_token_ids or (inputs is not None and inputs.examples):
             raise InputError(

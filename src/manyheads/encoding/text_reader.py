@@ -178,10 +178,13 @@ def first_texts(tokenizer: Any, texts: list[Any], tokens: int) -> tuple[list[Any
     return texts, []
 
 
-def fit_texts(model: build.Model, texts: list[Any]) -> list[Any]:
-    """The texts, those in pieces that are longer than the model reads; pairs stay as they are."""
-    limit = resolve_max_length(require_text_model(model), None)
-    if limit is None:
+def fit_texts(model: build.Model, texts: list[Any], max_length: int | None = None) -> list[Any]:
+    """The texts, those in pieces that are longer than the model reads; pairs stay as they are.
+
+    With `max_length` pieces have at most so many tokens.
+    """
+    limit = resolve_max_length(require_text_model(model), max_length)
+    if limit is None or model.tokenizer is None:
         return texts
     size = max(1, limit - model.tokenizer.num_special_tokens_to_add(is_pair=False))
     pieces: list[Any] = []

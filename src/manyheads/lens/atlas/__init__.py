@@ -1,0 +1,1 @@
+"""Every head over a whole corpus: measures, distances, tokens, examples."""

@@ -66,8 +66,9 @@ FLOORS_OF_LENS = {
     "head_kinds/": 6,
     "diff/": 7,
     "inspection.py": 7,
-    "result_types.py": 8,
-    "__init__.py": 9,
+    "corpus/": 8,
+    "result_types.py": 9,
+    "__init__.py": 10,
 }
 
 CORE = {room for room, floor in FLOORS.items() if floor <= 4} | {"lens/", "train/", "__init__.py"}

@@ -46,6 +46,9 @@ from manyheads.lens.causal.patching import Patch, Patching, patch
 from manyheads.lens.causal.path_patching import patch_paths
 from manyheads.lens.causal.restoration import Restoration, restore
 from manyheads.lens.causal.shapley_values import Shapley, shapley
+from manyheads.lens.corpus.atlas import Atlas, HeadEntry, atlas
+from manyheads.lens.corpus.examples import Example
+from manyheads.lens.corpus.token_sums import TokenLift
 from manyheads.lens.diff.comparison import Comparison, Difference, Losses, compare
 from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdict, faithfulness
 from manyheads.lens.head_kinds.criteria import Label
@@ -89,6 +92,7 @@ __all__ = [
     "Activation",
     "ActivationFiles",
     "Address",
+    "Atlas",
     "Attribution",
     "Block",
     "ByHead",
@@ -106,8 +110,10 @@ __all__ = [
     "DirectLogits",
     "DuplicatePair",
     "FactoredMatrix",
+    "Example",
     "Faithfulness",
     "HeadAttribution",
+    "HeadEntry",
     "IOIHeads",
     "IOIPrompts",
     "Importance",
@@ -145,6 +151,7 @@ __all__ = [
     "SyntaxProbe",
     "TaskVerdict",
     "TokenAttribution",
+    "TokenLift",
     "TopActivation",
     "TopKeys",
     "ablate",
@@ -152,6 +159,7 @@ __all__ = [
     "ablate_in_order",
     "ablate_together",
     "activations",
+    "atlas",
     "attention_flow",
     "attention_rollout",
     "attribute",

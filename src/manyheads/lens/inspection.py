@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.formatting import UNKNOWN, listed, number, pluralise
+from manyheads.lens.causal.head_importance import HeadImportance
 from manyheads.lens.head_kinds import criteria, head_tests
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
@@ -21,7 +22,7 @@ from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
 from manyheads.lens.results.addresses import Address, HeadName, blocks_of
 from manyheads.lens.results.files import Metadata
 from manyheads.lens.results.measure_names import describe_measure, format_value
-from manyheads.lens.results.tables import MAX_ROWS, FloatsByHead, Tabular, caption_more
+from manyheads.lens.results.tables import MAX_ROWS, Tabular, caption_more
 from manyheads.models import build, vision
 
 
@@ -101,33 +102,6 @@ TABLE_MEASURES = (
     "output_share",
 )
 MAX_KINDS = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HeadImportance:
-    """How much worse a model gets without each head: positive where it needs the head.
-
-    By `metric`, `change` is the rise of the loss in nats per token or the drop in similarity of
-    text vectors; by `by`, each head was ablated, or its effect estimated from one backward pass.
-    """
-
-    change: FloatsByHead
-    errors: FloatsByHead
-    metric: Literal["loss", "similarity"]
-    by: Literal["ablation", "gradient"]
-    baseline: float | None
-    texts: int
-
-    @property
-    def measure(self) -> str:
-        """The key of the measure, as in the table of measures."""
-        return "loss_change" if self.metric == "loss" else "similarity_drop"
-
-    @property
-    def harmful(self) -> list[int]:
-        """Indices of heads without which the model is better by more than two standard errors."""
-        harmful = np.flatnonzero(-self.change > 2 * self.errors)
-        return sorted(harmful.tolist(), key=lambda index: self.change[index])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, repr=False)

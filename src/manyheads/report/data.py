@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -12,26 +12,23 @@ from jaxtyping import Float
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise, without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys, top_keys
-from manyheads.lens.causal.ablation import ablate
-from manyheads.lens.causal.gradient_importance import importance
+from manyheads.lens.causal.head_importance import (
+    HeadImportance,
+    ImportanceMethod,
+    measure_importance,
+)
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds
-from manyheads.lens.inputs.metrics import Similarity
-from manyheads.lens.inspection import HeadImportance, Inspection, inspect
+from manyheads.lens.inspection import Inspection, inspect
 from manyheads.lens.measure.measures import SINK_ABOVE
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
-from manyheads.lens.results.addresses import Address, blocks_of
+from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import MeasureInfo, describe_measure, sort_measures
 from manyheads.models import build, decoder, readout
 from manyheads.report.inputs import ReportInput, read_image_input, read_text_input
-from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 
-ImportanceMethod = Literal["auto", "ablation", "gradient", "none"]
 FloatsByHead = Float[np.ndarray, " h"]
 
-# Gradients replace ablation where ablating every head would take more multiplications; 1.1e12 took
-# 59 seconds of an aarch64 core.
-MAX_MULTIPLICATIONS = 1.5e12
 # A few texts are enough to compare patterns and outputs.
 REDUNDANCY_TEXTS = 8
 # Stored weights of all heads together, and keys per query.
@@ -155,7 +152,7 @@ def collect_report(
         # A page without kinds or duplicates would be misread as a model without any.
         raise KeyboardInterrupt
     on_progress("importance of each head")
-    importance, unknown_importance = _measure_importance(
+    importance, unknown_importance = measure_importance(
         model, texts, by, inspection.statistics.metadata["tokens"], progress
     )
     on_progress(f"attention patterns on {len(report_input)} tokens")
@@ -171,33 +168,6 @@ def collect_report(
         largest=top_keys(model, report_input.shown, top_k=keys),
         keys=keys,
     )
-
-
-def _measure_importance(
-    model: build.Model, texts: list[Any], by: ImportanceMethod, tokens: int, progress: bool
-) -> tuple[HeadImportance | None, str]:
-    """The importance of every head, or the reason why it cannot be known."""
-    if by == "none":
-        return None, "it was switched off"
-    if model.reads_images:
-        return None, "an image alone does not say what the right class is"
-    if model.readout is not None and not isinstance(model.config.readout, readout.LanguageHead):
-        return None, "a text alone does not say what the right class is"
-    inputs = prepare_inputs(model, texts)
-    method = _choose_method(model, by, tokens, inputs)
-    measure, name = (ablate, "change") if method == "ablation" else (importance, "predicted")
-    result = measure(
-        model, inputs.model_inputs, metric=inputs.metric, targets=inputs.targets, progress=progress
-    )
-    higher = isinstance(inputs.metric, Similarity)
-    return HeadImportance(
-        change=-result[name].means if higher else result[name].means,
-        errors=result[name].errors,
-        metric="similarity" if higher else "loss",
-        by=method,
-        baseline=result.metadata.get("baseline"),
-        texts=int(result.metadata.get("texts", 0)),
-    ), ""
 
 
 def report_json(report: ReportData) -> dict[str, Any]:
@@ -217,25 +187,6 @@ def report_json(report: ReportData) -> dict[str, Any]:
     method = {field: getattr(importance, field) for field in fields} if importance else None
     tables = {"kind": "report", "name": report.name, "statistics": report.statistics.metadata}
     return dict(without_nan(tables | {"importance": method, "rows": rows}))
-
-
-def _choose_method(
-    model: build.Model, by: ImportanceMethod, tokens: int, inputs: EvaluationInputs
-) -> Literal["ablation", "gradient"]:
-    if isinstance(inputs.metric, Similarity):
-        if by == "gradient":
-            raise InputError(
-                "gradients say nothing about a model of text vectors: its similarity to itself is "
-                "at its maximum, where all gradients are 0",
-                "use --by ablation",
-            )
-        return "ablation"
-    if by == "ablation" or by == "gradient":
-        return by
-    weights = sum(weight.numel() for weight in model.parameters())
-    heads = sum(block.heads for block in blocks_of(model))
-    # Ablating a head of the middle layer runs half of the layers again.
-    return "ablation" if heads / 2 * tokens * weights <= MAX_MULTIPLICATIONS else "gradient"
 
 
 # Gates are suggested where at least this fraction of the heads has a sink.

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 
 from manyheads.formatting import UNKNOWN, number, percent, pluralise
-from manyheads.lens.inspection import HeadImportance
+from manyheads.lens.causal.head_importance import HeadImportance
 from manyheads.lens.measure.measures import SINK_ABOVE
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import format_value

@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.automatic import native_models_only, require_native
 from manyheads.errors import ConfigError, InputError
-from manyheads.lens.inputs import cached_run, metrics
+from manyheads.lens.inputs import cached_run, evaluation_inputs, metrics
 from manyheads.lens.inputs.texts import batch_ranges, read_inputs
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.results.addresses import attention_at
@@ -22,7 +22,7 @@ from manyheads.models.build import Model, build, eval_mode
 from manyheads.models.layer import Branch
 from manyheads.parts.gates import ACTIVATIONS, Gate
 from manyheads.progress import Progress
-from manyheads.surgery import evaluation_inputs, rebuild
+from manyheads.surgery import rebuild
 from manyheads.surgery.finetune import loop, trainable
 from manyheads.taps import Site, Sublayer, Tap
 from manyheads.tokenizers import surrogates_refused

@@ -14,10 +14,10 @@ from manyheads.errors import InputError
 from manyheads.formatting import plain_table
 from manyheads.lens.causal.evaluate import Evaluation, Variant
 from manyheads.lens.inputs.cached_run import StackName
+from manyheads.lens.inputs.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges, read_inputs
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
-from manyheads.surgery.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.surgery.finetune.loop import recover
 from manyheads.surgery.pruning import ReplaceWith, prune, prune_layers, prune_neurons
 from manyheads.surgery.selection import l0_selection, layers, neurons, results

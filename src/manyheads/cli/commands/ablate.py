@@ -52,7 +52,7 @@ class Ablate:
     def run(self) -> int:
         """Print the heads by importance; 1 if the measurement was interrupted."""
         from manyheads.lens import ablate, ablate_greedily, importance
-        from manyheads.surgery.evaluation_inputs import prepare_inputs
+        from manyheads.lens.inputs.evaluation_inputs import prepare_inputs
 
         arguments.check_json(self.json)
         model = self.compute.open(self.model)

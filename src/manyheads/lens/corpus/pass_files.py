@@ -14,14 +14,14 @@ from safetensors.numpy import save
 from manyheads.atomic_write import atomic_write
 from manyheads.encoding.fingerprints import exact_fingerprint
 from manyheads.errors import InputError
-from manyheads.lens.atlas.examples import Example
+from manyheads.lens.corpus.examples import Example
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.results.addresses import Block
 from manyheads.models.build import Model
 from manyheads.taps import Sublayer
 
 if TYPE_CHECKING:
-    from manyheads.lens.atlas.corpus_pass import CorpusPass, PassSettings
+    from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings
 
 HEADER_KEY = "manyheads.atlas"
 # The parts of sums over one attention that are arrays.
@@ -74,7 +74,7 @@ def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSetti
 
 
 def restore_pass(file: Path, model: Model, settings: "PassSettings") -> "CorpusPass":
-    from manyheads.lens.atlas.corpus_pass import CorpusPass
+    from manyheads.lens.corpus.corpus_pass import CorpusPass
 
     try:
         with safe_open(file, framework="np") as opened:

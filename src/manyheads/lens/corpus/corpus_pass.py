@@ -22,8 +22,8 @@ from torch import Tensor
 
 from manyheads.encoding import text_reader
 from manyheads.errors import InputError
-from manyheads.lens.atlas import pass_files
-from manyheads.lens.atlas.corpus_watcher import CorpusSums, CorpusWatcher, ExampleSettings
+from manyheads.lens.corpus import pass_files
+from manyheads.lens.corpus.corpus_watcher import CorpusSums, CorpusWatcher, ExampleSettings
 from manyheads.lens.inputs.cached_run import run_until
 from manyheads.lens.inputs.texts import (
     Inputs,
@@ -49,6 +49,7 @@ from manyheads.taps import Patterns, Site
 # Texts that are read and cut into passages together.
 TEXTS_PER_CHUNK = 64
 SECONDS_BETWEEN_SAVES = 30.0
+FIRST_TEXTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,8 @@ class CorpusPass:
     # Of the texts so far.
     digest: str = ""
     complete: bool = False
+    # The first texts, for what is measured on a few.
+    first: list[Any] = field(default_factory=list)
     # The token ids of the passages that examples show, for each stack.
     pool: dict[int, dict[str, Int[np.ndarray, " n"]]] = field(default_factory=dict)
 
@@ -87,10 +90,7 @@ class CorpusPass:
     def forget_unused(self) -> None:
         """Keep only passages that some example shows."""
         used = {
-            text
-            for sums in self.sums.blocks.values()
-            for kept in sums.book.kept
-            for text in kept
+            text for sums in self.sums.blocks.values() for kept in sums.book.kept for text in kept
         }
         self.pool = {text: ids for text, ids in self.pool.items() if text in used}
 
@@ -169,7 +169,7 @@ class _Reader:
     batch_tokens: int | None
 
     def read(self, chunk: list[Any], bar: Progress) -> None:
-        inputs = read_inputs(self.model, self._pieces(chunk))
+        inputs = read_inputs(self.model, cut_texts(self.model, chunk, self.settings.max_length))
         sizes, first = inputs.sizes(self.model), self.done.passages
         announce_long_text(bar, sizes, first)
         limit = default_batch_tokens(self.model) if self.batch_tokens is None else self.batch_tokens
@@ -188,7 +188,9 @@ class _Reader:
             return text_reader.fit_texts(self.model, chunk, length)
         if any(isinstance(text, str | Mapping) for text in chunk):
             return chunk
-        return [text[start : start + length] for text in chunk for start in range(0, len(text), length)]
+        return [
+            text[start : start + length] for text in chunk for start in range(0, len(text), length)
+        ]
 
     def _run(self, inputs: ModelInputs, numbers: list[int]) -> None:
         ids = ids_by_stack(self.model, inputs)
@@ -205,6 +207,21 @@ class _Reader:
             }
 
 
+def cut_texts(model: build.Model, texts: list[Any], max_length: int | None) -> list[Any]:
+    """The texts, long ones in passages; pairs and images stay as they are."""
+    if model.reads_images or model.reads_pairs or max_length is None:
+        return texts
+    if all(isinstance(text, str) for text in texts):
+        return text_reader.fit_texts(model, texts, max_length)
+    if any(isinstance(text, str | Mapping) for text in texts):
+        return texts
+    return [
+        text[start : start + max_length]
+        for text in texts
+        for start in range(0, len(text), max_length)
+    ]
+
+
 def _chunks(texts: Any, done: CorpusPass, state: Path | None) -> Iterator[tuple[list[Any], str]]:
     """Chunks of texts that were not read yet, each with the hash of all texts up to its end."""
     if isinstance(texts, str):
@@ -217,12 +234,14 @@ def _chunks(texts: Any, done: CorpusPass, state: Path | None) -> Iterator[tuple[
         )
     rest, digest = iter(texts), sha256()
     for number, text in enumerate(islice(rest, done.texts), 1):
+        done.first += [text] if len(done.first) < FIRST_TEXTS else []
         digest.update(_bytes(text))
         if number == done.texts and digest.hexdigest() != done.digest:
             raise InputError(
                 f"the texts differ from those that {state} was made of", "delete it to start anew"
             )
     while chunk := list(islice(rest, TEXTS_PER_CHUNK)):
+        done.first += chunk[: FIRST_TEXTS - len(done.first)]
         for text in chunk:
             digest.update(_bytes(text))
         yield chunk, digest.hexdigest()

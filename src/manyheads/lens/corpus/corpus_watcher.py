@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.lens.atlas.examples import Example, ExampleBook
-from manyheads.lens.atlas.token_sums import TokenSums
 from manyheads.lens.attention_maps.patterns import pattern_rows
+from manyheads.lens.corpus.examples import Example, ExampleBook
+from manyheads.lens.corpus.token_sums import TokenSums
 from manyheads.lens.measure.score_tiles import ScoreReader, TiledScores
 from manyheads.lens.results.addresses import Block, heads_at
 from manyheads.models.stack import Stack
@@ -133,7 +133,9 @@ class CorpusWatcher:
         request = tiled.request
         if key_ids is not None:
             start, count = request.keys.starts[sequence], request.keys.each[sequence]
-            columns = torch.cat((seen.received, seen.equal[None], torch.ones_like(seen.equal)[None]))
+            columns = torch.cat(
+                (seen.received, seen.equal[None], torch.ones_like(seen.equal)[None])
+            )
             # The first key is left out.
             values = columns[:, 1:].T.double().cpu().numpy()
             sums.at.add(key_ids[start + 1 : start + count], values)

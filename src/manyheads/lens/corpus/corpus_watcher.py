@@ -180,8 +180,7 @@ class _Seen:
     """One attention on one text: by head, the weight at each range of distances, the weight that
     each key received, and the largest weight of each query on any key but the first.
 
-    `equal` is what each key would receive if every query looked at all of its keys but the first
-    alike.
+    `equal` is what each key would receive if every query looked at all of its keys alike.
     """
 
     earlier: Float[Tensor, "h bins"]
@@ -214,9 +213,7 @@ def _look(tiled: TiledScores, sequence: int, *, same: bool) -> _Seen | None:
         rows = range(start, min(length, start + step))
         weights, visible = pattern_rows(tiled, sequence, rows)
         received += weights.sum(1)
-        beyond = visible.clone()
-        beyond[:, 0] = False
-        equal += (beyond / beyond.sum(1, keepdim=True).clamp(min=1)).sum(0)
+        equal += (visible / visible.sum(1, keepdim=True).clamp(min=1)).sum(0)
         if count > 1:
             largest[:, rows.start : rows.stop] = weights[..., 1:].amax(-1)
         if same:

@@ -44,6 +44,8 @@ class HeadEntry:
     on before and after the query. `looks_at` are tokens that receive more than equal attention
     would give them, `looks_from` those at which its largest weight is above its mean, both as
     multiples. `activations` is the histogram of its largest weight in a passage, from 0 to 1.
+    `distance_variance` is that of the distance over all of its weight, `induction` its mean weight
+    on tokens after earlier copies of a query, weights below 0.01 left out, both as in HeadVis.
     `deciles` has examples of each tenth of the passages, 10 being the sharpest. The first token of
     a passage counts in distances only.
     """
@@ -55,6 +57,8 @@ class HeadEntry:
     looks_from: tuple[TokenLift, ...]
     activations: Int[np.ndarray, " linear"]
     mean_activation: float
+    distance_variance: float
+    induction: float
     sharpest: tuple[Example, ...]
     deciles: Mapping[int, tuple[Example, ...]]
     similar: tuple[tuple[Address, float], ...] = ()
@@ -249,6 +253,9 @@ def _entries(
     at, of_queries = sums.at.sums, sums.of_queries.sums
     passages = sums.book.histogram.sum(1)
     weight = sums.earlier.sum(1) + sums.later.sum(1)
+    queries, repeated = sums.counts
+    measured = inspection.statistics
+    distances = dict(measured["distance"].items()) if "distance" in measured else {}
     for head, address in enumerate(sums.block.addresses):
         share = 1 / weight[head] if weight[head] > 0 else 0.0
         yield HeadEntry(
@@ -272,6 +279,10 @@ def _entries(
             ),
             activations=sums.book.linear[head],
             mean_activation=float(sums.book.activation_sums[head] / max(1, passages[head])),
+            distance_variance=float(
+                sums.squares[head] / max(queries, 1) - distances.get(address, np.nan) ** 2
+            ),
+            induction=float(sums.copied[head] / repeated) if repeated else np.nan,
             sharpest=tuple(sums.book.sharpest(head)),
             deciles={
                 decile: tuple(examples)

@@ -20,6 +20,8 @@ from manyheads.taps import Patterns, Site, Sublayer
 CHUNK_WEIGHTS = 2**22
 # Distances 0, 1, 2 to 3, 4 to 7 and so on; the last one is open.
 DISTANCE_BINS = 24
+# HeadVis leaves out smaller weights when it adds up induction.
+LEAST_INDUCTION = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +47,23 @@ class HeadSums:
     weight that every head gave to it, then the weight that equal attention would have given, then
     how often it was a key. `of_queries` has for each token the sum of the largest weights of its
     queries, then their number. The first key and the first query of a text do not count in these.
+    `squares` is the weight times the square of its distance, `copied` the weight on tokens after
+    earlier copies of the query's token; `counts` are all queries, and those with such a copy.
     """
 
     block: Block
     book: ExampleBook
     earlier: Float[np.ndarray, "h bins"] = field(init=False)
     later: Float[np.ndarray, "h bins"] = field(init=False)
+    squares: Float[np.ndarray, " h"] = field(init=False)
+    copied: Float[np.ndarray, " h"] = field(init=False)
+    counts: Float[np.ndarray, "2"] = field(init=False)
     at: TokenSums = field(init=False)
     of_queries: TokenSums = field(init=False)
 
     def __post_init__(self) -> None:
         heads = self.block.heads
+        self.squares, self.copied, self.counts = np.zeros(heads), np.zeros(heads), np.zeros(2)
         self.earlier = np.zeros((heads, DISTANCE_BINS))
         self.later = np.zeros((heads, DISTANCE_BINS))
         self.at, self.of_queries = TokenSums(heads + 2), TokenSums(heads + 1)
@@ -102,13 +110,17 @@ class CorpusWatcher:
         key_ids = self._numbers(site.stack if same else "encoder", tiled.request.keys.each)
         query_ids = self._numbers(site.stack, tiled.request.queries.each)
         for sequence, text in enumerate(self._texts):
-            seen = _look(tiled, sequence, same=same)
+            start, count = tiled.request.keys.starts[sequence], tiled.request.keys.each[sequence]
+            ids = None if key_ids is None or not same else key_ids[start : start + count]
+            seen = _look(tiled, sequence, ids, same=same)
             if seen is None:
                 continue
             self._add_tokens(sums, tiled, sequence, seen, key_ids, query_ids)
             if same:
-                sums.earlier += seen.earlier.double().cpu().numpy()
-                sums.later += seen.later.double().cpu().numpy()
+                for part in ("earlier", "later", "squares", "copied"):
+                    added = getattr(seen, part).double().cpu().numpy()
+                    setattr(sums, part, getattr(sums, part) + added)
+                sums.counts += tiled.request.queries.each[sequence], seen.repeated
             activation, query = (part.cpu().numpy() for part in seen.activation())
             for head in np.flatnonzero(sums.book.wanted(text, activation)).tolist():
                 example = self._example(
@@ -185,6 +197,9 @@ class _Seen:
 
     earlier: Float[Tensor, "h bins"]
     later: Float[Tensor, "h bins"]
+    squares: Float[Tensor, " h"]
+    copied: Float[Tensor, " h"]
+    repeated: int
     received: Float[Tensor, "h s"]
     equal: Float[Tensor, " s"]
     largest: Float[Tensor, "h t"]
@@ -199,7 +214,9 @@ class _Seen:
         return largest, query + 1
 
 
-def _look(tiled: TiledScores, sequence: int, *, same: bool) -> _Seen | None:
+def _look(
+    tiled: TiledScores, sequence: int, ids: Int[np.ndarray, " s"] | None, *, same: bool
+) -> _Seen | None:
     """Look at all weights of a text, some queries at a time."""
     length, count = tiled.request.queries.each[sequence], tiled.request.keys.each[sequence]
     if not length or not count:
@@ -208,6 +225,8 @@ def _look(tiled: TiledScores, sequence: int, *, same: bool) -> _Seen | None:
     earlier = torch.zeros(heads, DISTANCE_BINS, device=device)
     later, received = earlier.clone(), torch.zeros(heads, count, device=device)
     equal, largest = torch.zeros(count, device=device), torch.zeros(heads, length, device=device)
+    squares, copied, repeated = torch.zeros_like(earlier[:, 0]), torch.zeros_like(earlier[:, 0]), 0
+    tokens = None if ids is None else torch.from_numpy(ids).to(device)
     step = max(1, CHUNK_WEIGHTS // (heads * count))
     for start in range(0, length, step):
         rows = range(start, min(length, start + step))
@@ -222,7 +241,15 @@ def _look(tiled: TiledScores, sequence: int, *, same: bool) -> _Seen | None:
             before, after = _by_distance(weights, position)
             earlier += before
             later += after
-    return _Seen(earlier, later, received, equal, largest)
+            away = (position[:, None] - torch.arange(count, device=device)).float()
+            squares += weights.flatten(1) @ away.square_().flatten()
+        if tokens is not None:
+            # The token after a copy is at most the query itself.
+            copies = (tokens[rows.start : rows.stop, None] == tokens).tril(rows.start - 1)
+            repeated += int(copies.any(1).sum())
+            after_copies = weights[..., 1:][:, copies[:, :-1]]
+            copied += after_copies.masked_fill(after_copies < LEAST_INDUCTION, 0.0).sum(1)
+    return _Seen(earlier, later, squares, copied, repeated, received, equal, largest)
 
 
 def _by_distance(

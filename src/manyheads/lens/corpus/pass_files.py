@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HEADER_KEY = "manyheads.atlas"
 # The parts of sums over one attention that are arrays.
-HEAD_SUMS = ("earlier", "later")
+HEAD_SUMS = ("earlier", "later", "squares", "copied", "counts")
 BOOK = ("histogram", "linear", "activation_sums")
 Arrays = dict[str, NDArray[Any]]
 

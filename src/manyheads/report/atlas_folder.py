@@ -1,0 +1,255 @@
+"""An atlas as a folder that opens from disk or from any web server: data in chunks, and the page.
+
+A browser reads no JSON from disk, but it runs scripts: each chunk is a script that calls
+`manyheads(kind, data)` with JSON. A head is read when it is opened, a passage when it is shown.
+
+- `atlas.js`: the model, the corpus, and every head with its measures and kinds
+- `heads/L3H1.js`: one head: distances, tokens, examples
+- `texts/0.js`, `texts/1.js` ...: the passages of examples, as indices into the tokens
+- `tokens.js`: the text of every token
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyheads.atomic_write import atomic_write, check_writable
+from manyheads.errors import InputError
+from manyheads.formatting import without_nan
+from manyheads.lens.corpus.atlas import Atlas, HeadEntry
+from manyheads.lens.corpus.examples import DECILES, Example
+from manyheads.lens.results.addresses import Address
+from manyheads.lens.results.measure_names import describe_measure, sort_measures
+
+FORMAT = 1
+# Weights are whole numbers of thousandths.
+WEIGHT_UNITS = 1000
+TEXTS_PER_CHUNK = 32
+# Variants of other measures, and single offsets.
+HIDDEN = ("previous_token_all_queries", "induction_score", "offset")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AtlasFiles:
+    """The content of the files: plain values that JSON can hold."""
+
+    index: dict[str, Any]
+    heads: Mapping[str, dict[str, Any]]
+    # The passages by number and stack, as indices into `tokens`.
+    texts: Mapping[int, Mapping[str, list[int]]]
+    tokens: list[str]
+
+
+def atlas_files(atlas: Atlas, *, name: str, corpus: str, made: str = "") -> AtlasFiles:
+    """The files of an atlas of the model `name` over the corpus of that name."""
+    place = {token: index for index, token in enumerate(atlas.tokens)}
+    return AtlasFiles(
+        index=_index(atlas, name, corpus, made),
+        heads={str(head): _entry(entry, place) for head, entry in atlas.entries.items()},
+        texts={
+            text: {stack: [place[token] for token in ids.tolist()] for stack, ids in stacks.items()}
+            for text, stacks in sorted(atlas.passages.items())
+        },
+        tokens=list(atlas.tokens.values()),
+    )
+
+
+def _index(atlas: Atlas, name: str, corpus: str, made: str) -> dict[str, Any]:
+    inspection = atlas.inspection
+    measured, importance = inspection.statistics, inspection.importance
+    columns = [
+        (column, measured[column].means, measured[column].errors)
+        for column in sort_measures(
+            column for column in measured.names if not column.startswith(HIDDEN)
+        )
+        if not np.isnan(measured[column].means).all()
+    ]
+    if importance is not None:
+        columns.insert(0, (importance.measure, importance.change, importance.errors))
+    places = standard_places([[*place] for place in atlas.positions.tolist()], project=False)
+    return {
+        "format": FORMAT,
+        "name": name,
+        "made": made,
+        "about": str(inspection.model),
+        "corpus": {"name": corpus}
+        | {key: atlas.metadata[key] for key in ("texts", "passages", "tokens", "max_length")},
+        "complete": atlas.complete,
+        "importance": None
+        if importance is None
+        else {"measure": importance.measure, "by": importance.by},
+        "measures": [
+            {
+                "name": column,
+                "label": about.label,
+                "title": about.title,
+                "unit": about.unit,
+                "about": about.about,
+            }
+            for column, about in ((column, describe_measure(column)) for column, _, _ in columns)
+        ],
+        "heads": [
+            _head(atlas, head, place)
+            | {
+                "values": _short(means[number] for _, means, _ in columns),
+                "errors": _short(errors[number] for _, _, errors in columns),
+            }
+            for number, (head, place) in enumerate(zip(atlas.addresses, places, strict=True))
+        ],
+    }
+
+
+def _head(atlas: Atlas, head: Address, place: list[float]) -> dict[str, Any]:
+    inspection = atlas.inspection
+    labels, kinds = inspection.labels(head), inspection.kinds
+    near = None if kinds is None else kinds.nearest.get(head)
+    entry = atlas.entries.get(head)
+    return {
+        "name": str(head),
+        **head.record(),
+        "kind": inspection.best_kind(head),
+        "group": labels[0].kind if labels else "mixed",
+        "kinds": [label.record() for label in labels],
+        "nearest": None if near is None else near.record(),
+        "why": labels[0].evidence if labels else "" if kinds is None else kinds.why_mixed(head),
+        "flags": inspection.flags()[head],
+        "place": place,
+        "similar": []
+        if entry is None
+        else [[str(other), similarity] for other, similarity in entry.similar],
+    }
+
+
+def _entry(entry: HeadEntry, place: Mapping[int, int]) -> dict[str, Any]:
+    examples = [_example(example, 0) for example in entry.sharpest]
+    examples += [
+        _example(example, decile)
+        for decile in range(DECILES, 0, -1)
+        for example in entry.deciles.get(decile, ())
+    ]
+    return {
+        "name": str(entry.address),
+        "earlier": _short(entry.earlier.tolist()),
+        "later": _short(entry.later.tolist()) if entry.later.any() else [],
+        "at": [[place[lift.token], lift.lift, lift.count] for lift in entry.looks_at],
+        "from": [[place[lift.token], lift.lift, lift.count] for lift in entry.looks_from],
+        "activations": entry.activations.tolist(),
+        "mean_activation": round(entry.mean_activation, 4),
+        "examples": examples,
+    }
+
+
+def _example(example: Example, decile: int) -> dict[str, Any]:
+    """The decile of one of the sharpest is 0."""
+    return {
+        "text": example.text,
+        "decile": decile,
+        "query": example.query,
+        "activation": round(example.activation, 4),
+        "start": example.rows.start,
+        "counts": example.counts.tolist(),
+        "keys": example.keys.tolist(),
+        "weights": np.rint(example.weights * WEIGHT_UNITS).astype(int).tolist(),
+    }
+
+
+def standard_places(rows: Sequence[Sequence[Any]], *, project: bool = True) -> list[list[float]]:
+    """Places on a map from 0 to 1: of rows of measures by their two main directions."""
+    values = np.array(
+        [[np.nan if value is None else value for value in row] for row in rows], dtype=float
+    )
+    if project:
+        values = values[:, np.isfinite(values).all(0)]
+        spread = values.std(0)
+        values = (values - values.mean(0))[:, spread > 0] / spread[spread > 0]
+        left, sizes, _ = np.linalg.svd(values, full_matrices=False)
+        values = np.pad((left * sizes)[:, :2], ((0, 0), (0, max(0, 2 - values.shape[1]))))
+    low, size = values.min(0), np.ptp(values, axis=0)
+    return ((values - low) / np.where(size > 0, size, 1)).round(4).tolist()
+
+
+def _short(values: Any) -> list[float | None]:
+    return list(without_nan([float(f"{value:.4g}") for value in values]))
+
+
+def write_atlas(files: AtlasFiles, folder: Path) -> int:
+    """Write all files, the page last, and return their size in bytes."""
+    size = 0
+    for path, kind, content in _chunks(files):
+        size += _write(folder / path, script(kind, content).encode("utf-8", errors="replace"))
+    from manyheads.report.atlas_page import render_atlas_page
+
+    return size + _write(folder / "index.html", render_atlas_page(files.index).encode("utf-8"))
+
+
+def check_atlas_folder(folder: Path) -> None:
+    """Raise an InputError for a folder that holds something else, before anything is computed."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file", "name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not is_atlas_folder(folder):
+        raise InputError(f"{folder} is not empty and holds no atlas", "name another folder")
+    check_writable(folder / "index.html")
+
+
+def is_atlas_folder(folder: Path) -> bool:
+    """Whether it holds an atlas, or the beginning of one."""
+    return any((folder / name).is_file() for name in ("atlas.js", STATE))
+
+
+# Beside the files of the page: how far the corpus has been read.
+STATE = "pass.safetensors"
+
+
+def _chunks(files: AtlasFiles) -> Iterator[tuple[str, str, Any]]:
+    """The path, kind and content of every file but the page."""
+    numbers = list(files.texts)
+    chunks = [numbers[at : at + TEXTS_PER_CHUNK] for at in range(0, len(numbers), TEXTS_PER_CHUNK)]
+    for chunk, texts in enumerate(chunks):
+        content = {"chunk": chunk, "texts": {text: files.texts[text] for text in texts}}
+        yield f"texts/{chunk}.js", "texts", content
+    yield "tokens.js", "tokens", files.tokens
+    for name, head in files.heads.items():
+        yield f"heads/{file_name(name)}", "head", head
+    # The page finds the chunk of a passage by the first number of each.
+    yield "atlas.js", "index", files.index | {"chunks": [texts[0] for texts in chunks]}
+
+
+def file_name(head: str) -> str:
+    """
+    >>> file_name("decoder L2H0 cross")
+    'decoder-L2H0-cross.js'
+    """
+    return head.replace(" ", "-") + ".js"
+
+
+def script(kind: str, content: Any) -> str:
+    """A chunk as a script: a call with a string of JSON, in which no markup can end."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return f'manyheads("{kind}",{text});\n'
+
+
+def read_chunk(file: Path) -> Any:
+    """The content of a chunk."""
+    try:
+        match = re.fullmatch(r'manyheads\("\w+",(.*)\);\n', file.read_text("utf-8"), re.DOTALL)
+        return json.loads(match[1]) if match else _not_a_chunk(file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read ({error})", "make the atlas anew") from None
+
+
+def _not_a_chunk(file: Path) -> Any:
+    raise InputError(f"{file} is not a part of an atlas", "make the atlas anew")
+
+
+def _write(file: Path, content: bytes) -> int:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(file) as beside:
+        beside.write_bytes(content)
+    return len(content)

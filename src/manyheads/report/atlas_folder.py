@@ -7,6 +7,9 @@ A browser reads no JSON from disk, but it runs scripts: each chunk is a script t
 - `heads/L3H1.js`: one head: distances, tokens, examples
 - `texts/0.js`, `texts/1.js` ...: the passages of examples, as indices into the tokens
 - `tokens.js`: the text of every token
+
+Several atlases, such as steps of a training run, share one `atlas.js`; the other files of each are
+in folders `0`, `1` ...
 """
 
 import json
@@ -30,6 +33,8 @@ FORMAT = 1
 # Weights are whole numbers of thousandths.
 WEIGHT_UNITS = 1000
 TEXTS_PER_CHUNK = 32
+# Of each head in the index.
+NAMED_TOKENS = 3
 # Variants of other measures, and single offsets.
 HIDDEN = ("previous_token_all_queries", "induction_score", "offset")
 
@@ -119,6 +124,11 @@ def _head(atlas: Atlas, head: Address, place: list[float]) -> dict[str, Any]:
         "why": labels[0].evidence if labels else "" if kinds is None else kinds.why_mixed(head),
         "flags": inspection.flags()[head],
         "place": place,
+        # Mixers without a pattern have measures and no file.
+        "file": entry is not None,
+        "looks_at": []
+        if entry is None
+        else [atlas.tokens[lift.token] for lift in entry.looks_at[:NAMED_TOKENS]],
         "similar": []
         if entry is None
         else [[str(other), similarity] for other, similarity in entry.similar],
@@ -177,14 +187,93 @@ def _short(values: Any) -> list[float | None]:
     return list(without_nan([float(f"{value:.4g}") for value in values]))
 
 
-def write_atlas(files: AtlasFiles, folder: Path) -> int:
-    """Write all files, the page last, and return their size in bytes."""
-    size = 0
-    for path, kind, content in _chunks(files):
-        size += _write(folder / path, script(kind, content).encode("utf-8", errors="replace"))
+def write_atlas(files: AtlasFiles | Sequence[AtlasFiles], folder: Path) -> int:
+    """Write all files, the page last, and return their size in bytes.
+
+    Several atlases, of steps of a training run or of several models, share one page. What an
+    earlier atlas left in the folder is removed.
+    """
     from manyheads.report.atlas_page import render_atlas_page
 
-    return size + _write(folder / "index.html", render_atlas_page(files.index).encode("utf-8"))
+    atlases = [files] if isinstance(files, AtlasFiles) else list(files)
+    folders = [""] if len(atlases) == 1 else [f"{number}/" for number in range(len(atlases))]
+    written = {}
+    indices = []
+    for atlas, inside in zip(atlases, folders, strict=True):
+        for path, kind, content in _chunks(atlas):
+            written[folder / inside / path] = _write(folder / inside / path, script(kind, content))
+        indices.append(atlas.index | {"folder": inside, "chunks": _first_texts(atlas)})
+    content = {"format": FORMAT, "atlases": _on_one_map(indices)}
+    page = folder / "index.html"
+    for file in _earlier_chunks(folder):
+        if file not in written:
+            file.unlink()
+    return (
+        sum(written.values())
+        + _write(folder / "atlas.js", script("index", content))
+        + _write(page, render_atlas_page(indices[0]))
+    )
+
+
+def read_atlas(folder: Path) -> list[AtlasFiles]:
+    """The atlases that a folder holds."""
+    index = read_chunk(folder / "atlas.js")
+    try:
+        if index["format"] != FORMAT:
+            raise InputError(
+                f"{folder} has the format {index['format']}, this version reads {FORMAT}",
+                "make the atlas anew",
+            )
+        return [_read_one(folder / atlas["folder"], atlas) for atlas in index["atlases"]]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{folder} is no atlas ({type(error).__name__}: {error})", "make the atlas anew"
+        ) from None
+
+
+def _read_one(folder: Path, index: dict[str, Any]) -> AtlasFiles:
+    own = {key: value for key, value in index.items() if key not in ("folder", "chunks")}
+    texts = {
+        int(text): stacks
+        for chunk in range(len(index["chunks"]))
+        for text, stacks in read_chunk(folder / f"texts/{chunk}.js")["texts"].items()
+    }
+    names = [head["name"] for head in own["heads"] if head["file"]]
+    return AtlasFiles(
+        index=own,
+        heads={name: read_chunk(folder / "heads" / file_name(name)) for name in names},
+        texts=texts,
+        tokens=read_chunk(folder / "tokens.js"),
+    )
+
+
+def _on_one_map(indices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Places for the heads of several atlases together, so that they can be compared."""
+    if len(indices) == 1:
+        return indices
+    names = [[measure["name"] for measure in index["measures"]] for index in indices]
+    shared = [name for name in names[0] if all(name in own for own in names)]
+    rows = [
+        [head["values"][own.index(name)] for name in shared]
+        for index, own in zip(indices, names, strict=True)
+        for head in index["heads"]
+    ]
+    places = iter(standard_places(rows))
+    return [
+        index | {"heads": [head | {"place": next(places)} for head in index["heads"]]}
+        for index in indices
+    ]
+
+
+def _earlier_chunks(folder: Path) -> list[Path]:
+    """The files that atlases put into a folder, but for those that every atlas has."""
+    kinds = ("heads/*.js", "texts/*.js", "tokens.js")
+    return [
+        file
+        for inside in ("", "[0-9]*/")
+        for kind in kinds
+        for file in sorted(folder.glob(inside + kind))
+    ]
 
 
 def check_atlas_folder(folder: Path) -> None:
@@ -206,17 +295,19 @@ STATE = "pass.safetensors"
 
 
 def _chunks(files: AtlasFiles) -> Iterator[tuple[str, str, Any]]:
-    """The path, kind and content of every file but the page."""
+    """The path, kind and content of the files of one atlas."""
     numbers = list(files.texts)
-    chunks = [numbers[at : at + TEXTS_PER_CHUNK] for at in range(0, len(numbers), TEXTS_PER_CHUNK)]
-    for chunk, texts in enumerate(chunks):
-        content = {"chunk": chunk, "texts": {text: files.texts[text] for text in texts}}
-        yield f"texts/{chunk}.js", "texts", content
+    for chunk, first in enumerate(range(0, len(numbers), TEXTS_PER_CHUNK)):
+        texts = {text: files.texts[text] for text in numbers[first : first + TEXTS_PER_CHUNK]}
+        yield f"texts/{chunk}.js", "texts", {"chunk": chunk, "texts": texts}
     yield "tokens.js", "tokens", files.tokens
     for name, head in files.heads.items():
         yield f"heads/{file_name(name)}", "head", head
-    # The page finds the chunk of a passage by the first number of each.
-    yield "atlas.js", "index", files.index | {"chunks": [texts[0] for texts in chunks]}
+
+
+def _first_texts(files: AtlasFiles) -> list[int]:
+    """The first passage of each chunk, by which the page finds the chunk of a passage."""
+    return list(files.texts)[::TEXTS_PER_CHUNK]
 
 
 def file_name(head: str) -> str:
@@ -248,8 +339,10 @@ def _not_a_chunk(file: Path) -> Any:
     raise InputError(f"{file} is not a part of an atlas", "make the atlas anew")
 
 
-def _write(file: Path, content: bytes) -> int:
+def _write(file: Path, content: str) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
+    # A token may be half of a letter, which UTF-8 does not have.
+    encoded = content.encode("utf-8", errors="replace")
     with atomic_write(file) as beside:
-        beside.write_bytes(content)
-    return len(content)
+        beside.write_bytes(encoded)
+    return len(encoded)

@@ -20,7 +20,13 @@ from manyheads.lens.corpus.atlas import Atlas, HeadEntry
 from manyheads.lens.corpus.corpus_watcher import DISTANCE_BINS
 from manyheads.lens.corpus.examples import DECILES, Example
 from manyheads.lens.results.addresses import Address
-from manyheads.report.atlas_folder import FORMAT, WEIGHT_UNITS, AtlasFiles, standard_places
+from manyheads.report.atlas_folder import (
+    FORMAT,
+    NAMED_TOKENS,
+    WEIGHT_UNITS,
+    AtlasFiles,
+    standard_places,
+)
 from manyheads.taps import Sublayer
 
 METRICS = {
@@ -210,6 +216,7 @@ def _as_atlas(folder: Path, config: dict[str, Any], rows: list[Any]) -> AtlasFil
     entries = {}
     for row in rows:
         name = f"L{int(row['layer'])}H{int(row['head'])}"
+        entry = _read(folder / "heads" / f"{name}.json", dict)
         heads.append(
             {
                 "name": name,
@@ -226,9 +233,11 @@ def _as_atlas(folder: Path, config: dict[str, Any], rows: list[Any]) -> AtlasFil
                 "values": [row.get(metric) for metric in metrics],
                 "errors": [None] * len(metrics),
                 "similar": [],
+                "file": True,
+                "looks_at": [str(top["token"]) for top in entry["top_key_tokens"][:NAMED_TOKENS]],
             }
         )
-        entries[name] = _entry(_read(folder / "heads" / f"{name}.json", dict), name, texts, words)
+        entries[name] = _entry(entry, name, texts, words)
     places = standard_places([head["values"] for head in heads])
     index = {
         "format": FORMAT,
@@ -253,6 +262,7 @@ def _as_atlas(folder: Path, config: dict[str, Any], rows: list[Any]) -> AtlasFil
         "heads": [head | {"place": place} for head, place in zip(heads, places, strict=True)],
         "importance": None,
     }
+    texts = dict(sorted(texts.items()))
     return AtlasFiles(index=index, heads=entries, texts=texts, tokens=list(words))
 
 

@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -22,7 +22,7 @@ from manyheads.report import sections
 from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
 
 # Scripts shared with the studio, and the report's own.
-SHARED_SCRIPTS = ("color.js", "format.js")
+SHARED_SCRIPTS = ("color.js", "format.js", "scale.js")
 SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
 # The largest weights of a query are kept up to this sum.
 KEPT_WEIGHT = 0.98
@@ -35,20 +35,16 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
     page's content security policy runs nothing else and sends no request.
     """
     measures = report.measures()
-    # The studio imports the shared scripts as modules.
-    shared = [_read_part(name, "pictures") for name in SHARED_SCRIPTS]
-    shared = [re.sub(r"^export ", "", script, flags=re.MULTILINE) for script in shared]
-    script = '"use strict";\n' + "\n".join([*shared, *map(_read_part, SCRIPTS)])
-    digest = b64encode(sha256(script.encode("utf-8")).digest()).decode("ascii")
+    script = join_scripts(SHARED_SCRIPTS, SCRIPTS)
     head, body = sections.head_table(report, measures)
     suggestions = suggest_commands(report, model_path=model_path, text_file=text_file)
     values = {
         "policy": "default-src 'none'; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
+        f"script-src {content_hash(script)}; img-src data:; base-uri 'none'; form-action 'none'",
         "name": escape(report.name),
         "made": escape(made),
         "input": "text" if report.input.image is None else "image",
-        "style": _read_part("theme.css", "pictures") + _read_part("style.css"),
+        "style": read_part("theme.css", "pictures") + read_part("style.css"),
         "overview": sections.overview(report),
         "about": sections.about_model(report),
         "importance": sections.importance(report),
@@ -61,8 +57,28 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
         "data": _json(_data(report, measures)),
         "script": script,
     }
-    # All at once, so that no value is searched for placeholders.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _read_part("page.html"))
+    return fill_page(read_part("page.html"), values)
+
+
+def join_scripts(shared: Sequence[str], own: Sequence[str], folder: str = "page") -> str:
+    """One script of modules: those that the studio imports too, and the page's own.
+
+    In a block, a name that two modules share is a syntax error.
+    """
+    parts = [read_part(name, "pictures") for name in shared]
+    parts += [read_part(name, folder=folder) for name in own]
+    modules = re.compile(r"^(export |import [^;]*;\n)", re.MULTILINE)
+    return '"use strict";\n{\n' + "\n".join(modules.sub("", part) for part in parts) + "}\n"
+
+
+def content_hash(content: str) -> str:
+    """What a content security policy calls a script or a style that may be in the page."""
+    return f"'sha256-{b64encode(sha256(content.encode('utf-8')).digest()).decode('ascii')}'"
+
+
+def fill_page(page: str, values: Mapping[str, str]) -> str:
+    """Fill in all placeholders at once, so that no value is searched for them."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)
 
 
 def check_report_path(path: Path) -> None:
@@ -168,5 +184,5 @@ def _json(data: Mapping[str, Any]) -> str:
     return text
 
 
-def _read_part(name: str, room: str = "report") -> str:
-    return files("manyheads").joinpath(room, "page", name).read_text("utf-8")
+def read_part(name: str, room: str = "report", folder: str = "page") -> str:
+    return files("manyheads").joinpath(room, folder, name).read_text("utf-8")

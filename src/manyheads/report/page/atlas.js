@@ -40,7 +40,7 @@ function moveFocus(event, index) {
 
 function colorAtlas() {
   const measure = data.measures[Number(coloring)];
-  const scale = measure ? scaleOf(measure) : null;
+  const scale = measure ? scaleOf(measure.values, measure.unit) : null;
   cells.forEach((cell, index) => {
     const head = data.heads[index];
     const [canvas, label] = cell.children;
@@ -59,19 +59,6 @@ function colorAtlas() {
     if (coloring === "pattern") patternOf(index).then((pattern) => drawPattern(canvas, pattern, Math.min(LENGTH, 72)));
   });
   drawLegend(measure, scale);
-}
-
-// From values to colors: diverging, by the square root, where some values are negative.
-function scaleOf(measure) {
-  const known = measure.values.filter((value) => value !== null);
-  const low = Math.min(...known), high = Math.max(...known);
-  if (low < 0 && high > 0) {
-    const most = Math.max(-low, high);
-    return { low: -most, high: most, color: (value) => diverging(Math.sign(value) * Math.sqrt(Math.abs(value) / most)) };
-  }
-  const fraction = measure.unit === "percent";
-  const bottom = fraction ? 0 : low, top = fraction ? Math.max(high, 0.1) : high;
-  return { low: bottom, high: top, color: (value) => sequential(top > bottom ? (value - bottom) / (top - bottom) : 0) };
 }
 
 // A soft hyphen in long names.

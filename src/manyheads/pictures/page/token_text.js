@@ -9,6 +9,8 @@ const BYTES = /(?:<0x[0-9A-F]{2}>)+/g;
 const MARK = /^\p{M}/u;
 // Characters that are invisible where they stand alone.
 const INVISIBLE = /^[\s\p{C}\p{M}\u2800\u3164\u115f\u1160]*$/u;
+// Characters that draw nothing, or change the order of those around them.
+const CONTROLS = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu;
 // What may join with its neighbors to one letter.
 const JOINS = /[\p{M}\p{Cf}\p{Emoji_Modifier}\p{RI}\u1100-\u11ff]/u;
 const GRAPHEMES = new Intl.Segmenter("en", { granularity: "grapheme" });
@@ -17,7 +19,7 @@ export function visibleToken(token) {
   if (token === "") return "∅";
   const text = token.replace(BYTES, (bytes) => `‹${bytes.match(/[0-9A-F]{2}/g).join(" ")}›`);
   if (INVISIBLE.test(text)) return [...text].map(named).join("");
-  const bare = text.replaceAll("\n", "↵").replaceAll("\r", "␍").replaceAll("\t", "⇥");
+  const bare = text.replace(CONTROLS, named);
   // A mark needs something to stand on.
   return MARK.test(bare) ? `◌${bare}` : bare;
 }
@@ -25,6 +27,11 @@ export function visibleToken(token) {
 function named(letter) {
   if (letter in NAMES) return NAMES[letter];
   return MARK.test(letter) ? `◌${letter}` : `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+}
+
+// The same in a list, where spaces at its ends could not be seen.
+export function listedToken(token) {
+  return visibleToken(token).replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length));
 }
 
 export function shorten(text, most = 18) {

@@ -1,0 +1,48 @@
+// A small grid of all heads: layers down, heads across. Arrow keys move in it.
+
+import { inkOn } from "./color.js";
+import { h } from "./dom.js";
+import { addressOf } from "./address.js";
+import { atlasNow, background, coloring, filteredHeads } from "./state.js";
+
+export function drawNavigator(place, current) {
+  const { heads } = atlasNow();
+  const blocks = Map.groupBy(heads, (head) => [head.stack, head.sublayer].filter((word) => word !== "main" && word !== "attention").join(" "));
+  const [colors, passing] = [coloring(), new Set(filteredHeads())];
+  const entry = current ?? heads.find((head) => passing.has(head)) ?? heads[0];
+  place.replaceChildren(...[...blocks].flatMap(([name, members]) => [
+    name ? h("h3", {}, name) : null,
+    grid(members, (head) => cell(head, colors, passing.has(head), head === current, head === entry)),
+  ]).filter(Boolean));
+}
+
+function grid(heads, draw) {
+  const [wide, tall] = [Math.max(...heads.map((head) => head.head)) + 1, Math.max(...heads.map((head) => head.layer)) + 1];
+  const items = [h("span", {})];
+  for (let head = 0; head < wide; head += 1) items.push(h("span", { class: "axis", "aria-hidden": "true" }, head % Math.ceil(wide / 10) ? "" : `${head}`));
+  for (let layer = 0; layer < tall; layer += 1) {
+    items.push(h("span", { class: "axis", "aria-hidden": "true", vars: { "grid-row": layer + 2 } }, layer % Math.ceil(tall / 40) ? "" : `L${layer}`));
+  }
+  return h("div", { class: "grid", role: "group", "aria-label": "All heads: layers down, heads across", vars: { "--heads": wide }, on: { keydown: move } }, items, heads.map(draw));
+}
+
+function cell(head, colors, passes, here, entry) {
+  const color = colors.of(head);
+  const label = `${head.name}${head.kind ? `, ${head.kind}` : ""}`;
+  return h("a", {
+    href: addressOf(head), "aria-label": label, title: label, "aria-current": here ? "page" : null, tabindex: entry ? 0 : -1, class: passes ? "cell" : "cell out",
+    "data-layer": head.layer, "data-head": head.head,
+    vars: { "grid-row": head.layer + 2, "grid-column": head.head + 2, background: background(color), color: color ? inkOn(color) : "" },
+  });
+}
+
+function move(event) {
+  const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const { layer, head } = event.target.dataset;
+  if (!by || layer === undefined) return;
+  event.preventDefault();
+  const next = event.currentTarget.querySelector(`[data-layer="${Number(layer) + by[0]}"][data-head="${Number(head) + by[1]}"]`);
+  if (!next) return;
+  for (const link of event.currentTarget.querySelectorAll(".cell")) link.tabIndex = link === next ? 0 : -1;
+  next.focus();
+}

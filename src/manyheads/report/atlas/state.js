@@ -1,0 +1,85 @@
+// Which atlas is open, which heads pass the filter, and what colors them.
+
+import { css, kindColor } from "./color.js";
+import { scaleOf } from "./scale.js";
+
+export const MAP = "map";
+export const KIND = "kind";
+const MIXED = "mixed";
+
+export const state = {
+  atlases: [], at: 0, across: MAP, up: MAP, color: KIND, kinds: new Set(), layers: [0, 0], most: 0, words: "", sort: "name", down: false,
+};
+
+let groups = [];
+
+export function begin(atlases) {
+  state.atlases = atlases;
+  const heads = atlases.flatMap((atlas) => atlas.heads);
+  groups = [...new Set(heads.map((head) => head.group))].filter((group) => group && group !== MIXED).sort();
+  state.layers = [0, Math.max(...heads.map((head) => head.layer))];
+  state.most = Math.max(...atlases.map((atlas) => atlas.heads.length));
+}
+
+export function atlasNow() {
+  return state.atlases[state.at];
+}
+
+// Kinds in the order of the legend, those of heads without any last.
+export function kindGroups() {
+  const mixed = state.atlases.some((atlas) => atlas.heads.some((head) => head.group === MIXED));
+  return mixed ? [...groups, MIXED] : groups;
+}
+
+export function colorOfKind(group) {
+  return groups.includes(group) ? kindColor(groups.indexOf(group)) : null;
+}
+
+export function measureNamed(name, atlas = atlasNow()) {
+  return atlas.measures.find((measure) => measure.name === name);
+}
+
+export function valueOf(head, name, atlas = atlasNow()) {
+  return head.values[atlas.measures.findIndex((measure) => measure.name === name)] ?? null;
+}
+
+// All values of a measure, of all atlases, so that its colors and its axis stay while the slider moves.
+export function valuesOf(name) {
+  return state.atlases.flatMap((atlas) => atlas.heads.map((head) => valueOf(head, name, atlas))).filter((value) => value !== null);
+}
+
+// A function from a head to its color, as numbers; null without a value.
+export function coloring() {
+  const measure = measureNamed(state.color);
+  if (!measure) return { of: (head) => colorOfKind(head.group) };
+  const scale = scaleOf(valuesOf(measure.name), measure.unit);
+  const of = (head) => {
+    const value = valueOf(head, measure.name);
+    return value === null ? null : scale.color(value);
+  };
+  return { of, scale, measure };
+}
+
+// By worth, the most valuable first; empty if it was not measured.
+function byWorth() {
+  const { heads, importance } = atlasNow();
+  if (!importance) return [];
+  const worth = new Map(heads.map((head) => [head, valueOf(head, importance.measure) ?? -Infinity]));
+  return [...heads].sort((one, other) => worth.get(other) - worth.get(one));
+}
+
+export function filteredHeads() {
+  const [low, high] = state.layers;
+  const worthy = new Set(byWorth().slice(0, state.most));
+  const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
+  return atlasNow().heads.filter((head) => {
+    if (state.kinds.size && !state.kinds.has(head.group)) return false;
+    if (head.layer < low || head.layer > high || (worthy.size && !worthy.has(head))) return false;
+    const text = [head.name, head.kind, ...head.kinds.map((kind) => kind.name), ...head.flags, ...(head.looks_at ?? [])].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+}
+
+export function background(color) {
+  return color ? css(color) : "";
+}

@@ -1,0 +1,34 @@
+"""The page of an atlas: finder, heads and their examples, read from the files beside it."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from manyheads.report.page import content_hash, fill_page, join_scripts, read_part
+
+SHARED_SCRIPTS = ("dom.js", "color.js", "format.js", "scale.js", "token_text.js", "theme.js")
+SCRIPTS = (
+    *("chunks.js", "state.js", "address.js", "navigator.js"),
+    *("finder.js", "example.js", "head.js", "main.js"),
+)
+
+
+def render_atlas_page(index: Mapping[str, Any]) -> str:
+    """The page for an atlas with that index.
+
+    Its own script and styles may run, and scripts of the same folder, from disk or from a server;
+    a browser that follows the page's content security policy runs and requests nothing else.
+    """
+    script = join_scripts(SHARED_SCRIPTS, SCRIPTS, "atlas")
+    style = read_part("theme.css", "pictures") + read_part("style.css", folder="atlas")
+    policy = (
+        f"default-src 'none'; style-src {content_hash(style)}; "
+        f"script-src {content_hash(script)} 'self' file:; base-uri 'none'; form-action 'none'"
+    )
+    values = {
+        "policy": policy,
+        "name": escape(str(index["name"])),
+        "style": style,
+        "script": script,
+    }
+    return fill_page(read_part("page.html", folder="atlas"), values)

@@ -1,11 +1,23 @@
 """A small model and the data of its report, made once."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
+
+from manyheads import lens
 from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
+from manyheads.lens.causal.head_importance import HeadImportance
+from manyheads.lens.corpus.atlas import Atlas
+from manyheads.lens.head_kinds.criteria import Label
+from manyheads.lens.head_kinds.kinds import Kinds
+from manyheads.lens.measure.statistics import Statistics
+from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import build
 from manyheads.report.data import ReportData, collect_report
 
@@ -32,6 +44,51 @@ def report() -> ReportData:
         pattern_tokens=64,
         progress=False,
     )
+
+
+def _kinds(*_: Any, measured: Statistics, **__: Any) -> Kinds:
+    """Each first head is an induction head, each second one nearly a sink."""
+    induction = Label(
+        kind="induction",
+        score=0.8,
+        threshold=0.4,
+        evidence="looks after <b>copies</b>",
+        interval=(0.7, 0.9),
+        samples=64,
+        unit="sequences",
+        draws=(5, 5),
+    )
+    sink = Label(kind="sink", score=0.2, threshold=0.3, evidence="puts 20% on the first token")
+    heads = measured.addresses
+    scores = {"induction": np.full(len(heads), 0.8)}
+    return Kinds(
+        labels={head: () if head.head.head else (induction,) for head in heads},
+        scores=ByHead(kind="kinds", blocks=measured.blocks, means=scores),
+        nearest={head: sink for head in heads if head.head.head},
+    )
+
+
+@contextmanager
+def quick_kinds() -> Iterator[None]:
+    """Atlases whose kinds are made up: to measure them takes most of the time."""
+    with patch("manyheads.lens.corpus.atlas.kinds", _kinds):
+        yield
+
+
+@cache
+def atlas() -> Atlas:
+    texts = [EVIL + WORDS, *(WORDS * count for count in range(1, 8))]
+    with quick_kinds():
+        result = lens.atlas(decoder(), texts, max_length=48, by="none", progress=False)
+    worth = HeadImportance(
+        change=np.array([0.3, -0.1, 0.02, 0.5]),
+        errors=np.full(4, 0.01),
+        metric="loss",
+        by="gradient",
+        baseline=2.0,
+        texts=8,
+    )
+    return replace(result, inspection=replace(result.inspection, importance=worth))
 
 
 def with_importance(**changes: Any) -> ReportData:

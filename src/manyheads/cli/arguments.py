@@ -50,6 +50,7 @@ LineFiles = Annotated[Paths, repeatable("TEXTFILE")]
 ManyIds = Annotated[Strings, repeatable('"1 2 3"')]
 FOLDER_HELP = "For a vision model: a folder of images; for a classifier, one folder per class."
 ImageFolder = Annotated[Path | None, metavar("FOLDER", help=FOLDER_HELP)]
+OptionalFolder = Annotated[Path | None, metavar("FOLDER", "(none)")]
 JsonFile = Annotated[Path | None, metavar("OUT")]
 RESULT_HELP = "A JSON file to save everything to, for manyheads.lens to read; - prints it instead."
 ResultFile = Annotated[Path | None, metavar("OUT", help=RESULT_HELP)]

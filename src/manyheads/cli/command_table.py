@@ -27,6 +27,7 @@ from manyheads.cli.commands import (
 )
 from manyheads.cli.commands.attribute import Attribute
 from manyheads.cli.commands.experiments import shape, study
+from manyheads.cli.commands.pages.atlas import AtlasCommand
 from manyheads.cli.commands.tasks import answer, extract, index, search
 from manyheads.cli.commands.tasks.filter import FilterCommand
 
@@ -43,6 +44,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "explain": explain.Explain,
     "report": report.Report,
     "studio": studio.Studio,
+    "atlas": AtlasCommand,
     "inspect": inspect.Inspect,
     "ablate": ablate.Ablate,
     "attribute": Attribute,

@@ -1,9 +1,12 @@
 """What the commands read: files, lines, pairs, token ids, texts with labels, and images."""
 
+import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,6 +73,52 @@ def read_texts(*files: Path) -> list[str]:
         parts = parts if len(parts) > 1 else text.split("\n")
         texts += [part.strip("\n") for part in parts if part.strip()]
     return texts
+
+
+def stream_texts(
+    paths: Sequence[Path], text_column: str = "text", *, max_characters: int
+) -> Iterator[str]:
+    """The texts of files of any size, those of `read_texts` one at a time, and of rows.
+
+    A text of more than `max_characters` comes in several.
+    """
+    from manyheads.data.sources.files import find_files, suffix_of
+    from manyheads.data.sources.rows import ROW_FORMATS
+    from manyheads.data.sources.texts import KNOWN
+
+    def texts_of(file: Path) -> Iterator[str]:
+        if suffix_of(file) in ROW_FORMATS:
+            for row in ROW_FORMATS[suffix_of(file)](file):
+                text = row.text(text_column)
+                for start in range(0, len(text), max_characters):
+                    yield text[start : start + max_characters]
+            return
+        runs = groupby(_lines(file, max_characters), lambda line: bool(line.strip()))
+        paragraphs = len(list(islice((filled for filled, _ in runs if filled), 2))) > 1
+        text = ""
+        for line in _lines(file, max_characters):
+            if paragraphs and line.strip() and len(text) + len(line) <= max_characters:
+                text += line
+                continue
+            yield text
+            text = line if line.strip() else ""
+        yield text
+
+    files = find_files(paths, KNOWN)
+    texts = (text.strip("\n") for file in files for text in texts_of(file))
+    return (text for text in texts if text.strip())
+
+
+def _lines(file: Path, max_characters: int) -> Iterator[str]:
+    """The lines of a file, long ones in pieces."""
+    from manyheads.data.sources.files import open_file
+
+    with open_file(file) as opened:
+        lines = io.TextIOWrapper(opened, encoding="utf-8")
+        try:
+            yield from iter(partial(lines.readline, max_characters), "")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file} is not UTF-8: {error.reason}", "convert it first") from None
 
 
 def split_pairs(texts: list[str]) -> list[tuple[str, str]]:

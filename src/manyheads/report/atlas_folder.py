@@ -211,8 +211,13 @@ def write_atlas(files: AtlasFiles | Sequence[AtlasFiles], folder: Path) -> int:
     return (
         sum(written.values())
         + _write(folder / "atlas.js", script("index", content))
-        + _write(page, render_atlas_page(indices[0]))
+        + _write(page, render_atlas_page(_title(indices)))
     )
+
+
+def _title(indices: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(str(index["name"]) for index in indices))
+    return " and ".join(names) if len(names) < 3 else f"{names[0]} to {names[-1]}"
 
 
 def read_atlas(folder: Path) -> list[AtlasFiles]:

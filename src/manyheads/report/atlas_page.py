@@ -1,8 +1,6 @@
 """The page of an atlas: finder, heads and their examples, read from the files beside it."""
 
-from collections.abc import Mapping
 from html import escape
-from typing import Any
 
 from manyheads.report.page import content_hash, fill_page, join_scripts, read_part
 
@@ -13,8 +11,8 @@ SCRIPTS = (
 )
 
 
-def render_atlas_page(index: Mapping[str, Any]) -> str:
-    """The page for an atlas with that index.
+def render_atlas_page(name: str) -> str:
+    """The page of the atlas of a model with that name.
 
     Its own script and styles may run, and scripts of the same folder, from disk or from a server;
     a browser that follows the page's content security policy runs and requests nothing else.
@@ -27,7 +25,7 @@ def render_atlas_page(index: Mapping[str, Any]) -> str:
     )
     values = {
         "policy": policy,
-        "name": escape(str(index["name"])),
+        "name": escape(name),
         "style": style,
         "script": script,
     }

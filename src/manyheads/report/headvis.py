@@ -242,7 +242,7 @@ def _as_atlas(folder: Path, config: dict[str, Any], rows: list[Any]) -> AtlasFil
     index = {
         "format": FORMAT,
         "name": str(config.get("model_name", folder.name)),
-        "about": "Made by HeadVis.",
+        "about": "Read from files of HeadVis.",
         "corpus": {
             "name": str(config.get("dataset_name", "")),
             "passages": config.get("pipeline_config", {}).get("n_sequences"),

@@ -35,7 +35,7 @@ function excerpt(rows, length, own) {
 export function exampleElement(example, words, keyWords = null) {
   const rows = rowsOf(example);
   const last = Math.max(...rows.keys(), ...example.keys, 0) + 1;
-  const queries = words ?? Array.from({ length: last }, (_, index) => `${index} `);
+  const queries = words ?? Array.from({ length: last }, (_, index) => `${index}`);
   const keys = keyWords ?? queries;
   const said = h("p", { class: "said", "aria-live": "polite" });
   const texts = [text(queries, "queries", rows)];
@@ -46,7 +46,9 @@ export function exampleElement(example, words, keyWords = null) {
     const letters = tokens.join("");
     const rightToLeft = [...letters.matchAll(new RegExp(RIGHT_TO_LEFT, "g"))].length > letters.length / 3;
     const label = role === "queries" ? `Passage ${example.text}. Arrow keys choose the query.` : "What it reads";
-    const attributes = { class: "passage", dir: rightToLeft ? "rtl" : "ltr", role: "group", "aria-label": label, tabindex: shown ? 0 : null };
+    // Words of some tokenizers carry no space.
+    const apart = tokens.filter((token) => token.startsWith(" ")).length < tokens.length / 20;
+    const attributes = { class: apart ? "passage apart" : "passage", dir: rightToLeft ? "rtl" : "ltr", role: "group", "aria-label": label, tabindex: shown ? 0 : null };
     const element = h("div", attributes);
     fill(element, tokens, shown, excerpt(rows, tokens.length, role === "queries"));
     if (!shown) return element;

@@ -36,7 +36,7 @@ export function buildFinder(place, changed) {
   parts.scale = h("div", { class: "scale quiet" });
   parts.about = h("p", { class: "quiet" });
   parts.plot = s("svg", { "aria-hidden": "true", on: { pointermove: hover, pointerleave: () => mark(null), click: openNearest } });
-  parts.at = h("p", { class: "at quiet" });
+  parts.at = h("p", { class: "pointed quiet" });
   parts.count = h("p", { class: "quiet" });
   parts.table = h("table", { id: "heads" });
   place.append(
@@ -188,7 +188,7 @@ function columns() {
 
 function drawTable() {
   const colors = coloring();
-  const titles = [["name", "Head"], ["kind", "Kind"], ["looks_at", "Looks most at"], ...columns().map((name) => [name, measureNamed(name).title])];
+  const titles = [["name", "Head"], ...(kindGroups().length ? [["kind", "Kind"]] : []), ["looks_at", "Looks most at"], ...columns().map((name) => [name, measureNamed(name).title])];
   const rank = (head) => (state.sort === "name" ? atlasNow().heads.indexOf(head) : ["kind", "looks_at"].includes(state.sort) ? String(head[state.sort] ?? "") : valueOf(head, state.sort));
   const rows = drawn.map((head) => [rank(head), head]).sort(([one], [other]) => {
     if (one === null || other === null) return (one === null) - (other === null);
@@ -206,7 +206,7 @@ function drawTable() {
     const color = colors.of(head);
     return h("tr", {},
       h("th", { scope: "row" }, h("a", { href: addressOf(head) }, head.name)),
-      h("td", {}, h("span", { class: "chip", vars: { background: background(state.color === KIND ? color : colorOfKind(head.group)), color: state.color === KIND && color ? inkOn(color) : "" } }, head.kind), head.nearest ? h("small", { class: "quiet" }, ` near ${head.nearest.name}`) : null),
+      kindGroups().length === 0 ? null : h("td", {}, h("span", { class: "chip", vars: { background: background(state.color === KIND ? color : colorOfKind(head.group)), color: state.color === KIND && color ? inkOn(color) : "" } }, head.kind), head.nearest ? h("small", { class: "quiet" }, ` near ${head.nearest.name}`) : null),
       h("td", { class: "words" }, (head.looks_at ?? []).map((token) => h("bdi", { class: "word" }, listedToken(token)))),
       columns().map((name) => h("td", { class: "number" }, formatted(valueOf(head, name), measureNamed(name).unit))));
   };

@@ -51,17 +51,17 @@ function kinds(head) {
     return h("li", {}, h("b", {}, kind.name), ` ${decimal(kind.score)}${range}, at least ${decimal(kind.threshold)} needed; ${kind.sample}. `, h("span", { class: "quiet" }, kind.evidence));
   };
   if (head.kinds.length) return h("ul", { class: "evidence", "aria-label": "Kinds" }, head.kinds.map(row));
-  const near = head.nearest;
-  const nearest = near ? ` Nearest: ${near.name} ${decimal(near.score)} of ${decimal(near.threshold)}${near.lacks ? `, ${near.lacks}` : ""}.` : "";
-  return h("p", { class: "evidence" }, `${head.why}${head.why && !head.why.endsWith(".") ? "." : ""}${nearest}`);
+  return h("p", { class: "evidence" }, head.why && `No kind: ${head.why}.`);
 }
 
 // The sharpest passages, or those of one tenth of all.
 function examples(atlas, head, entry) {
   const tenths = [...new Set(entry.examples.map((example) => example.decile))].sort((one, other) => (one === 0 ? -1 : other === 0 ? 1 : other - one));
   const list = h("div", { class: "examples" });
-  const names = (decile) => (decile === 0 ? "Sharpest" : decile === 10 ? "Top tenth" : decile === 1 ? "Lowest tenth" : `${decile}`);
-  const buttons = tenths.map((decile) => h("button", { type: "button", "aria-label": decile > 1 && decile < 10 ? `Tenth ${decile} of 10` : null, on: { click: () => show(decile) } }, names(decile)));
+  // HeadVis may have fewer parts than ten.
+  const most = Math.max(...tenths), tenth = most === 10 ? " tenth" : "";
+  const names = (decile) => (decile === 0 ? "Sharpest" : decile === most ? `Top${tenth}` : decile === 1 ? `Lowest${tenth}` : `${decile}`);
+  const buttons = tenths.map((decile) => h("button", { type: "button", "aria-label": decile > 1 && decile < most ? `Part ${decile} of ${most}` : null, on: { click: () => show(decile) } }, names(decile)));
   let wanted = null;
   async function show(decile) {
     wanted = decile;

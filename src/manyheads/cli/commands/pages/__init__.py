@@ -1,0 +1,1 @@
+"""Commands that write pages to look at."""

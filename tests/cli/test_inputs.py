@@ -1,10 +1,11 @@
 """Files, ids and texts as the commands read them."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
-from manyheads.cli.inputs import read_file, read_texts, split_pairs, split_texts
+from manyheads.cli.inputs import read_file, read_texts, split_pairs, split_texts, stream_texts
 from manyheads.errors import InputError
 from manyheads.models.provenance import SentenceConfig
 from tests.studio import models
@@ -56,3 +57,38 @@ def test_a_pair_needs_a_tab() -> None:
     assert split_pairs(["a\tb\nc\td"]) == [("a", "b"), ("c", "d")]
     with pytest.raises(InputError, match="text 1 has no tab"):
         split_pairs(["a\tb", "c"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "one\ntwo\n\nthree\n",
+        "one\ntwo\nthree",
+        "\n\none\ntwo\n\n",
+        "one\r\n \t\r\ntwo\r\nthree\r\n",
+        "one\n\n\n\n  two\n  three\n\n",
+        "one line",
+    ],
+)
+def test_streamed_texts_are_those_of_a_whole_file(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_bytes(content.encode())
+    assert list(stream_texts([file], max_characters=1000)) == read_texts(file)
+
+
+def test_a_long_text_comes_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 25 + "\n\n" + "word\n" * 4)
+    (tmp_path / "b.jsonl").write_text('{"body": "abcdefghijklm"}\n{"body": " "}\n')
+    with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
+        file.write("packed")
+    pieces = list(stream_texts([tmp_path], "body", max_characters=10))
+    assert pieces[:5] == ["x" * 10, "x" * 10, "xxxxx", "word\nword", "word\nword"]
+    assert pieces[5:] == ["abcdefghij", "klm", "packed"]
+
+
+def test_a_stream_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.txt does not exist"):
+        stream_texts([tmp_path / "none.txt"], max_characters=10)
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin\.txt is not UTF-8"):
+        list(stream_texts([tmp_path / "latin.txt"], max_characters=10))

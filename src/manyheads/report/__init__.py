@@ -1,13 +1,21 @@
-"""One HTML file about what every head of a model does on a text or an image."""
+"""Pages about every head of a model: on a text or an image, and over a corpus."""
 
+from manyheads.report.atlas_folder import AtlasFiles, atlas_files, read_atlas, write_atlas
 from manyheads.report.data import ReportData, collect_report, report_json
+from manyheads.report.headvis import read_headvis, write_headvis
 from manyheads.report.page import check_report_path, render_report, write_report
 
 __all__ = [
+    "AtlasFiles",
     "ReportData",
+    "atlas_files",
     "check_report_path",
     "collect_report",
+    "read_atlas",
+    "read_headvis",
     "render_report",
     "report_json",
+    "write_atlas",
+    "write_headvis",
     "write_report",
 ]

@@ -63,7 +63,7 @@ export function exampleElement(example, words, keyWords = null) {
     const items = [];
     for (const index of places) {
       if (index !== before + 1) items.push(h("span", { class: "gap" }, " … "));
-      items.push(h("bdi", { class: shown?.has(index) ? "token query" : "token", "data-index": index }, visibleToken(tokens[index])));
+      items.push(h("bdi", { class: shown?.has(index) ? "token query" : "token", "data-index": index }, /^ +$/.test(tokens[index]) ? tokens[index] : visibleToken(tokens[index])));
       before = index;
     }
     if (before < tokens.length - 1) items.push(h("span", { class: "gap" }, " …"));

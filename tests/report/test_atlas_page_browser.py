@@ -41,7 +41,10 @@ def page(folder: Path) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         browser = launch(playwright)
-        opened: Any = browser.new_page(viewport={"width": 1280, "height": 900})
+        # Points move at once.
+        opened: Any = browser.new_page(
+            viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+        )
         opened.trouble = []
         opened.on("console", lambda message: opened.trouble.append(message.text))
         opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
@@ -97,7 +100,7 @@ def test_axes_colors_and_the_order_of_the_table(page: Any) -> None:
 
 
 def test_a_point_opens_its_head_and_the_way_back_leads_to_the_finder(page: Any) -> None:
-    box = page.locator(".plot circle").last.bounding_box()
+    box = page.locator(".plot [data-head=L1H1]").bounding_box()
     middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(*middle)
     assert "L1H1" in page.text_content(".pointed")
@@ -169,7 +172,6 @@ def test_the_slider_moves_the_points_and_hostile_text_is_text(page: Any) -> None
     before = page.evaluate(place)
     page.locator("#step").fill("1")
     assert page.text_content("#step-name") == "second"
-    page.wait_for_timeout(600)
     assert page.evaluate(place) != before
     page.click("#heads tbody a >> nth=0")
     page.wait_for_selector("#head .example")

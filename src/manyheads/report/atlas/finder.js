@@ -9,7 +9,7 @@ import { KIND, MAP, atlasNow, background, colorOfKind, coloring, filteredHeads, 
 
 const SIDE = { left: 62, right: 16, top: 14, bottom: 44 };
 const NEAR = 22;
-const MOST_ROWS = 2000;
+const FIRST_ROWS = 100;
 const NAME = { wide: 32, tall: 12 };
 const parts = {};
 const points = new Map();
@@ -31,7 +31,7 @@ export function buildFinder(place, changed) {
   [across.value, up.value, color.value] = [state.across, state.up, state.color];
   const search = h("input", { id: "words", type: "search", placeholder: "L3, induction, a token", on: { input: (event) => { state.words = event.target.value; update(); } } });
   const most = h("input", { id: "most", type: "range", min: 1, max: state.most, value: state.most, on: { input: (event) => { state.most = Number(event.target.value); update(); } } });
-  parts.most = h("output", { for: "most" });
+  parts.most = h("label", { for: "most" });
   parts.kinds = h("div", { class: "kinds", role: "group", "aria-label": "Show only heads of these kinds" });
   parts.scale = h("div", { class: "scale quiet" });
   parts.about = h("p", { class: "quiet" });
@@ -39,12 +39,13 @@ export function buildFinder(place, changed) {
   parts.at = h("p", { class: "pointed quiet" });
   parts.count = h("p", { class: "quiet" });
   parts.table = h("table", { id: "heads" });
+  parts.more = h("p", {});
   place.append(
     h("div", { class: "controls" }, h("label", {}, "Across ", across), h("label", {}, "Up ", up), h("label", {}, "Color ", color)),
     h("div", { class: "controls" },
       h("label", {}, "Find ", search), h("span", {}, h("label", {}, "Layers ", from), h("label", {}, " to ", to)),
-      atlasNow().importance ? h("label", {}, parts.most, most) : null),
-    parts.kinds, parts.scale, parts.about, h("div", { class: "plot" }, parts.plot), parts.at, parts.count, h("div", { class: "scroll" }, parts.table),
+      atlasNow().importance ? h("span", {}, parts.most, most) : null),
+    parts.kinds, parts.scale, parts.about, h("div", { class: "plot" }, parts.plot), parts.at, parts.count, h("div", { class: "scroll" }, parts.table, parts.more),
   );
   for (const group of kindGroups()) {
     const toggle = () => { state.kinds[state.kinds.has(group) ? "delete" : "add"](group); update(); };
@@ -122,7 +123,7 @@ function drawPlot() {
     const place = [x.of(head), y.of(head)];
     if (place.includes(null)) continue;
     present.add(head.name);
-    if (!points.has(head.name)) points.set(head.name, s("circle", {}));
+    if (!points.has(head.name)) points.set(head.name, s("circle", { "data-head": head.name }));
     const point = points.get(head.name), color = colors.of(head);
     Object.assign(point, { head, place: [side.left + place[0], tall - side.bottom - place[1]] });
     point.setAttribute("r", radius);
@@ -170,7 +171,7 @@ function mark(point) {
 }
 
 function describe(head) {
-  const values = columns().map((name) => `${measureNamed(name).label} ${formatted(valueOf(head, name), measureNamed(name).unit)}`);
+  const values = tableMeasures().map((name) => `${measureNamed(name).label} ${formatted(valueOf(head, name), measureNamed(name).unit)}`);
   const tokens = head.looks_at?.length ? `looks most at ${head.looks_at.map((token) => `“${listedToken(token)}”`).join(", ")}` : "";
   return [head.name, head.kind, tokens, ...values].filter(Boolean).join(" · ");
 }
@@ -181,14 +182,14 @@ function openNearest(event) {
 }
 
 // The measures of the table: those of the axes and the colors, and the worth.
-function columns() {
+function tableMeasures() {
   const names = [state.across, state.up, state.color, atlasNow().importance?.measure];
   return [...new Set(names)].filter((name) => measureNamed(name));
 }
 
 function drawTable() {
   const colors = coloring();
-  const titles = [["name", "Head"], ...(kindGroups().length ? [["kind", "Kind"]] : []), ["looks_at", "Looks most at"], ...columns().map((name) => [name, measureNamed(name).title])];
+  const titles = [["name", "Head"], ...(kindGroups().length ? [["kind", "Kind"]] : []), ["looks_at", "Looks most at"], ...tableMeasures().map((name) => [name, measureNamed(name).title])];
   const rank = (head) => (state.sort === "name" ? atlasNow().heads.indexOf(head) : ["kind", "looks_at"].includes(state.sort) ? String(head[state.sort] ?? "") : valueOf(head, state.sort));
   const rows = drawn.map((head) => [rank(head), head]).sort(([one], [other]) => {
     if (one === null || other === null) return (one === null) - (other === null);
@@ -208,9 +209,12 @@ function drawTable() {
       h("th", { scope: "row" }, h("a", { href: addressOf(head) }, head.name)),
       kindGroups().length === 0 ? null : h("td", {}, h("span", { class: "chip", vars: { background: background(state.color === KIND ? color : colorOfKind(head.group)), color: state.color === KIND && color ? inkOn(color) : "" } }, head.kind), head.nearest ? h("small", { class: "quiet" }, ` near ${head.nearest.name}`) : null),
       h("td", { class: "words" }, (head.looks_at ?? []).map((token) => h("bdi", { class: "word" }, listedToken(token)))),
-      columns().map((name) => h("td", { class: "number" }, formatted(valueOf(head, name), measureNamed(name).unit))));
+      tableMeasures().map((name) => h("td", { class: "number" }, formatted(valueOf(head, name), measureNamed(name).unit))));
   };
   parts.table.replaceChildren(
     h("caption", { class: "hidden" }, "The heads of the picture above"),
-    h("thead", {}, h("tr", {}, titles.map(title))), h("tbody", {}, rows.slice(0, MOST_ROWS).map(row)));
+    h("thead", {}, h("tr", {}, titles.map(title))), h("tbody", {}, rows.slice(0, FIRST_ROWS).map(row)));
+  const rest = rows.slice(FIRST_ROWS);
+  const more = () => { parts.table.tBodies[0].append(...rest.map(row)); parts.more.replaceChildren(); };
+  parts.more.replaceChildren(...(rest.length ? [h("button", { type: "button", on: { click: more } }, `Show the other ${rest.length}`)] : []));
 }

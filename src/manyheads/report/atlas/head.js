@@ -15,11 +15,12 @@ const FIRST = 4;
 export async function drawHead(place, head) {
   const atlas = atlasNow();
   place.dataset.head = addressOf(head);
-  place.replaceChildren(title(head), kinds(head), h("p", { class: "quiet", role: "status" }, "Reading…"));
+  const status = h("p", { class: "quiet", role: "status" }, "Reading…");
+  place.replaceChildren(title(head), kinds(head), status);
   const [entry, tokens] = head.file === false ? [null, []] : await Promise.all([readHead(atlas, head), readTokens(atlas)]);
   // Meanwhile the reader may have opened another.
   if (place.dataset.head !== addressOf(head)) return;
-  place.replaceChildren(title(head), kinds(head));
+  status.remove();
   if (entry) {
     place.append(
       examples(atlas, head, entry),

@@ -12,6 +12,8 @@ export const state = {
 };
 
 let groups = [];
+// The column of each measure of an atlas.
+const columns = new WeakMap();
 
 export function begin(atlases) {
   state.atlases = atlases;
@@ -40,7 +42,8 @@ export function measureNamed(name, atlas = atlasNow()) {
 }
 
 export function valueOf(head, name, atlas = atlasNow()) {
-  return head.values[atlas.measures.findIndex((measure) => measure.name === name)] ?? null;
+  if (!columns.has(atlas)) columns.set(atlas, new Map(atlas.measures.map((measure, index) => [measure.name, index])));
+  return head.values[columns.get(atlas).get(name)] ?? null;
 }
 
 // All values of a measure, of all atlases, so that its colors and its axis stay while the slider moves.

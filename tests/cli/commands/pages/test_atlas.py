@@ -10,7 +10,7 @@ from manyheads.lens.corpus import corpus_pass
 from manyheads.report.atlas_folder import STATE, read_atlas
 from tests.report.small import EVIL, WORDS, decoder, quick_kinds
 
-OPTIONS = ["--by", "none", "--max-length", "32"]
+OPTIONS = ["--by", "none", "--max-length", "64"]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def atlas() -> Atlas:
 
 @pytest.fixture(scope="module")
 def files(atlas: Atlas) -> AtlasFiles:
-    return atlas_files(atlas, name="a <b>model</b>", corpus="words", made="Today.")
+    return atlas_files(atlas, name="a <b>model</b>", corpus="words", origin="Today.")
 
 
 def test_the_index_has_every_measure_of_every_head(atlas: Atlas, files: AtlasFiles) -> None:

@@ -50,11 +50,11 @@ class AtlasFiles:
     tokens: list[str]
 
 
-def atlas_files(atlas: Atlas, *, name: str, corpus: str, made: str = "") -> AtlasFiles:
+def atlas_files(atlas: Atlas, *, name: str, corpus: str, origin: str = "") -> AtlasFiles:
     """The files of an atlas of the model `name` over the corpus of that name."""
     place = {token: index for index, token in enumerate(atlas.tokens)}
     return AtlasFiles(
-        index=_index(atlas, name, corpus, made),
+        index=_index(atlas, name, corpus, origin),
         heads={str(head): _entry(entry, place) for head, entry in atlas.entries.items()},
         texts={
             text: {stack: [place[token] for token in ids.tolist()] for stack, ids in stacks.items()}
@@ -64,7 +64,7 @@ def atlas_files(atlas: Atlas, *, name: str, corpus: str, made: str = "") -> Atla
     )
 
 
-def _index(atlas: Atlas, name: str, corpus: str, made: str) -> dict[str, Any]:
+def _index(atlas: Atlas, name: str, corpus: str, origin: str) -> dict[str, Any]:
     inspection = atlas.inspection
     measured, importance = inspection.statistics, inspection.importance
     columns = [
@@ -80,7 +80,7 @@ def _index(atlas: Atlas, name: str, corpus: str, made: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "name": name,
-        "made": made,
+        "origin": origin,
         "about": str(inspection.model),
         "corpus": {"name": corpus}
         | {key: atlas.metadata[key] for key in ("texts", "passages", "tokens", "max_length")},
@@ -131,7 +131,7 @@ def _head(atlas: Atlas, head: Address, place: list[float]) -> dict[str, Any]:
         else [atlas.tokens[lift.token] for lift in entry.looks_at[:NAMED_TOKENS]],
         "similar": []
         if entry is None
-        else [[str(other), similarity] for other, similarity in entry.similar],
+        else [[str(address), value] for address, value in entry.similar],
     }
 
 

@@ -11,10 +11,10 @@ import { startThemes } from "./theme.js";
 
 const element = (name) => document.getElementById(name);
 
-function describeAtlas({ corpus, about, complete, made }) {
+function describeAtlas({ corpus, about, complete, origin }) {
   const size = [corpus.passages == null ? "" : pluralise(corpus.passages, "passage"), corpus.tokens == null ? "" : pluralise(corpus.tokens, "token")].filter(Boolean).join(", ");
   const read = [corpus.name, size && `(${size})`].filter(Boolean).join(" ");
-  element("about").textContent = [about, read && `Measured on ${read}.`, complete === false ? "The corpus was not read to its end." : "", made].filter(Boolean).join(" ");
+  element("about").textContent = [about, read && `Measured on ${read}.`, complete === false ? "The corpus was not read to its end." : "", origin].filter(Boolean).join(" ");
 }
 
 function draw() {

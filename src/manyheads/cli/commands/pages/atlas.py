@@ -133,8 +133,8 @@ class AtlasCommand:
         if self.headvis is not None:
             write_headvis(result, self.headvis, model=name, corpus=self._corpus_name)
             print(f"saved the files of HeadVis to {self.headvis}")
-        made = f"Made on {time.strftime('%d %B %Y')}."
-        files = atlas_files(result, name=name, corpus=self._corpus_name, made=made)
+        origin = f"Made on {time.strftime('%d %B %Y')}."
+        files = atlas_files(result, name=name, corpus=self._corpus_name, origin=origin)
         return files, result.complete
 
     def _texts(self) -> Iterator[str] | None:

@@ -27,6 +27,7 @@ from manyheads.cli.commands import (
 )
 from manyheads.cli.commands.attribute import Attribute
 from manyheads.cli.commands.experiments import shape, study
+from manyheads.cli.commands.pages import card
 from manyheads.cli.commands.pages.atlas import AtlasCommand
 from manyheads.cli.commands.tasks import answer, extract, index, search
 from manyheads.cli.commands.tasks.filter import FilterCommand
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "studio": studio.Studio,
     "atlas": AtlasCommand,
     "inspect": inspect.Inspect,
+    "card": card.CardCommand,
     "ablate": ablate.Ablate,
     "attribute": Attribute,
     "compare": compare.Compare,

@@ -20,7 +20,13 @@ from manyheads.pictures.curves import (
     draw_training,
     read_telemetry,
 )
-from manyheads.pictures.head_charts import draw_atlas, draw_bars, draw_gates, draw_similarity
+from manyheads.pictures.head_charts import (
+    draw_atlas,
+    draw_bars,
+    draw_gates,
+    draw_head_kinds,
+    draw_similarity,
+)
 from manyheads.pictures.layer_maps import draw_layer_maps
 from manyheads.pictures.match_maps import draw_match
 
@@ -37,6 +43,7 @@ __all__ = [
     "draw_curve",
     "draw_gates",
     "draw_grid",
+    "draw_head_kinds",
     "draw_head_map",
     "draw_heads",
     "draw_layer_maps",

@@ -1,6 +1,7 @@
 """Charts of all heads: the atlas, bars, gate histograms and similarity matrices."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,78 @@ def draw_bars(
         axes.set_ylim(len(order) - 0.4, -0.6)
         canvas.style_axes(axes, palette, grid="x")
         axes.set_xlabel(xlabel, size=11)
+
+
+# Of a head without a kind.
+MIXED = "mixed"
+# Kinds with a color of their own; the others share one.
+MAX_COLORS = 7
+
+
+def draw_head_kinds(
+    layers: Mapping[str, Sequence[str]],
+    path: Path,
+    *,
+    costs: Sequence[tuple[float, float, float]] = (),
+    cost_label: str = "",
+    title: str = "",
+    subtitle: str = "",
+    theme: canvas.Theme = "light",
+) -> None:
+    """Draw one cell per head, colored by its kind, and what it costs to remove some heads.
+
+    `layers` has the kinds of the heads of each layer, `costs` the fraction that is removed, the
+    change and its standard error.
+    """
+    if not layers or not any(layers.values()):
+        raise ShapeError("there is no head to draw", "pass at least one kind per layer")
+    counts = Counter(kind for kinds in layers.values() for kind in kinds if kind != MIXED)
+    frequent = [kind for kind, _ in counts.most_common(MAX_COLORS)]
+    widest = max(map(len, layers.values()))
+    size = 0.36 * widest + 3.2 + 3.4 * bool(costs), max(2.6, 0.26 * len(layers) + 1.2)
+    with canvas.themed_figure(path, theme, size, title, subtitle) as (figure, palette):
+        ratios = (0.36 * widest + 2.2, 3.0) if costs else (1.0,)
+        grid, *rest = figure.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
+        colors = dict(zip(frequent, palette.series, strict=False))
+        for row, kinds in enumerate(layers.values()):
+            for column, kind in enumerate(kinds):
+                color = palette.grid if kind == MIXED else colors.get(kind, palette.muted)
+                cell = Rectangle((column - 0.42, row - 0.42), 0.84, 0.84, color=color, linewidth=0)
+                grid.add_patch(cell)
+        grid.set_xlim(-0.6, widest - 0.4)
+        grid.set_ylim(len(layers) - 0.4, -0.6)
+        grid.set_aspect("equal")
+        step = max(1, len(layers) // 16)
+        grid.set_yticks(range(0, len(layers), step), list(layers)[::step], size=9)
+        grid.set_xticks([])
+        grid.tick_params(length=0, labelcolor=palette.muted)
+        for side in grid.spines.values():
+            side.set_visible(False)
+        shades = [(f"{kind} ({counts[kind]})", colors[kind]) for kind in frequent]
+        others = sum(counts.values()) - sum(counts[kind] for kind in frequent)
+        shades += [(f"other kinds ({others})", palette.muted)] if others else []
+        mixed = sum(kind == MIXED for kinds in layers.values() for kind in kinds)
+        shades += [(f"{MIXED} ({mixed})", palette.grid)] if mixed else []
+        handles = [Rectangle((0, 0), 1, 1, color=color) for _, color in shades]
+        grid.legend(
+            handles,
+            [name for name, _ in shades],
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            frameon=False,
+            labelcolor=palette.text,
+            fontsize=9,
+        )
+        for axes in rest:
+            names = [percent(fraction) for fraction, _, _ in costs]
+            changes = [change for _, change, _ in costs]
+            errors = np.nan_to_num([error for _, _, error in costs])
+            axes.bar(names, changes, color=palette.series[0], width=0.6)
+            axes.errorbar(names, changes, yerr=errors, fmt="none", ecolor=palette.text)
+            canvas.style_axes(axes, palette)
+            axes.axhline(0, color=palette.muted, linewidth=1)
+            axes.set_title(cost_label, loc="left", size=11, color=palette.text)
+            axes.set_xlabel("heads removed at once", size=10)
 
 
 BINS = 40

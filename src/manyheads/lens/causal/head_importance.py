@@ -1,7 +1,7 @@
 """How much a model needs each of its heads: exactly by ablation, or estimated by gradients."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from manyheads.lens.causal.ablation import ablate
 from manyheads.lens.causal.gradient_importance import importance
 from manyheads.lens.inputs.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.lens.inputs.metrics import Similarity
+from manyheads.lens.inputs.texts import Inputs
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.lens.results.tables import FloatsByHead
 from manyheads.models import build, readout
@@ -48,7 +49,7 @@ class HeadImportance:
 
 
 def measure_importance(
-    model: build.Model, texts: list[Any], by: ImportanceMethod, tokens: int, progress: bool
+    model: build.Model, texts: Inputs, by: ImportanceMethod, tokens: int, progress: bool
 ) -> tuple[HeadImportance | None, str]:
     """The importance of every head, or the reason why it cannot be known."""
     if by == "none":

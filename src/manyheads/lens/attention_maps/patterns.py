@@ -14,7 +14,7 @@ from manyheads.formatting import plain_table
 from manyheads.lens.attention_maps.typology import PatternType, typology
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, TiledScores
-from manyheads.lens.results import addresses, files, tables
+from manyheads.lens.results import addresses, files, html_tables, tables
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.stack import Stack
 from manyheads.ragged import Ragged
@@ -119,6 +119,9 @@ class Pattern(files.Result):
     def typology(self, segments: Sequence[int] | None = None) -> PatternType:
         """Its type, with the score behind it."""
         return typology(self.weights, self.visible, segments=segments)
+
+    def _repr_html_(self) -> str:
+        return html_tables.html_pattern(self.weights.float().cpu().numpy(), repr(self))
 
     def __repr__(self) -> str:
         queries, keys = self.weights.shape

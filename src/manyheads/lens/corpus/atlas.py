@@ -25,6 +25,7 @@ from manyheads.lens.inputs.texts import Inputs
 from manyheads.lens.inspection import Inspection, summarize_model
 from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.redundant.heads import Redundancy, redundancy
+from manyheads.lens.results import html_tables
 from manyheads.lens.results.addresses import Address, HeadName, pick_head
 from manyheads.lens.results.files import Metadata
 from manyheads.models import build
@@ -131,6 +132,9 @@ class Atlas:
         return "\n".join(self._lines())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_tables.html_table(self.rows())
 
 
 @wrapping_models

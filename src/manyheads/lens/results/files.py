@@ -6,6 +6,7 @@ each named after its field, such as `means/entropy`. Loading a file executes not
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -25,6 +26,7 @@ from manyheads.argument_checks import check_argument
 from manyheads.atomic_write import atomic_write
 from manyheads.checkpoints.files import parse_json
 from manyheads.errors import InputError, ManyheadsError, short_repr
+from manyheads.lens.results import html_tables
 from manyheads.ragged import Lengths, Ragged
 from manyheads.renamed_keys import CLASSES, with_new_keys
 
@@ -71,6 +73,18 @@ class Result:
         summary = self._summary()
         about |= {"summary": summary} if summary else {}
         return about | {"arrays": {name: _encode_floats(arrays[name].tolist()) for name in arrays}}
+
+    def show(self) -> None:
+        """Display the result in a notebook, or print it."""
+        notebook = sys.modules.get("IPython")
+        if notebook is not None and notebook.get_ipython() is not None:
+            notebook.display.display(self)
+        else:
+            print(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_tables.html_text(str(self))
 
     def _summary(self) -> Metadata:
         """Derived values that people look for in a JSON file; they are not read back."""

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from manyheads.errors import InputError, MissingPackageError, ShapeError
 from manyheads.formatting import UNKNOWN, plain_table, pluralise
+from manyheads.lens.results import html_tables
 from manyheads.lens.results.addresses import Address, Block, HeadName, pick_head
 from manyheads.lens.results.files import Metadata, Result
 from manyheads.lens.results.measure_names import describe_measure, format_value
@@ -42,6 +43,9 @@ class Tabular(Result):
     def frame(self) -> Any:
         """A pandas DataFrame of `rows`."""
         return to_frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_tables.html_table(self.rows())
 
 
 class OfBlocks:

@@ -31,6 +31,7 @@ _HOMES = {
     "models.seq2seq": ("Seq2Seq", "Seq2SeqConfig"),
     "models.vision": ("Vision", "VisionConfig"),
     "ragged": ("Lengths", "Ragged"),
+    "report.notebook": ("show",),
     "taps": ("Head", "Record", "Site", "Sublayer", "Tap", "Watcher"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -42,7 +43,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
     value = getattr(_import_module(f"manyheads.{_HOME_OF[name]}"), name)
-    if _isfunction(value):
+    # A function with a signature of its own has checked arguments: see bridge/automatic.py.
+    if _isfunction(value) and not hasattr(value, "__signature__"):
         value = _checked(value)
     globals()[name] = value
     return value

@@ -23,6 +23,7 @@ from manyheads.models.padding import Output
 from manyheads.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from manyheads.models.vision import Vision, VisionConfig
 from manyheads.ragged import Lengths, Ragged
+from manyheads.report.notebook import show
 from manyheads.taps import Head, Record, Site, Sublayer, Tap, Watcher
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "monitor",
     "read_image",
     "save",
+    "show",
     "stream",
     "tag",
     "with_classes",

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from manyheads import show
 from manyheads.report.page import render_report, write_report
 from tests.chromium import launch, needs_chromium
-from tests.report.small import report
+from tests.report.small import EVIL, decoder, report
 
 pytestmark = needs_chromium
 
@@ -132,3 +133,21 @@ def test_a_phone_has_a_theme_button_of_full_size(page: Any) -> None:
 
 def test_only_the_page_itself_runs_and_nothing_is_requested(page: Any) -> None:
     assert page.trouble == []
+
+
+def test_a_frame_in_a_notebook_shows_the_same(page: Any, tmp_path: Path) -> None:
+    """Without kinds the squares show the patterns themselves."""
+    view = show(decoder(), EVIL, name="small", progress=False)
+    (tmp_path / "notebook.html").write_text(view._repr_html_(), encoding="utf-8")
+    notebook = page.context.browser.new_page()
+    trouble: list[str] = []
+    notebook.on("console", lambda said: trouble.append(said.text))
+    notebook.on("dialog", lambda dialog: trouble.append(dialog.message))
+    notebook.goto((tmp_path / "notebook.html").as_uri())
+    frame = notebook.frames[1]
+    frame.wait_for_selector(".token.at")
+    assert frame.input_value("#measure") == "pattern"
+    frame.hover(".token >> nth=9")
+    frame.wait_for_function("document.querySelector('#summary').textContent.includes('token 9')")
+    assert trouble == []
+    notebook.close()

@@ -91,24 +91,30 @@ class ReportData:
 
     def measures(self) -> list[ReportMeasure]:
         """Importance first, where it is known, then every statistic that some head has."""
-        measures = []
+        return list_measures(self.inspection)
 
-        def add(name: str, values: FloatsByHead, errors: FloatsByHead, note: str = "") -> None:
-            about = describe_measure(name)
-            about = replace(about, label=f"{about.label}{note}")
-            measures.append(ReportMeasure(name=name, about=about, values=values, errors=errors))
 
-        if self.importance is not None:
-            note = ", estimated" if self.importance.by == "gradient" else ""
-            add(self.importance.measure, self.importance.change, self.importance.errors, note)
-        if BIAS in self.kinds.scores:
-            add(BIAS, self.kinds.scores[BIAS].means, self.kinds.scores[BIAS].errors)
-        order = sort_measures(name for name in self.statistics.names if not name.startswith(HIDDEN))
-        for name in sorted(order, key=lambda name: name not in TABLE_COLUMNS):
-            column = self.statistics[name]
-            if not np.isnan(column.means).all():
-                add(name, column.means, column.errors)
-        return measures
+def list_measures(inspection: Inspection) -> list[ReportMeasure]:
+    """Importance first, where it is known, then every statistic that some head has."""
+    measures = []
+    importance, kinds, statistics = inspection.importance, inspection.kinds, inspection.statistics
+
+    def add(name: str, values: FloatsByHead, errors: FloatsByHead, note: str = "") -> None:
+        about = describe_measure(name)
+        about = replace(about, label=f"{about.label}{note}")
+        measures.append(ReportMeasure(name=name, about=about, values=values, errors=errors))
+
+    if importance is not None:
+        note = ", estimated" if importance.by == "gradient" else ""
+        add(importance.measure, importance.change, importance.errors, note)
+    if kinds is not None and BIAS in kinds.scores:
+        add(BIAS, kinds.scores[BIAS].means, kinds.scores[BIAS].errors)
+    order = sort_measures(name for name in statistics.names if not name.startswith(HIDDEN))
+    for name in sorted(order, key=lambda name: name not in TABLE_COLUMNS):
+        column = statistics[name]
+        if not np.isnan(column.means).all():
+            add(name, column.means, column.errors)
+    return measures
 
 
 def collect_report(

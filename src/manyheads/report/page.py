@@ -18,8 +18,10 @@ from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys
+from manyheads.lens.inspection import Inspection
 from manyheads.report import sections
 from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
+from manyheads.report.inputs import ReportInput
 
 # Scripts shared with the studio, and the report's own.
 SHARED_SCRIPTS = ("color.js", "format.js", "scale.js")
@@ -54,7 +56,8 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
         "table_body": body,
         "next_steps": sections.next_steps(suggestions),
         "definitions": sections.definitions(report, measures),
-        "data": _json(_data(report, measures)),
+        "head_section": read_part("head_section.html"),
+        "data": to_json(page_data(report.input, report.inspection, measures, report.largest)),
         "script": script,
     }
     return fill_page(read_part("page.html"), values)
@@ -130,30 +133,39 @@ def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) ->
     return b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode("ascii")
 
 
-def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
-    flags = report.inspection.flags()
-    heads, addresses = [], report.statistics.addresses
+def page_data(
+    shown: ReportInput,
+    inspection: Inspection,
+    measures: Sequence[ReportMeasure],
+    largest: Sequence[TopKeys],
+) -> dict[str, Any]:
+    """What the scripts of the head view read; kinds may not have been measured."""
+    flags, kinds = inspection.flags(), inspection.kinds
+    heads, addresses = [], inspection.addresses
     for address in addresses:
-        labels, near = report.kinds.of(address), report.kinds.nearest.get(address)
+        labels = inspection.labels(address)
+        near = None if kinds is None else kinds.nearest.get(address)
+        why = "" if kinds is None else kinds.why_mixed(address)
         heads.append(
             {
                 "name": str(address),
                 "layer": address.head.layer,
                 "head": address.head.head,
-                "kind": report.kinds.best(address),
+                "kind": inspection.best_kind(address),
                 "group": labels[0].kind if labels else "mixed",
                 "kinds": [label.record() for label in labels],
                 "nearest": None if near is None else near.record(),
-                "why": labels[0].evidence if labels else report.kinds.why_mixed(address),
+                "why": labels[0].evidence if labels else why,
                 "flags": flags[address],
             }
         )
-    image = report.input.image
-    by_head = {largest.address: largest for largest in report.largest}
+    image = shown.image
+    by_head = {keys.address: keys for keys in largest}
     return {
-        "tokens": list(report.input.tokens),
+        "tokens": list(shown.tokens),
         "image": None if image is None else [image.url, image.rows, image.columns, image.registers],
         "heads": heads,
+        "kinds": kinds is not None,
         "measures": [
             {
                 "name": measure.name,
@@ -165,7 +177,7 @@ def _data(report: ReportData, measures: list[ReportMeasure]) -> dict[str, Any]:
             }
             for measure in measures
         ],
-        "patterns": [_pack_head(by_head.get(head), len(report.input.tokens)) for head in addresses],
+        "patterns": [_pack_head(by_head.get(head), len(shown.tokens)) for head in addresses],
     }
 
 
@@ -176,7 +188,7 @@ def _pack_head(largest: TopKeys | None, tokens: int) -> str:
     return pack(largest.keys.cpu().numpy(), largest.weights.cpu().numpy())
 
 
-def _json(data: Mapping[str, Any]) -> str:
+def to_json(data: Mapping[str, Any]) -> str:
     """JSON without any HTML in it: a token may be the end tag of a script."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":

@@ -2,7 +2,7 @@
 
 const GROUPS = [...new Set(data.heads.map((head) => head.group))].filter((group) => group !== "mixed").sort();
 const cells = [];
-let coloring = "kind";
+let coloring = data.kinds ? "kind" : "pattern";
 
 function buildAtlas(select) {
   const atlas = document.getElementById("atlas");
@@ -25,7 +25,8 @@ function buildAtlas(select) {
     cells.push(cell);
   });
   const menu = document.getElementById("measure");
-  menu.append(make("option", "Kind", { value: "kind" }), make("option", "Pattern", { value: "pattern" }));
+  if (data.kinds) menu.append(make("option", "Kind", { value: "kind" }));
+  menu.append(make("option", "Pattern", { value: "pattern" }));
   data.measures.forEach((measure, index) => menu.append(make("option", measure.title, { value: index })));
   menu.addEventListener("change", () => { coloring = menu.value; colorAtlas(); });
 }

@@ -8,7 +8,7 @@ function selectHead(index) {
   const head = data.heads[index];
   cells.forEach((cell, each) => cell.setAttribute("aria-pressed", each === index));
   const near = head.nearest ? `, nearest ${head.nearest.name} ${decimal(head.nearest.score)}${head.nearest.lacks && `: ${head.nearest.lacks}`}` : "";
-  document.getElementById("title").textContent = `${head.name} · ${head.kind}${near}`;
+  document.getElementById("title").textContent = data.kinds ? `${head.name} · ${head.kind}${near}` : head.name;
   const labels = document.getElementById("labels");
   labels.replaceChildren();
   labels.append(make("p", head.why));

@@ -132,6 +132,7 @@ THROUGH = {
     "surgery/addresses.py": "surgery/selection/test_l0_selection.py",
     "lens/inputs/evaluation_inputs.py": "surgery/test_pruning.py",
     "lens/causal/head_importance.py": "report/test_data.py",
+    "lens/corpus/pass_files.py": "lens/corpus/test_corpus_pass.py",
     "surgery/finetune/adapter_run.py": "cli/commands/test_train_adapters.py",
     "surgery/finetune/loop.py": "surgery/selection/test_heads.py",
     "surgery/lora/low_rank.py": "surgery/lora/test_peft_files.py",

@@ -40,5 +40,5 @@ def test_a_notebook_with_its_outputs_is_small(file: Path) -> None:
     assert file.stat().st_size < 400_000
 
 
-def test_there_are_three() -> None:
+def test_the_docs_have_three() -> None:
     assert [file.stem for file in NOTEBOOKS] == ["find-and-prune", "first-look", "your-own-model"]

@@ -71,7 +71,7 @@ def _kinds(*_: Any, measured: Statistics, **__: Any) -> Kinds:
 @contextmanager
 def quick_kinds() -> Iterator[None]:
     """Atlases whose kinds are made up: to measure them takes most of the time."""
-    with patch("manyheads.lens.corpus.atlas.kinds", _kinds):
+    with patch("manyheads.lens.corpus.atlas.find_kinds", _kinds):
         yield
 
 

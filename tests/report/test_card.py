@@ -47,7 +47,7 @@ def test_every_head_is_counted_once(card: Card) -> None:
     assert [sum(layer.values()) for layer in counts.values()] == [4, 4]
 
 
-def test_the_page_says_all_and_how_to_make_it_again(card: Card) -> None:
+def test_the_page_has_all_and_its_command(card: Card) -> None:
     page = card_markdown(card, "card.png")
     for words in ("## The heads of small", "| L1 |", "Sinks:", "Dead heads:", "Duplicate pairs:"):
         assert words in page
@@ -67,7 +67,7 @@ def test_files_hold_the_card(card: Card, tmp_path: Path) -> None:
     assert stored["model"]["parameters"] == card.inspection.model.parameters
 
 
-def test_a_card_without_importance_says_why(card: Card) -> None:
+def test_a_card_without_importance_has_the_reason(card: Card) -> None:
     inspection = replace(card.inspection, importance=None)
     bare = replace(card, inspection=inspection, unknown_importance="it was switched off", costs=())
     assert "not known: it was switched off." in card_markdown(bare)

@@ -47,7 +47,7 @@ from manyheads.lens.causal.path_patching import patch_paths
 from manyheads.lens.causal.restoration import Restoration, restore
 from manyheads.lens.causal.shapley_values import Shapley, shapley
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry, atlas
-from manyheads.lens.corpus.examples import Example
+from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.corpus.token_sums import TokenLift
 from manyheads.lens.diff.comparison import Comparison, Difference, Losses, compare
 from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdict, faithfulness
@@ -110,7 +110,7 @@ __all__ = [
     "DirectLogits",
     "DuplicatePair",
     "FactoredMatrix",
-    "Example",
+    "HeadExample",
     "Faithfulness",
     "HeadAttribution",
     "HeadEntry",

@@ -25,7 +25,7 @@ from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry
-from manyheads.lens.corpus.examples import DECILES, Example
+from manyheads.lens.corpus.examples import DECILES, HeadExample
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import describe_measure, sort_measures
 
@@ -154,7 +154,7 @@ def _entry(entry: HeadEntry, place: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def _example(example: Example, decile: int) -> dict[str, Any]:
+def _example(example: HeadExample, decile: int) -> dict[str, Any]:
     """The decile of one of the sharpest is 0."""
     return {
         "text": example.text,

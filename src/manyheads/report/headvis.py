@@ -18,7 +18,7 @@ from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry
 from manyheads.lens.corpus.corpus_watcher import DISTANCE_BINS
-from manyheads.lens.corpus.examples import DECILES, Example
+from manyheads.lens.corpus.examples import DECILES, HeadExample
 from manyheads.lens.results.addresses import Address
 from manyheads.report.atlas_folder import (
     FORMAT,
@@ -154,7 +154,7 @@ def _head(atlas: Atlas, entry: HeadEntry) -> dict[str, Any]:
     }
 
 
-def _sequence(atlas: Atlas, entry: HeadEntry, example: Example, decile: int) -> dict[str, Any]:
+def _sequence(atlas: Atlas, entry: HeadEntry, example: HeadExample, decile: int) -> dict[str, Any]:
     """A passage with the keys of the queries around the sharpest; those of others were not kept."""
     words = atlas.words(example.text, entry.address.stack) if atlas.passages[example.text] else []
     length = len(words)

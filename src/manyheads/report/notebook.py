@@ -87,21 +87,21 @@ def show(
     2 heads of mine on 5 tokens: displayed in a notebook, or save() it as an HTML file
     """
     if isinstance(text, str):
-        shown = read_text_input(model, name, text, measured=MAX_TOKENS, shown=MAX_TOKENS)
+        source = read_text_input(model, name, text, measured=MAX_TOKENS, shown=MAX_TOKENS)
     else:
         numbers = tuple(int(token) for token in text)
-        shown = ReportInput((list(numbers),), numbers, tuple(map(str, numbers)))
-    measured = statistics(model, shown.shown, progress=progress)
-    classified = find_kinds(model, shown.shown, progress=progress) if kinds else None
+        source = ReportInput((list(numbers),), numbers, tuple(map(str, numbers)))
+    measured = statistics(model, source.shown, progress=progress)
+    classified = find_kinds(model, source.shown, progress=progress) if kinds else None
     inspection = Inspection(
         model=summarize_model(model),
         statistics=measured,
         kinds=classified,
         metadata={"complete": True, "seed": 0, "default_texts": False},
     )
-    weights = MAX_WEIGHTS // max(1, len(inspection.addresses) * len(shown))
-    largest = top_keys(model, shown.shown, top_k=max(MIN_KEYS, min(MAX_KEYS, weights)))
-    title = f"{len(inspection.addresses)} heads of {name} on {pluralise(len(shown), 'token')}"
+    weights = MAX_WEIGHTS // max(1, len(inspection.addresses) * len(source))
+    largest = top_keys(model, source.shown, top_k=max(MIN_KEYS, min(MAX_KEYS, weights)))
+    title = f"{len(inspection.addresses)} heads of {name} on {pluralise(len(source), 'token')}"
     script = join_scripts(SHARED_SCRIPTS, SCRIPTS)
     values = {
         "policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -110,7 +110,7 @@ def show(
         "about": escape(f"{name}: {inspection.model}"),
         "style": read_part("theme.css", "pictures") + read_part("style.css"),
         "head_section": read_part("head_section.html"),
-        "data": to_json(page_data(shown, inspection, list_measures(inspection), largest)),
+        "data": to_json(page_data(source, inspection, list_measures(inspection), largest)),
         "script": script,
     }
     return HeadView(title, fill_page(read_part("notebook.html"), values), height)

@@ -134,7 +134,7 @@ def pack(keys: Integer[np.ndarray, "t k"], weights: Float[np.ndarray, "t k"]) ->
 
 
 def page_data(
-    shown: ReportInput,
+    source: ReportInput,
     inspection: Inspection,
     measures: Sequence[ReportMeasure],
     largest: Sequence[TopKeys],
@@ -159,10 +159,10 @@ def page_data(
                 "flags": flags[address],
             }
         )
-    image = shown.image
+    image = source.image
     by_head = {keys.address: keys for keys in largest}
     return {
-        "tokens": list(shown.tokens),
+        "tokens": list(source.tokens),
         "image": None if image is None else [image.url, image.rows, image.columns, image.registers],
         "heads": heads,
         "kinds": kinds is not None,
@@ -177,7 +177,7 @@ def page_data(
             }
             for measure in measures
         ],
-        "patterns": [_pack_head(by_head.get(head), len(shown.tokens)) for head in addresses],
+        "patterns": [_pack_head(by_head.get(head), len(source.tokens)) for head in addresses],
     }
 
 

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from manyheads.lens.corpus.examples import DECILES, Example, ExampleBook, bin_of, priority_of
+from manyheads.lens.corpus.examples import DECILES, ExampleBook, HeadExample, bin_of, priority_of
 
 PASSAGES, TOP, PER_BIN = 120, 5, 2
 
 
-def example(text: int, activation: float) -> Example:
+def example(text: int, activation: float) -> HeadExample:
     none = np.zeros(0, dtype=np.int64)
-    return Example(text, 1, activation, range(1, 2), np.array([0]), none, none.astype(float))
+    return HeadExample(text, 1, activation, range(1, 2), np.array([0]), none, none.astype(float))
 
 
 def filled(order: list[int], activations: np.ndarray) -> ExampleBook:
     book = ExampleBook(heads=activations.shape[1], top=TOP, per_bin=PER_BIN, seed=3)
     for text in order:
-        for head in np.flatnonzero(book.wanted(text, activations[text])).tolist():
+        for head in np.flatnonzero(book.choose(text, activations[text])).tolist():
             book.keep(head, example(text, float(activations[text, head])))
     return book
 
@@ -78,7 +78,7 @@ def test_every_passage_is_counted_once(activations: np.ndarray) -> None:
 
 
 def test_links_name_query_key_and_weight() -> None:
-    links = Example(
+    links = HeadExample(
         0, 5, 0.9, range(4, 7), np.array([1, 2, 0]), np.array([3, 5, 0]), np.array([0.5, 0.9, 0.1])
     ).links()
     assert list(links) == [(4, 3, 0.5), (5, 5, 0.9), (5, 0, 0.1)]

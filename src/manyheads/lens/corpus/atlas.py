@@ -17,10 +17,11 @@ from manyheads.lens.causal.head_importance import (
 )
 from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings, cut_texts, read_corpus
 from manyheads.lens.corpus.corpus_watcher import ExampleSettings, HeadSums
-from manyheads.lens.corpus.examples import Example
+from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.corpus.token_sums import TokenLift, top_lifts
 from manyheads.lens.head_kinds import head_tests
-from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.head_kinds.kinds import Kinds
+from manyheads.lens.head_kinds.kinds import kinds as find_kinds
 from manyheads.lens.inputs.texts import Inputs
 from manyheads.lens.inspection import Inspection, summarize_model
 from manyheads.lens.measure.statistics import Statistics
@@ -60,15 +61,15 @@ class HeadEntry:
     mean_activation: float
     distance_variance: float
     induction: float
-    sharpest: tuple[Example, ...]
-    deciles: Mapping[int, tuple[Example, ...]]
+    sharpest: tuple[HeadExample, ...]
+    deciles: Mapping[int, tuple[HeadExample, ...]]
     similar: tuple[tuple[Address, float], ...] = ()
 
     @property
-    def examples(self) -> tuple[Example, ...]:
+    def examples(self) -> tuple[HeadExample, ...]:
         """All examples, the sharpest first, each once."""
-        every = (*self.sharpest, *(each for tenth in self.deciles.values() for each in tenth))
-        return tuple({each.text: each for each in every}.values())
+        every = (*self.sharpest, *(example for tenth in self.deciles.values() for example in tenth))
+        return tuple({example.text: example for example in every}.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -144,6 +145,7 @@ def atlas(
     *,
     max_length: int | None = 512,
     by: ImportanceMethod = "gradient",
+    kinds: bool = True,
     sharpest: int = 10,
     per_decile: int = 2,
     state: Path | str | None = None,
@@ -158,8 +160,8 @@ def atlas(
     `max_length` tokens. For each head: all measures with standard errors, its kinds, the distances
     at which it looks, the tokens it looks at and from most, the passages where it is sharpest (the
     `sharpest` first, and `per_decile` of each tenth), similar heads, and its importance, `by`
-    gradients, ablation, or "none". Kinds that need no corpus, similar heads and importance are
-    measured on a few passages.
+    gradients, ablation, or "none". Without `kinds` heads have no labels. Kinds that need no corpus,
+    similar heads and importance are measured on a few passages.
 
     With `state` the pass is written to that file now and then, and goes on from it. Ctrl-C ends the
     pass and keeps what was read.
@@ -185,7 +187,9 @@ def atlas(
         progress=progress,
     )
     sample = cut_texts(model, done.first, max_length)[:SAMPLE_TEXTS]
-    inspection = _inspect(model, done, measured, sample, by, seed, progress, on_progress)
+    inspection = _inspect(
+        model, done, measured, sample, by, seed, progress, on_progress, kinds=kinds
+    )
     entries = {
         entry.address: entry
         for sums in done.sums.blocks.values()
@@ -217,6 +221,8 @@ def _inspect(
     seed: int,
     progress: bool,
     on_progress: Callable[[str], None],
+    *,
+    kinds: bool,
 ) -> Inspection:
     """The measures of the corpus, and what a few passages say beside them."""
     classified: Kinds | None = None
@@ -224,9 +230,9 @@ def _inspect(
     redundant: list[Redundancy] = []
     complete = True
     try:
-        if model.reads_token_ids or model.reads_images:
+        if kinds and (model.reads_token_ids or model.reads_images):
             on_progress("head kinds")
-            classified = kinds(model, sample, measured=measured, seed=seed, progress=progress)
+            classified = find_kinds(model, sample, measured=measured, seed=seed, progress=progress)
         on_progress("similar heads")
         for stack, sublayer in dict.fromkeys(
             (block.stack, block.sublayer) for block in done.sums.blocks
@@ -306,9 +312,9 @@ def _similar_heads(inspection: Inspection) -> dict[Address, tuple[tuple[Address,
         for index, address in enumerate(result.addresses):
             nearest = np.argsort(-values[index], kind="stable")[:SIMILAR]
             similar[address] = tuple(
-                (result.addresses[other], round(float(values[index, other]), 4))
-                for other in nearest
-                if np.isfinite(values[index, other])
+                (result.addresses[place], round(float(values[index, place]), 4))
+                for place in nearest
+                if np.isfinite(values[index, place])
             )
     return similar
 
@@ -334,7 +340,8 @@ def _token_texts(
     model: build.Model, done: CorpusPass, entries: Iterable[HeadEntry]
 ) -> dict[int, str]:
     """The text of every token of the examples and the entries."""
-    used = {token for ids in done.pool.values() for each in ids.values() for token in each.tolist()}
+    passages = [ids for stacks in done.pool.values() for ids in stacks.values()]
+    used = {token for ids in passages for token in ids.tolist()}
     for entry in entries:
         used |= {lift.token for lift in (*entry.looks_at, *entry.looks_from)}
     tokenizer = model.tokenizer

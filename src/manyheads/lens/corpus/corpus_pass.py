@@ -89,9 +89,8 @@ class CorpusPass:
 
     def forget_unused(self) -> None:
         """Keep only passages that some example shows."""
-        used = {
-            text for sums in self.sums.blocks.values() for kept in sums.book.kept for text in kept
-        }
+        books = [sums.book for sums in self.sums.blocks.values()]
+        used = {text for book in books for examples in book.stored for text in examples}
         self.pool = {text: ids for text, ids in self.pool.items() if text in used}
 
 
@@ -128,7 +127,7 @@ def read_corpus(
     done = CorpusPass.begin(settings)
     if state is not None and state.is_file():
         done = pass_files.restore_pass(state, model, settings)
-    reader = _Reader(model, plan, done, settings, batch_tokens)
+    reader = _ChunkReader(model, plan, done, settings, batch_tokens)
     total = len(texts) if isinstance(texts, Sized) and not isinstance(texts, str) else None
     with ExitStack() as context:
         bar = context.enter_context(
@@ -159,7 +158,7 @@ def read_corpus(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reader:
+class _ChunkReader:
     """Runs chunks of texts through the model."""
 
     model: build.Model

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.lens.attention_maps.patterns import pattern_rows
-from manyheads.lens.corpus.examples import Example, ExampleBook
+from manyheads.lens.corpus.examples import ExampleBook, HeadExample
 from manyheads.lens.corpus.token_sums import TokenSums
 from manyheads.lens.measure.score_tiles import ScoreReader, TiledScores
 from manyheads.lens.results.addresses import Block, heads_at
@@ -78,8 +78,8 @@ class CorpusSums:
 
     def of(self, block: Block) -> HeadSums:
         if block not in self.blocks:
-            kept = self.settings
-            book = ExampleBook(block.heads, kept.sharpest, kept.per_decile, kept.seed)
+            counts = self.settings
+            book = ExampleBook(block.heads, counts.sharpest, counts.per_decile, counts.seed)
             self.blocks[block] = HeadSums(block, book)
         return self.blocks[block]
 
@@ -122,16 +122,16 @@ class CorpusWatcher:
                     setattr(sums, part, getattr(sums, part) + added)
                 sums.counts += tiled.request.queries.each[sequence], seen.repeated
             activation, query = (part.cpu().numpy() for part in seen.activation())
-            for head in np.flatnonzero(sums.book.wanted(text, activation)).tolist():
+            for head in np.flatnonzero(sums.book.choose(text, activation)).tolist():
                 example = self._example(
                     tiled, sequence, text, head, int(query[head]), float(activation[head])
                 )
                 sums.book.keep(head, example)
 
-    def _numbers(self, stack: str, each: tuple[int, ...]) -> Int[np.ndarray, " n"] | None:
+    def _numbers(self, stack: str, lengths: tuple[int, ...]) -> Int[np.ndarray, " n"] | None:
         """Token ids, unless a wrapped model has other tokens between those that it reads."""
         ids = self._ids.get(stack)
-        return None if ids is None or ids.lengths.each != each else ids.values.cpu().numpy()
+        return None if ids is None or ids.lengths.each != lengths else ids.values.cpu().numpy()
 
     def _add_tokens(
         self,
@@ -165,7 +165,7 @@ class CorpusWatcher:
         head: int,
         query: int,
         activation: float,
-    ) -> Example:
+    ) -> HeadExample:
         """The queries around one of them, most of them before it, and the keys of each."""
         settings, length = self._sums.settings, tiled.request.queries.each[sequence]
         stop = min(length, query + 1 + settings.queries // 4)
@@ -175,15 +175,15 @@ class CorpusWatcher:
         weights, _ = pattern_rows(tiled, sequence, rows, range(group, group + 1))
         top = weights[member].topk(min(settings.keys, weights.shape[-1]), dim=-1)
         values, keys = top.values.cpu().numpy(), top.indices.cpu().numpy()
-        kept: Bool[np.ndarray, "t k"] = values >= settings.least_weight
-        return Example(
+        heavy: Bool[np.ndarray, "t k"] = values >= settings.least_weight
+        return HeadExample(
             text=text,
             query=query,
             activation=activation,
             rows=rows,
-            counts=kept.sum(1),
-            keys=keys[kept],
-            weights=values[kept],
+            counts=heavy.sum(1),
+            keys=keys[heavy],
+            weights=values[heavy],
         )
 
 
@@ -276,9 +276,9 @@ def _by_distance(
         )
         return (high - low).sum(1)
 
-    here = position[:, None]
-    before = summed(here - far + 1, here - edges + 1)
-    after = summed(here + edges, here + far)
+    query = position[:, None]
+    before = summed(query - far + 1, query - edges + 1)
+    after = summed(query + edges, query + far)
     # The query itself is counted once.
     after[:, 0] = 0
     return before, after

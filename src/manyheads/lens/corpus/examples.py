@@ -20,7 +20,7 @@ LINEAR_BINS = 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Example:
+class HeadExample:
     """A head on one text: the query with its largest weight, and the queries around it.
 
     `rows` are the queries; `counts` says how many keys each has in `keys` and `weights`, which list
@@ -78,7 +78,7 @@ class ExampleBook:
     linear: Int[np.ndarray, "h linear"] = field(init=False)
     activation_sums: Float[np.ndarray, " h"] = field(init=False)
     # The examples of each head by the number of their text.
-    kept: list[dict[int, Example]] = field(init=False)
+    stored: list[dict[int, HeadExample]] = field(init=False)
     # What a text must exceed to be among the sharpest, and stay below to be drawn for a bin.
     _least: Float[np.ndarray, " h"] = field(init=False)
     _ceilings: Float[np.ndarray, "h bins"] = field(init=False)
@@ -87,11 +87,11 @@ class ExampleBook:
         self.histogram = np.zeros((self.heads, BINS), dtype=np.int64)
         self.linear = np.zeros((self.heads, LINEAR_BINS), dtype=np.int64)
         self.activation_sums = np.zeros(self.heads)
-        self.kept = [{} for _ in range(self.heads)]
+        self.stored = [{} for _ in range(self.heads)]
         self._least = np.full(self.heads, -np.inf)
         self._ceilings = np.full((self.heads, BINS), np.inf)
 
-    def wanted(self, text: int, activation: Float[np.ndarray, " h"]) -> Bool[np.ndarray, " h"]:
+    def choose(self, text: int, activation: Float[np.ndarray, " h"]) -> Bool[np.ndarray, " h"]:
         """Count the activations of a text, and say which heads may want it as an example."""
         bins, every = bin_of(activation), np.arange(self.heads)
         self.histogram[every, bins] += 1
@@ -101,36 +101,36 @@ class ExampleBook:
         drawn = priority_of(text, self.seed) < self._ceilings[every, bins]
         return (activation >= self._least) | drawn
 
-    def keep(self, head: int, example: Example) -> None:
+    def keep(self, head: int, example: HeadExample) -> None:
         """Keep an example, and forget those that it replaces."""
-        self.kept[head][example.text] = example
+        self.stored[head][example.text] = example
         self._refresh(head)
 
     def refresh(self) -> None:
-        """Find out anew what a text must exceed, after `kept` was restored."""
+        """Find out anew what a text must exceed, after `stored` was restored."""
         for head in range(self.heads):
             self._refresh(head)
 
     def _refresh(self, head: int) -> None:
-        kept, sharpest = self.kept[head], self.sharpest(head)
-        needed = {each.text for each in sharpest}
+        stored, sharpest = self.stored[head], self.sharpest(head)
+        needed = {example.text for example in sharpest}
         for place, drawn in self._drawn(head).items():
-            needed |= {each.text for each in drawn}
+            needed |= {example.text for example in drawn}
             if len(drawn) == self.per_bin:
                 self._ceilings[head, place] = max(map(self._priority, drawn))
-        self.kept[head] = {text: each for text, each in kept.items() if text in needed}
+        self.stored[head] = {text: example for text, example in stored.items() if text in needed}
         if len(sharpest) == self.top:
             self._least[head] = sharpest[-1].activation
 
-    def sharpest(self, head: int) -> list[Example]:
+    def sharpest(self, head: int) -> list[HeadExample]:
         """The examples with the largest activation."""
-        return sorted(self.kept[head].values(), key=_by_sharpness)[: self.top]
+        return sorted(self.stored[head].values(), key=_by_sharpness)[: self.top]
 
-    def by_decile(self, head: int, count: int) -> dict[int, list[Example]]:
+    def by_decile(self, head: int, count: int) -> dict[int, list[HeadExample]]:
         """Some examples of each tenth of all texts, from 1 (least sharp) to 10."""
         counts = self.histogram[head]
         before, total = np.cumsum(counts) - counts, int(counts.sum())
-        sampled: dict[int, list[Example]] = {}
+        sampled: dict[int, list[HeadExample]] = {}
         for place, drawn in self._drawn(head).items():
             # Those of one bin stand for equal parts of it.
             for order, example in enumerate(sorted(drawn, key=_by_sharpness, reverse=True)):
@@ -142,22 +142,22 @@ class ExampleBook:
             for decile, examples in sorted(sampled.items())
         }
 
-    def _drawn(self, head: int) -> dict[int, list[Example]]:
+    def _drawn(self, head: int) -> dict[int, list[HeadExample]]:
         """The examples of each bin that were drawn."""
-        by_bin: dict[int, list[Example]] = {}
-        for example in sorted(self.kept[head].values(), key=self._priority):
+        by_bin: dict[int, list[HeadExample]] = {}
+        for example in sorted(self.stored[head].values(), key=self._priority):
             drawn = by_bin.setdefault(_bin(example), [])
             if len(drawn) < self.per_bin:
                 drawn.append(example)
         return by_bin
 
-    def _priority(self, example: Example) -> float:
+    def _priority(self, example: HeadExample) -> float:
         return priority_of(example.text, self.seed)
 
 
-def _by_sharpness(example: Example) -> tuple[float, int]:
+def _by_sharpness(example: HeadExample) -> tuple[float, int]:
     return -example.activation, example.text
 
 
-def _bin(example: Example) -> int:
+def _bin(example: HeadExample) -> int:
     return int(bin_of(np.array([example.activation]))[0])

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from manyheads.atomic_write import atomic_write
 from manyheads.encoding.fingerprints import exact_fingerprint
 from manyheads.errors import InputError
-from manyheads.lens.corpus.examples import Example
+from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.results.addresses import Block
 from manyheads.models.build import Model
@@ -56,7 +56,7 @@ def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSetti
         for part in ("at", "of_queries"):
             tokens = getattr(head_sums, part)
             arrays[f"{place}/{part}/ids"], arrays[f"{place}/{part}/sums"] = tokens.ids, tokens.sums
-        arrays |= _pack_examples(place, head_sums.book.kept)
+        arrays |= _pack_examples(place, head_sums.book.stored)
     for text, stacks in done.pool.items():
         for stack, ids in stacks.items():
             arrays[f"text/{text}/{stack}"] = ids
@@ -65,7 +65,7 @@ def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSetti
         "counts": [done.texts, done.passages, done.tokens, totals.tokens],
         "digest": done.digest,
         "class_counts": totals.class_counts,
-        "activations": [asdict(each) for each in totals.activations.values()],
+        "activations": [asdict(activation) for activation in totals.activations.values()],
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = save(arrays, metadata={HEADER_KEY: json.dumps(about)})
@@ -118,25 +118,34 @@ def _restore(done: "CorpusPass", about: dict[str, Any], arrays: Arrays) -> None:
             tokens = getattr(head_sums, part)
             tokens.restore(arrays[f"{place}/{part}/ids"], arrays[f"{place}/{part}/sums"])
         for head, example in _unpack_examples(place, arrays):
-            head_sums.book.kept[head][example.text] = example
+            head_sums.book.stored[head][example.text] = example
         head_sums.book.refresh()
 
 
-def _pack_examples(place: str, kept: list[dict[int, Example]]) -> Arrays:
+def _pack_examples(place: str, stored: list[dict[int, HeadExample]]) -> Arrays:
     """All examples of an attention end to end."""
-    pairs = [(head, each) for head, examples in enumerate(kept) for each in examples.values()]
+    pairs = [
+        (head, example) for head, examples in enumerate(stored) for example in examples.values()
+    ]
     numbers = [
-        [head, each.text, each.query, each.rows.start, each.rows.stop, len(each.keys)]
-        for head, each in pairs
+        [
+            head,
+            example.text,
+            example.query,
+            example.rows.start,
+            example.rows.stop,
+            len(example.keys),
+        ]
+        for head, example in pairs
     ]
     parts: dict[str, list[NDArray[Any]]] = {
-        "counts": [each.counts for _, each in pairs],
-        "keys": [each.keys for _, each in pairs],
-        "weights": [each.weights for _, each in pairs],
+        "counts": [example.counts for _, example in pairs],
+        "keys": [example.keys for _, example in pairs],
+        "weights": [example.weights for _, example in pairs],
     }
     return {
         f"{place}/examples/numbers": np.array(numbers, dtype=np.int64).reshape(-1, 6),
-        f"{place}/examples/activation": np.array([each.activation for _, each in pairs]),
+        f"{place}/examples/activation": np.array([example.activation for _, example in pairs]),
         **{
             f"{place}/examples/{part}": np.concatenate([*arrays, np.zeros(0, arrays[0].dtype)])
             for part, arrays in parts.items()
@@ -145,7 +154,7 @@ def _pack_examples(place: str, kept: list[dict[int, Example]]) -> Arrays:
     }
 
 
-def _unpack_examples(place: str, arrays: Arrays) -> list[tuple[int, Example]]:
+def _unpack_examples(place: str, arrays: Arrays) -> list[tuple[int, HeadExample]]:
     numbers = arrays[f"{place}/examples/numbers"].tolist()
     examples, row, entry = [], 0, 0
     for number, activation in zip(
@@ -154,7 +163,7 @@ def _unpack_examples(place: str, arrays: Arrays) -> list[tuple[int, Example]]:
         head, text, query, start, stop, entries = number
         rows, entry_range = slice(row, row + stop - start), slice(entry, entry + entries)
         row, entry = rows.stop, entry_range.stop
-        example = Example(
+        example = HeadExample(
             text=text,
             query=query,
             activation=activation,

@@ -90,3 +90,9 @@ def test_kinds_are_those_of_the_corpus() -> None:
     atlas = lens.atlas(model, TEXTS, by="none", progress=False)
     assert atlas.inspection.kinds is not None
     assert atlas.inspection.kinds.metadata["texts"] == 3
+
+
+def test_a_model_without_a_mask_token_has_an_atlas_all_the_same() -> None:
+    atlas = make(build("bert-base", **SIZES, vocabulary=60, seed=0), TEXTS)
+    assert atlas.inspection.importance is None
+    assert atlas.inspection.metadata["unknown_importance"]

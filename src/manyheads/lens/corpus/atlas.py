@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from manyheads.bridge.automatic import wrapping_models
+from manyheads.errors import ManyheadsError
 from manyheads.formatting import pluralise
 from manyheads.lens.causal.head_importance import (
     HeadImportance,
@@ -228,7 +229,7 @@ def _inspect(
     classified: Kinds | None = None
     worth: HeadImportance | None = None
     redundant: list[Redundancy] = []
-    complete = True
+    complete, unknown = True, ""
     try:
         if kinds and (model.reads_token_ids or model.reads_images):
             on_progress("head kinds")
@@ -241,8 +242,14 @@ def _inspect(
                 redundancy(model, sample, stack=stack, sublayer=sublayer, progress=progress)
             )
         on_progress("importance of each head")
-        if not model.reads_pairs:
-            worth, _ = measure_importance(model, sample, by, measured.metadata["tokens"], progress)
+        if model.reads_pairs:
+            unknown = "the heads of an encoder-decoder are not ranked"
+        else:
+            tokens = measured.metadata["tokens"]
+            worth, unknown = measure_importance(model, sample, by, tokens, progress)
+    except ManyheadsError as error:
+        # What a model or its tokenizer lacks does not cost the pass.
+        unknown = str(error)
     except KeyboardInterrupt:
         complete = False
     return Inspection(
@@ -251,7 +258,12 @@ def _inspect(
         kinds=classified,
         redundancy=tuple(redundant),
         importance=worth,
-        metadata={"complete": complete, "seed": seed, "default_texts": False},
+        metadata={
+            "complete": complete,
+            "seed": seed,
+            "default_texts": False,
+            "unknown_importance": unknown,
+        },
     )
 
 

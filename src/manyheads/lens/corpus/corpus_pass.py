@@ -46,8 +46,8 @@ from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site
 
-# Texts that are read and cut into passages together.
-TEXTS_PER_CHUNK = 64
+# Texts that are read and cut into passages together, and their letters or tokens.
+TEXTS_PER_CHUNK, CHUNK_LENGTH = 64, 65_536
 SECONDS_BETWEEN_SAVES = 30.0
 FIRST_TEXTS = 8
 
@@ -141,7 +141,6 @@ def read_corpus(
             for chunk, digest in chunks:
                 reader.read(chunk, bar)
                 done.texts, done.digest = done.texts + len(chunk), digest
-                bar.advance(len(chunk))
                 if state is not None and time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
                     pass_files.save_pass(done, state, model, settings)
                     saved = time.monotonic()
@@ -175,21 +174,9 @@ class _ChunkReader:
         for batch in text_reader.batch_by_length(sizes, 1 if inputs.examples else limit):
             self._run(inputs.select(batch), [first + text for text in batch])
             self.done.tokens += sum(sizes[text] for text in batch)
+            bar.advance(len(chunk) * len(batch) / len(inputs))
         self.done.passages += len(inputs)
         self.done.forget_unused()
-
-    def _pieces(self, chunk: list[Any]) -> list[Any]:
-        """The texts of a chunk, long ones in pieces."""
-        length = self.settings.max_length
-        if self.model.reads_images or self.model.reads_pairs or length is None:
-            return chunk
-        if all(isinstance(text, str) for text in chunk):
-            return text_reader.fit_texts(self.model, chunk, length)
-        if any(isinstance(text, str | Mapping) for text in chunk):
-            return chunk
-        return [
-            text[start : start + length] for text in chunk for start in range(0, len(text), length)
-        ]
 
     def _run(self, inputs: ModelInputs, numbers: list[int]) -> None:
         ids = ids_by_stack(self.model, inputs)
@@ -239,11 +226,23 @@ def _chunks(texts: Any, done: CorpusPass, state: Path | None) -> Iterator[tuple[
             raise InputError(
                 f"the texts differ from those that {state} was made of", "delete it to start anew"
             )
-    while chunk := list(islice(rest, TEXTS_PER_CHUNK)):
+    while chunk := _take(rest):
         done.first += chunk[: FIRST_TEXTS - len(done.first)]
         for text in chunk:
             digest.update(_bytes(text))
         yield chunk, digest.hexdigest()
+
+
+def _take(texts: Iterator[Any]) -> list[Any]:
+    """The next texts, few of them where they are long."""
+    chunk: list[Any] = []
+    length = 0
+    for text in islice(texts, TEXTS_PER_CHUNK):
+        chunk.append(text)
+        length += len(text) if isinstance(text, Sized) else 1
+        if length >= CHUNK_LENGTH:
+            break
+    return chunk
 
 
 def _bytes(text: Any) -> bytes:

@@ -59,7 +59,7 @@ def is_ctranslate2(folder: Path) -> bool:
 
 def read_variables(file: Path) -> dict[str, Tensor]:
     """All variables of a file by name, aliases included."""
-    reader = _Reader(file)
+    reader = _ByteReader(file)
     version, spec, _ = reader.number("I"), reader.text(), reader.number("I")
     if version != VERSION or spec != SPEC:
         raise InputError(
@@ -77,7 +77,7 @@ def read_variables(file: Path) -> dict[str, Tensor]:
     return variables
 
 
-class _Reader:
+class _ByteReader:
     """Reads a file from its beginning and never past its end."""
 
     def __init__(self, file: Path) -> None:

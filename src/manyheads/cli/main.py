@@ -148,8 +148,14 @@ def _check_encoding(command: Command) -> None:
 
 def _parse(words: list[str]) -> Command:
     """The command with its arguments; help ends the program, and wrong use is an InputError."""
-    read = partial(tyro.extras.subcommand_cli_from_dict, ALL_COMMANDS, prog="manyheads")
-    parse = partial(read, args=words, config=(tyro.conf.OmitArgPrefixes,))
+    command = ALL_COMMANDS.get(words[0])
+    # To read the options of all other commands would take as long as those of this one.
+    read: Callable[..., Any] = (
+        partial(tyro.extras.subcommand_cli_from_dict, ALL_COMMANDS, prog="manyheads", args=words)
+        if command is None
+        else partial(tyro.cli, command, prog=f"manyheads {words[0]}", args=words[1:])
+    )
+    parse = partial(read, config=(tyro.conf.OmitArgPrefixes,))
     try:
         # What tyro prints of wrong use is longer than one line.
         with redirect_stderr(StringIO()):

@@ -85,21 +85,11 @@ def test_vectors_classes_and_errors_are_the_same(
     assert (
         counts[0] == counts[1] == encode_with_counts(model, TEXTS, Options(progress=False)).tokens
     )
-    with refuses(InputError, "token id 99", "ids of 0 to 39"):
-        encode_with_ray(model, [[5, 99]], workers=1, progress=False)
-
-
-def test_a_single_text_is_truncated_with_a_warning(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def map_here(model: Any, sources: Any, work: Any, **_: Any) -> Iterator[Any]:
-        return (work(model, source) for source in sources)
-
-    # What the workers send is the same as without them, and they take seconds to start.
-    monkeypatch.setattr(ray_engine, "ray_map", map_here)
     with pytest.warns(TruncationWarning, match="truncated to 3 tokens"):
         alone = classify_with_ray(model, TEXTS[0], max_length=3, workers=1, progress=False)
     assert alone.labels == classify(model, TEXTS[0], max_length=3).labels
+    with refuses(InputError, "token id 99", "ids of 0 to 39"):
+        encode_with_ray(model, [[5, 99]], workers=1, progress=False)
 
 
 def test_a_missing_ray_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

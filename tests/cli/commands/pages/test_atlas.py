@@ -56,10 +56,10 @@ def test_a_killed_command_continues_without_loss(
     monkeypatch.setattr(corpus_pass, "TEXTS_PER_CHUNK", 2)
     monkeypatch.setattr(corpus_pass, "SECONDS_BETWEEN_SAVES", 0.0)
     words = ["atlas", str(folder / "model"), "--corpus", str(folder / "corpus.txt"), *OPTIONS]
-    read, chunks = corpus_pass._Reader.read, 0
+    read, chunks = corpus_pass._ChunkReader.read, 0
     fatal = 3
 
-    def killed(reader: corpus_pass._Reader, chunk: list[str], bar: object) -> None:
+    def killed(reader: corpus_pass._ChunkReader, chunk: list[str], bar: object) -> None:
         nonlocal chunks
         chunks += 1
         if chunks == fatal:
@@ -67,7 +67,7 @@ def test_a_killed_command_continues_without_loss(
         read(reader, chunk, bar)  # type: ignore[arg-type]
 
     assert main([*words, "-o", str(tmp_path / "whole")]) == 0
-    monkeypatch.setattr(corpus_pass._Reader, "read", killed)
+    monkeypatch.setattr(corpus_pass._ChunkReader, "read", killed)
     with pytest.raises(SystemExit):
         main([*words, "-o", str(tmp_path / "killed")])
     assert (tmp_path / "killed" / STATE).is_file()

@@ -80,15 +80,11 @@ class PipModel:
 
 def _read_table() -> dict[str, PipModel]:
     entries = tomllib.loads(files(__package__).joinpath("pip_models.toml").read_text("utf-8"))
-    wheels = ("wheels", "documents")
-    return {
-        name: PipModel(
-            **{key: value for key, value in entry.items() if key not in (*wheels, "needs")},
-            **{key: tuple(Wheel(**wheel) for wheel in entry.get(key, ())) for key in wheels},
-            needs=tuple(entry.get("needs", ())),
-        )
-        for name, entry in entries.items()
-    }
+    for entry in entries.values():
+        for key in ("wheels", "documents"):
+            entry[key] = tuple(Wheel(**wheel) for wheel in entry.get(key, ()))
+        entry["needs"] = tuple(entry.get("needs", ()))
+    return {name: PipModel(**entry) for name, entry in entries.items()}
 
 
 PIP_MODELS = _read_table()

@@ -71,11 +71,10 @@ class Inspect:
 
     def _inputs(self, model: Any) -> Any:
         """What to read; None for the defaults."""
-        if (self.image or self.audio) and (self.input.has_texts or (self.image and self.audio)):
-            raise InputError(
-                "--image, --audio, and --text, --file or --ids exclude each other",
-                "give one of them",
-            )
+        if self.image and (self.input.has_texts or self.audio):
+            raise InputError("--image excludes --audio, --text, --file and --ids", "give one")
+        if self.audio and self.input.has_texts:
+            raise InputError("--audio excludes --text, --file and --ids", "give one of them")
         if self.audio:
             from manyheads.bridge.speech import speech_inputs
 

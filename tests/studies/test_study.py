@@ -61,7 +61,7 @@ def test_settings_are_as_a_file_has_them() -> None:
 
 def test_the_page_of_verdicts_has_every_study_and_may_be_empty() -> None:
     page = verdict_page([(Planted(), result_of(narrow=[2.0], wide=[1.0]))])
-    assert "| [planted](#planted) | Wide models lose less than narrow ones. | ✔ holds |" in page
-    assert "\n\n- Wide models lose less than narrow ones. (Nobody 2026) ✔ holds: 2.000" in page
+    assert "| [planted](#planted) | Wide models lose less than narrow ones | ✔ holds |" in page
+    assert "\n\n- Wide models lose less than narrow ones (Nobody 2026) ✔ holds: 2.000" in page
     assert "](images/studies/planted.png)" in page
     assert "No study has a result yet." in verdict_page([])

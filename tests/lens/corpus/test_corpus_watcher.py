@@ -108,8 +108,8 @@ def test_an_example_has_the_queries_around_the_sharpest() -> None:
     )
     done, _ = read_corpus(small("llama-1b-shape"), [list(range(3, 33))], settings, progress=False)
     for sums in done.sums.blocks.values():
-        for kept in sums.book.kept:
-            [example] = kept.values()
+        for stored in sums.book.stored:
+            [example] = stored.values()
             assert len(example.rows) == 8
             assert example.query in example.rows
             assert (example.counts <= 2).all()

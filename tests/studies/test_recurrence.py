@@ -13,8 +13,9 @@ from studies.recurrence.patterns import (
     gradient_by_distance,
     recalled,
 )
-from studies.recurrence.study import MODELS, STUDY, make_model
+from studies.recurrence.study import MODELS, STUDY, at_best_rates, make_model
 from studies.small_models import count_parameters, language_model
+from studies.study import Result
 
 
 def texts() -> PatternTexts:
@@ -65,3 +66,15 @@ def test_both_models_have_the_same_weights() -> None:
     settings = {**STUDY.settings("full"), "layers": 1}
     counts = [count_parameters(make_model(name, settings, 0)) for name in MODELS]
     assert counts[1] == pytest.approx(counts[0], rel=0.005)
+
+
+def test_each_kind_is_judged_at_its_best_rate() -> None:
+    arms = {
+        "attention at 0.001": {"0": {"bits": 2.0}},
+        "attention at 0.002": {"0": {"bits": 1.9}},
+        "LSTM at 0.004": {"0": {"bits": 2.1}},
+        "LSTM at 0.008": {"0": {"bits": float("nan")}},
+    }
+    best = at_best_rates(Result("recurrence", "full", {}, "none", arms=arms))
+    assert best.mean("attention", "bits") == 1.9
+    assert best.mean("LSTM", "bits") == 2.1

@@ -7,6 +7,7 @@ import torch
 from manyheads import lens
 from manyheads.lens.corpus import corpus_watcher
 from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings, read_corpus
+from manyheads.lens.measure import row_sums
 from manyheads.models.build import Model, build
 
 VOCABULARY = 40
@@ -95,7 +96,9 @@ def test_examples_are_the_sharpest_of_all_patterns(
 def test_long_texts_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("llama-1b-shape")
     whole, _ = read_corpus(model, texts(), SETTINGS, progress=False)
-    monkeypatch.setattr(corpus_watcher, "CHUNK_WEIGHTS", 64)
+    # Tiles of four queries and one key head.
+    monkeypatch.setitem(row_sums.ROWS, "cpu", 8)
+    monkeypatch.setitem(row_sums.CHUNK_WEIGHTS, "cpu", 64)
     parts, _ = read_corpus(model, texts(), SETTINGS, progress=False)
     for block, sums in whole.sums.blocks.items():
         assert np.allclose(sums.earlier, parts.sums.of(block).earlier, atol=1e-4)

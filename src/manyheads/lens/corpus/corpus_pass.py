@@ -44,7 +44,6 @@ from manyheads.models import build
 from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Site
 
 # Texts that are read and cut into passages together, and their letters or tokens.
 TEXTS_PER_CHUNK, CHUNK_LENGTH = 64, 65_536
@@ -92,21 +91,6 @@ class CorpusPass:
         books = [sums.book for sums in self.sums.blocks.values()]
         used = {text for book in books for examples in book.stored for text in examples}
         self.pool = {text: ids for text, ids in self.pool.items() if text in used}
-
-
-class _BothWatchers:
-    """Two watchers of one run."""
-
-    def __init__(self, *watchers: StatisticsWatcher | CorpusWatcher) -> None:
-        self._watchers = watchers
-
-    def wants(self, site: Site) -> bool:
-        return any(watcher.wants(site) for watcher in self._watchers)
-
-    def see(self, site: Site, value: Ragged | Patterns) -> None:
-        for watcher in self._watchers:
-            if watcher.wants(site):
-                watcher.see(site, value)
 
 
 def read_corpus(
@@ -180,12 +164,11 @@ class _ChunkReader:
 
     def _run(self, inputs: ModelInputs, numbers: list[int]) -> None:
         ids = ids_by_stack(self.model, inputs)
-        measuring = StatisticsWatcher(self.plan, ids, numbers)
-        looking = CorpusWatcher(self.model.stacks(), self.done.sums, ids, numbers)
+        corpus = CorpusWatcher(self.done.sums, ids, numbers)
+        measuring = StatisticsWatcher(self.plan, ids, numbers, tile_readers=corpus.reader)
         with torch.inference_mode():
-            run_until(
-                partial(self.model.run_hidden, inputs), _BothWatchers(measuring, looking), None
-            )
+            run_until(partial(self.model.run_hidden, inputs), measuring, None)
+            corpus.finish()
         self.done.totals.add(measuring)
         for place, number in enumerate(numbers):
             self.done.pool[number] = {

@@ -10,14 +10,12 @@ from torch import Tensor
 from manyheads.lens.attention_maps.patterns import pattern_rows
 from manyheads.lens.corpus.examples import ExampleBook, HeadExample
 from manyheads.lens.corpus.token_sums import TokenSums
-from manyheads.lens.measure.score_tiles import ScoreReader, TiledScores
-from manyheads.lens.results.addresses import Block, heads_at
-from manyheads.models.stack import Stack
+from manyheads.lens.measure.row_sums import Repeats, TileReader, TileWeights
+from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores
+from manyheads.lens.results.addresses import Block
 from manyheads.ragged import Ragged
-from manyheads.taps import Patterns, Site, Sublayer
+from manyheads.taps import Sublayer
 
-# Weights of one text that are computed at once.
-CHUNK_WEIGHTS = 2**22
 # Distances 0, 1, 2 to 3, 4 to 7 and so on; the last one is open.
 DISTANCE_BINS = 24
 # HeadVis leaves out smaller weights when it adds up induction.
@@ -85,42 +83,39 @@ class CorpusSums:
 
 
 class CorpusWatcher:
-    """Adds one batch to the sums; the weights of at most one text and attention are in memory."""
+    """Adds one batch to the sums, from the weights that the statistics compute tile by tile."""
 
-    def __init__(
-        self,
-        stacks: dict[str, Stack],
-        sums: CorpusSums,
-        ids: dict[str, Ragged],
-        texts: list[int],
-    ) -> None:
-        self._stacks, self._sums, self._ids, self._texts = stacks, sums, ids, texts
-        self._reader = ScoreReader(stacks)
+    def __init__(self, sums: CorpusSums, ids: dict[str, Ragged], texts: list[int]) -> None:
+        self._sums, self._ids, self._texts = sums, ids, texts
+        self._open: list[tuple[Block, TiledScores, BatchWeights]] = []
 
-    def wants(self, site: Site) -> bool:
-        return self._reader.wants(site)
+    def reader(self, block: Block, tiled: TiledScores) -> TileReader:
+        """What sees the tiles of an attention; the attention before it has been seen by then."""
+        self.finish()
+        weights = BatchWeights.empty(tiled, same=block.sublayer is Sublayer.ATTENTION)
+        self._open = [(block, tiled, weights)]
+        return weights
 
-    def see(self, site: Site, value: Ragged | Patterns) -> None:
-        tiled = self._reader.see(site, value)
-        if tiled is None:
-            return
-        heads = heads_at(self._stacks[site.stack], site.layer, site.sublayer).config.heads
-        sums = self._sums.of(Block(site.layer, heads, site.stack, site.sublayer))
-        same = site.sublayer is Sublayer.ATTENTION
-        key_ids = self._numbers(site.stack if same else "encoder", tiled.request.keys.each)
-        query_ids = self._numbers(site.stack, tiled.request.queries.each)
+    def finish(self) -> None:
+        """Add the attention that was seen last."""
+        while self._open:
+            self._add(*self._open.pop())
+
+    def _add(self, block: Block, tiled: TiledScores, weights: "BatchWeights") -> None:
+        sums, same = self._sums.of(block), block.sublayer is Sublayer.ATTENTION
+        request = tiled.request
+        key_ids = self._numbers(block.stack if same else "encoder", request.keys.each)
+        query_ids = self._numbers(block.stack, request.queries.each)
         for sequence, text in enumerate(self._texts):
-            start, count = tiled.request.keys.starts[sequence], tiled.request.keys.each[sequence]
-            ids = None if key_ids is None or not same else key_ids[start : start + count]
-            seen = _look(tiled, sequence, ids, same=same)
-            if seen is None:
+            if not request.queries.each[sequence] or not request.keys.each[sequence]:
                 continue
+            seen = weights.of_sequence(sequence)
             self._add_tokens(sums, tiled, sequence, seen, key_ids, query_ids)
             if same:
                 for part in ("earlier", "later", "squares", "copied"):
                     added = getattr(seen, part).double().cpu().numpy()
                     setattr(sums, part, getattr(sums, part) + added)
-                sums.counts += tiled.request.queries.each[sequence], seen.repeated
+                sums.counts += request.queries.each[sequence], seen.repeated
             activation, query = (part.cpu().numpy() for part in seen.activation())
             for head in np.flatnonzero(sums.book.choose(text, activation)).tolist():
                 example = self._example(
@@ -214,71 +209,118 @@ class _Seen:
         return largest, query + 1
 
 
-def _look(
-    tiled: TiledScores, sequence: int, ids: Int[np.ndarray, " s"] | None, *, same: bool
-) -> _Seen | None:
-    """Look at all weights of a text, some queries at a time."""
-    length, count = tiled.request.queries.each[sequence], tiled.request.keys.each[sequence]
-    if not length or not count:
-        return None
-    heads, device = tiled.query.shape[1], tiled.query.device
-    earlier = torch.zeros(heads, DISTANCE_BINS, device=device)
-    later, received = earlier.clone(), torch.zeros(heads, count, device=device)
-    equal, largest = torch.zeros(count, device=device), torch.zeros(heads, length, device=device)
-    squares, copied, repeated = torch.zeros_like(earlier[:, 0]), torch.zeros_like(earlier[:, 0]), 0
-    tokens = None if ids is None else torch.from_numpy(ids).to(device)
-    step = max(1, CHUNK_WEIGHTS // (heads * count))
-    for start in range(0, length, step):
-        rows = range(start, min(length, start + step))
-        weights, visible = pattern_rows(tiled, sequence, rows)
-        received += weights.sum(1)
-        equal += (visible / visible.sum(1, keepdim=True).clamp(min=1)).sum(0)
-        if count > 1:
-            largest[:, rows.start : rows.stop] = weights[..., 1:].amax(-1)
-        if same:
-            position = torch.arange(rows.start, rows.stop, device=device)
-            position = position + tiled.query_offset(sequence)
-            before, after = _by_distance(weights, position)
-            earlier += before
-            later += after
-            away = (position[:, None] - torch.arange(count, device=device)).float()
-            squares += weights.flatten(1) @ away.square_().flatten()
-        if tokens is not None:
-            # The token after a copy is at most the query itself.
-            copies = (tokens[rows.start : rows.stop, None] == tokens).tril(rows.start - 1)
-            repeated += int(copies.any(1).sum())
-            after_copies = weights[..., 1:][:, copies[:, :-1]]
-            copied += after_copies.masked_fill(after_copies < LEAST_INDUCTION, 0.0).sum(1)
-    return _Seen(earlier, later, squares, copied, repeated, received, equal, largest)
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchWeights:
+    """One attention on one batch, added up tile by tile.
 
-
-def _by_distance(
-    weights: Float[Tensor, "h t s"], position: Int[Tensor, " t"]
-) -> tuple[Float[Tensor, "h bins"], Float[Tensor, "h bins"]]:
-    """The weight on keys at distances 0, 1, 2 to 3, 4 to 7 ... before the query, and after it.
-
-    It is read from running sums at the edges of these ranges, not from every pair. In float32 they
-    are off by about 1e-6.
+    `received` and `equal` have one number per key, `largest` one per query, `distances` one for
+    each text and distance: how far before the query the key is, from the number of keys down to
+    the number of queries after it.
     """
-    count = weights.shape[-1]
-    running = torch.cat((torch.zeros_like(weights[..., :1]), weights.cumsum(-1)), dim=-1)
-    edges = torch.tensor(
-        [0, *(2**power for power in range(DISTANCE_BINS - 1))], device=weights.device
-    )
-    # The open end: beyond every key.
-    far = torch.cat((edges[1:], edges.new_tensor([2**40])))
 
-    def summed(start: Int[Tensor, "t bins"], stop: Int[Tensor, "t bins"]) -> Float[Tensor, "h b"]:
-        """The weight on the keys from start to stop, over all queries."""
-        low, high = (
-            running.gather(-1, edge.clamp(0, count).expand(len(weights), -1, -1))
-            for edge in (start, stop)
+    tiled: TiledScores
+    same: bool
+    received: Float[Tensor, "h m"]
+    equal: Float[Tensor, " m"]
+    largest: Float[Tensor, "h n"]
+    copied: Float[Tensor, "h b"]
+    repeated: list[int]
+    distances: list[Float[Tensor, "h distances"]]
+
+    @classmethod
+    def empty(cls, tiled: TiledScores, *, same: bool) -> "BatchWeights":
+        queries, keys, heads = tiled.request.queries, tiled.request.keys, tiled.query.shape[1]
+        zeros = tiled.query.new_zeros(heads, 0, dtype=torch.float32).new_zeros
+        spans = zip(queries.each, keys.each, strict=True) if same else ()
+        return cls(
+            tiled=tiled,
+            same=same,
+            received=zeros(heads, keys.total),
+            equal=zeros(keys.total),
+            largest=zeros(heads, queries.total),
+            copied=zeros(heads, len(queries.each)),
+            repeated=[0] * len(queries.each),
+            distances=[zeros(heads, length + count) for length, count in spans],
         )
-        return (high - low).sum(1)
 
-    query = position[:, None]
-    before = summed(query - far + 1, query - edges + 1)
-    after = summed(query + edges, query + far)
-    # The query itself is counted once.
-    after[:, 0] = 0
-    return before, after
+    def see_tile(
+        self, tile: Tile, heads: slice, weights: TileWeights, repeats: Repeats | None
+    ) -> None:
+        request, sequence = self.tiled.request, tile.sequence
+        start, factor = request.keys.starts[sequence] + tile.keys.start, weights.factor
+        keys = slice(start, start + len(tile.keys))
+        first = request.queries.starts[sequence]
+        queries = slice(first + tile.rows.start, first + tile.rows.stop)
+        skewed, weight = _skew(weights)
+        self.received[heads, keys] += weight.sum(1)
+        # Every key but the first of the text.
+        others = weights.powers[..., 1 if tile.keys.start == 0 else 0 :]
+        if others.shape[-1]:
+            self.largest[heads, queries] = others.amax(-1) * factor
+        if heads.start == 0:
+            visible = weights.scores[0] > HIDDEN_SCORE / 10
+            self.equal[keys] += (visible / visible.sum(1, keepdim=True).clamp(min=1)).sum(0)
+        if self.same:
+            # The nearest column of the skewed weights is the last key of the first row.
+            position = tile.rows.start + self.tiled.query_offset(sequence)
+            farthest = request.keys.each[sequence] - (position + len(tile.rows) - tile.keys.start)
+            columns = slice(farthest, farthest + skewed.shape[-1])
+            self.distances[sequence][heads, columns] += skewed.sum(1)
+        if repeats is not None:
+            rows, copies = repeats
+            if heads.start == 0:
+                self.repeated[sequence] += len(rows.unique())
+            columns = copies + 1
+            inside = columns < len(tile.keys)
+            after = weight[:, rows[inside], columns[inside]]
+            after = after.masked_fill(after < LEAST_INDUCTION, 0.0)
+            self.copied[heads, sequence] += after.sum(1)
+
+    def of_sequence(self, sequence: int) -> "_Seen":
+        request = self.tiled.request
+        start, count = request.keys.starts[sequence], request.keys.each[sequence]
+        first, length = request.queries.starts[sequence], request.queries.each[sequence]
+        earlier = self.received.new_zeros(len(self.received), DISTANCE_BINS)
+        later, squares = earlier.clone(), earlier[:, 0].double()
+        if self.same:
+            sums = self.distances[sequence]
+            away = count - 1 - torch.arange(sums.shape[1], device=sums.device)
+            bins = _distance_bin(away.abs())
+            earlier.index_add_(1, bins[away >= 0], sums[:, away >= 0])
+            later.index_add_(1, bins[away < 0], sums[:, away < 0])
+            squares = sums.double() @ away.double().square()
+        return _Seen(
+            earlier=earlier,
+            later=later,
+            squares=squares,
+            copied=self.copied[:, sequence],
+            repeated=self.repeated[sequence],
+            received=self.received[:, start : start + count],
+            equal=self.equal[start : start + count],
+            largest=self.largest[:, first : first + length],
+        )
+
+
+def _skew(
+    weights: TileWeights,
+) -> tuple[Float[Tensor, "h t diagonals"], Float[Tensor, "h t w"]]:
+    """The weights with each row one place to the left of the row before, and without the shift.
+
+    Both share their memory. A column of the first has the weights of one distance.
+    """
+    heads, rows, count = weights.powers.shape
+    skewed = weights.powers.new_zeros(heads, rows, rows + count - 1)
+    width = skewed.shape[-1]
+    weight = skewed.as_strided(
+        (heads, rows, count), (rows * width, width - 1, 1), storage_offset=rows - 1
+    )
+    return skewed, torch.mul(weights.powers, weights.factor[..., None], out=weight)
+
+
+def _distance_bin(distance: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """
+    >>> _distance_bin(torch.tensor([0, 1, 2, 3, 4, 7, 8])).tolist()
+    [0, 1, 2, 2, 3, 3, 4]
+    """
+    edges = 2 ** torch.arange(DISTANCE_BINS - 1, device=distance.device)
+    return torch.bucketize(distance, edges, right=True)

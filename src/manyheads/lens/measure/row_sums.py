@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -78,8 +78,8 @@ class RowSums:
         return cls(**tensors)
 
 
-def sum_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
-    """All sums of one attention, by tiles of a few queries and heads."""
+def sum_rows(tiled: TiledScores, spec: RowSumSpec, reader: "TileReader | None" = None) -> RowSums:
+    """All sums of one attention, by tiles of a few queries and heads, which `reader` sees too."""
     sums = RowSums.empty(tiled, spec)
     step = max(1, ROWS[_device_kind(tiled)] // tiled.group_size)
     for sequence, length in enumerate(tiled.request.queries.each):
@@ -89,7 +89,7 @@ def sum_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
         for start, stop in pairwise((*range(0, length, step), length)):
             tile = tiled.tile(sequence, range(start, stop))
             if tile.keys:
-                _sum_tile(tiled, spec, tile, keys, sums)
+                _sum_tile(tiled, spec, tile, keys, sums, reader)
     return sums
 
 
@@ -98,7 +98,12 @@ def _device_kind(tiled: TiledScores) -> Literal["cpu", "cuda"]:
 
 
 def _sum_tile(
-    tiled: TiledScores, spec: RowSumSpec, tile: Tile, keys: Float[Tensor, "g s d"], sums: RowSums
+    tiled: TiledScores,
+    spec: RowSumSpec,
+    tile: Tile,
+    keys: Float[Tensor, "g s d"],
+    sums: RowSums,
+    reader: "TileReader | None",
 ) -> None:
     weights_per_head = tiled.group_size * len(tile.rows) * len(tile.keys)
     groups, step = keys.shape[0], max(1, CHUNK_WEIGHTS[_device_kind(tiled)] // weights_per_head)
@@ -110,6 +115,8 @@ def _sum_tile(
         rows = slice(first + tile.rows.start, first + tile.rows.stop)
         heads = slice(start * tiled.group_size, stop * tiled.group_size)
         sums.visible[rows] = weights.visible
+        if reader is not None:
+            reader.see_tile(tile, heads, weights, repeats)
         for name, values in _spread_sums(tiled, tile, weights).items():
             getattr(sums, name)[rows, heads] = values.T
         if tile.keys.start == 0:
@@ -126,7 +133,7 @@ def _sum_tile(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _TileWeights:
+class TileWeights:
     """`powers` are exp(score - row maximum); times `factor` they are the weights.
 
     `rest` is the log-sum-exp of each row, the sink included, minus the row maximum, `largest`.
@@ -142,13 +149,26 @@ class _TileWeights:
     columns: Float[Tensor, "h t columns"]
 
 
+# Rows of a tile, and for each the column of an earlier copy of its token; -1 before the tile.
+Repeats = tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]
+
+
+@runtime_checkable
+class TileReader(Protocol):
+    """Sees the weights of every tile on the way; it must not change them."""
+
+    def see_tile(
+        self, tile: Tile, heads: slice, weights: TileWeights, repeats: Repeats | None
+    ) -> None: ...
+
+
 def _tile_weights(
     tiled: TiledScores,
     tile: Tile,
     keys: Float[Tensor, "g s d"],
     heads: range,
     columns: Float[Tensor, "w columns"],
-) -> _TileWeights:
+) -> TileWeights:
     scores, visible = tiled.scores(tile, keys, heads)
     largest = scores.amax(-1, keepdim=True).clamp_(min=HIDDEN_SCORE / 10)
     scores.sub_(largest)
@@ -161,11 +181,11 @@ def _tile_weights(
         sink = tiled.request.sink[heads.start * share : heads.stop * share].float()
         rest = torch.logaddexp(rest, sink[:, None] - largest.squeeze(-1))
     factor = torch.where(total > 0, (-rest).exp(), 0.0)
-    return _TileWeights(scores, powers, factor, rest, largest.squeeze(-1), visible, summed)
+    return TileWeights(scores, powers, factor, rest, largest.squeeze(-1), visible, summed)
 
 
 def _spread_sums(
-    tiled: TiledScores, tile: Tile, weights: _TileWeights
+    tiled: TiledScores, tile: Tile, weights: TileWeights
 ) -> dict[str, Float[Tensor, "h t"]]:
     """How the weights of each row are spread: over how many keys, and at what distance."""
     factor, powers, spare = weights.factor, weights.powers, weights.scores
@@ -199,7 +219,7 @@ def _spread_sums(
 
 
 def _offset_sums(
-    tiled: TiledScores, offsets: tuple[int, ...], tile: Tile, weights: _TileWeights
+    tiled: TiledScores, offsets: tuple[int, ...], tile: Tile, weights: TileWeights
 ) -> Float[Tensor, "t h offsets"]:
     """The weight on the key at each offset from the query."""
     away = torch.tensor(offsets, device=weights.powers.device)
@@ -210,7 +230,7 @@ def _offset_sums(
     return rearrange(gathered, "h t offsets -> t h offsets")
 
 
-def _memory(weights: _TileWeights) -> Float[Tensor, "h t"]:
+def _memory(weights: TileWeights) -> Float[Tensor, "h t"]:
     """How many of the latest tokens together have `REMEMBERED` of the weight, or more."""
     earlier = weights.powers.cumsum(-1)
     later = weights.powers.shape[-1] - weights.visible
@@ -225,10 +245,8 @@ def _columns(tiled: TiledScores, spec: RowSumSpec, tile: Tile) -> Float[Tensor, 
     return torch.cat((torch.ones_like(position)[:, None], position[:, None], marks), dim=1)
 
 
-def _find_repeats(
-    tiled: TiledScores, ids: Int[Tensor, " n"], tile: Tile
-) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """Pairs of a row and an earlier copy of its token, as a column of the tile; -1 before it."""
+def _find_repeats(tiled: TiledScores, ids: Int[Tensor, " n"], tile: Tile) -> Repeats:
+    """Pairs of a row and an earlier copy of its token."""
     start = tiled.request.queries.starts[tile.sequence]
     # The token after a copy may be in the tile even if the copy itself is not.
     before = max(0, tile.keys.start - 1)
@@ -242,7 +260,7 @@ def _find_repeats(
 
 
 def _repeat_sum(
-    weights: _TileWeights, rows: Int[Tensor, " _"], copies: Int[Tensor, " _"], further: int
+    weights: TileWeights, rows: Int[Tensor, " _"], copies: Int[Tensor, " _"], further: int
 ) -> Float[Tensor, "h t"]:
     """The weight on earlier copies of a query's token, or on the tokens `further` behind them."""
     columns = copies + further

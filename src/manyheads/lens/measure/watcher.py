@@ -1,6 +1,7 @@
 """The watcher behind the statistics: it measures each attention during the forward pass."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from manyheads.attention import Attention
 from manyheads.lens.inputs.cached_run import layer_output_site
 from manyheads.lens.measure import measures, score_tiles
-from manyheads.lens.measure.row_sums import RowSumSpec, row_sums
+from manyheads.lens.measure.row_sums import RowSumSpec, TileReader, row_sums, sum_rows
 from manyheads.lens.results.addresses import Block, heads_at, output_weight
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.stack import Stack
@@ -128,7 +129,10 @@ class MeasurementPlan:
 
 
 class StatisticsWatcher:
-    """Measures one batch into `sums`; of each attention it stores no more than the queries."""
+    """Measures one batch into `sums`; of each attention it stores no more than the queries.
+
+    `tile_readers` makes what sees the weights of an attention on the way.
+    """
 
     def __init__(
         self,
@@ -136,7 +140,9 @@ class StatisticsWatcher:
         ids: dict[str, Ragged],
         texts: list[int],
         sums: measures.MeasureSums | None = None,
+        tile_readers: Callable[[Block, score_tiles.TiledScores], TileReader] | None = None,
     ) -> None:
+        self._tile_readers = tile_readers
         self.sums = measures.MeasureSums() if sums is None else sums
         # The largest score of each head before the softmax.
         self.scores: dict[Block, Float[Tensor, " h"]] = {}
@@ -241,7 +247,11 @@ class StatisticsWatcher:
             same=same,
             sink_above=plan.sink_above,
         )
-        sums, block = row_sums(tiled, spec), self._block(site)
+        block = self._block(site)
+        if self._tile_readers is None:
+            sums = row_sums(tiled, spec)
+        else:
+            sums = sum_rows(tiled, spec, self._tile_readers(block, tiled))
         measures.add_measures(self.sums, block, tiled, spec, sums, scope)
         # Mixers, and attentions that only return their weights, have no scores.
         scored = getattr(self._heads_at(site), "has_scores", True)

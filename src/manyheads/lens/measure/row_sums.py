@@ -21,7 +21,8 @@ from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores, 
 from manyheads.parts.masks import exact_band
 from manyheads.parts.positions.alibi import AlibiBias
 
-# Queries times heads per key head: enough rows to keep matrix products busy.
+# Queries of a tile: enough rows to keep matrix products busy, few enough that a causal mask hides
+# little of it.
 ROWS = {"cpu": 128, "cuda": 1024}
 # Weights in memory at once, unless a single key head has more.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**26}
@@ -81,16 +82,23 @@ class RowSums:
 def sum_rows(tiled: TiledScores, spec: RowSumSpec, reader: "TileReader | None" = None) -> RowSums:
     """All sums of one attention, by tiles of a few queries and heads, which `reader` sees too."""
     sums = RowSums.empty(tiled, spec)
-    step = max(1, ROWS[_device_kind(tiled)] // tiled.group_size)
     for sequence, length in enumerate(tiled.request.queries.each):
         if length == 0 or tiled.request.keys.each[sequence] == 0:
             continue
+        step = _rows_at_once(tiled, tiled.request.keys.each[sequence])
         keys = tiled.keys_of(sequence)
         for start, stop in pairwise((*range(0, length, step), length)):
             tile = tiled.tile(sequence, range(start, stop))
             if tile.keys:
                 _sum_tile(tiled, spec, tile, keys, sums, reader)
     return sums
+
+
+def _rows_at_once(tiled: TiledScores, keys: int) -> int:
+    """Fewer where many heads share long keys, but not fewer than rows of all of them."""
+    kind, share = _device_kind(tiled), tiled.group_size
+    least = max(1, ROWS[kind] // share)
+    return max(least, min(ROWS[kind], CHUNK_WEIGHTS[kind] // (share * keys)))
 
 
 def _device_kind(tiled: TiledScores) -> Literal["cpu", "cuda"]:

@@ -44,6 +44,7 @@ TOPICS = {
     "report/test_browser.py",
     "report/test_image.py",
     "studio/test_first_minute.py",
+    "studio/test_language.py",
     "studio/test_page.py",
     "studio/test_view.py",
     "test_sampling.py",

@@ -50,6 +50,12 @@ def test_it_opens_on_two_induction_heads_and_their_partner(page: Page, house: Li
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("[MASK]")
     expect(page.locator(".bars li").first).to_contain_text("he100%")
     expect(page.get_by_role("button", name="Generate")).to_be_hidden()
+    # The same view in Russian, with its numbers.
+    page.get_by_role("button", name="Читать по-русски").click()
+    expect(page.locator(".place-predictions h2")).to_have_text("Предсказанный токен")
+    expect(page.locator(".bars li").first).to_contain_text("he100\u00a0%")
+    expect(page.get_by_label("Метрика, задающая цвет голов")).to_be_visible()
+    expect(page.locator("html")).to_have_attribute("lang", "ru")
 
 
 def test_an_example_brings_its_heads_and_a_pair_that_can_be_patched(

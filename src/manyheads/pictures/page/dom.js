@@ -39,21 +39,6 @@ export const announce = debounce(350, (sentence) => {
   document.getElementById("live").textContent = sentence;
 });
 
-let fading = 0;
-
-export function showError(sentence) {
-  const place = document.getElementById("error");
-  const close = h("button", { type: "button", class: "plain", on: { click: () => (place.hidden = true) } }, "Close");
-  place.replaceChildren(h("span", {}, sentence), close);
-  place.hidden = false;
-  clearTimeout(fading);
-  fading = setTimeout(() => (place.hidden = true), 12000);
-}
-
-export function pluralise(count, thing) {
-  return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
-}
-
 export function download(blob, name) {
   const link = h("a", { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);

@@ -2,14 +2,16 @@
 // tables from the English sentence, "{0} heads", to theirs: "{0} {0|голова|головы|голов}", where the last form
 // of a noun is the one after 5.
 
-const KEY = "manyheads-language";
+const STORED_LANGUAGE = "manyheads-language";
+// {0}, or {0|form|form|form}.
+const PLACE = /\{(\d[^}]*)\}/;
 const tables = { ru: {} };
 let language = chosenLanguage();
 
 function chosenLanguage() {
   let stored = null;
   try {
-    stored = localStorage.getItem(KEY);
+    stored = localStorage.getItem(STORED_LANGUAGE);
   } catch {
     // Without storage the browser's language decides each time.
   }
@@ -24,7 +26,7 @@ export function currentLanguage() {
 // The page is loaded again in that language.
 export function changeLanguage(code) {
   try {
-    localStorage.setItem(KEY, code);
+    localStorage.setItem(STORED_LANGUAGE, code);
   } catch {
     // Without storage the page stays as it is.
   }
@@ -40,16 +42,39 @@ export function say(parts, ...values) {
   return fillSentence(translate(english), values);
 }
 
+// The same as a list of texts and elements, for append(), where some values are elements.
+export function sayParts(parts, ...values) {
+  const english = parts.reduce((text, part, index) => `${text}{${index - 1}}${part}`);
+  return translate(english).split(PLACE).map((text, index) => (index % 2 ? fillPlace(text, values) : text)).filter((part) => part !== "");
+}
+
 // A sentence without values, such as a label that the server sent; unknown ones stay as they are.
 export function translate(english) {
   return tables[language]?.[english] ?? english;
 }
 
+// A sentence or a label that the server sent with its values filled in, "the text has 9 tokens.".
+export function translateFilled(english) {
+  const table = tables[language];
+  if (!table || english in table) return translate(english);
+  const alike = (key) => key.includes("{0}") && key.endsWith(".") === english.endsWith(".");
+  const longestFirst = Object.keys(table).filter(alike).sort((one, other) => other.length - one.length);
+  for (const key of longestFirst) {
+    const match = key.replace(/[.*+?^$()[\]\\]/g, "\\$&").split(PLACE).map((text, index) => (index % 2 ? "(.+?)" : text)).join("");
+    const values = new RegExp(`^${match}$`, "s").exec(english)?.slice(1);
+    if (values) return fillSentence(table[key], values);
+  }
+  return english;
+}
+
 function fillSentence(sentence, values) {
-  return sentence.replace(/\{(\d)(?:\|([^}]*))?\}/g, (_, index, forms) => {
-    const value = values[Number(index)];
-    return forms ? pluralForm(value, forms.split("|")) : String(value);
-  });
+  return sentence.replace(new RegExp(PLACE, "g"), (_, place) => String(fillPlace(place, values)));
+}
+
+function fillPlace(place, values) {
+  const [index, ...forms] = place.split("|");
+  const value = values[Number(index)];
+  return forms.length ? pluralForm(value, forms) : value;
 }
 
 function pluralForm(count, forms) {
@@ -58,9 +83,22 @@ function pluralForm(count, forms) {
   return forms[names.indexOf(name)] ?? forms[forms.length - 1];
 }
 
+// A button that changes between the languages and is named in the language that it changes to; `save` is
+// called before the page is loaded again.
+export function startLanguages(button, save = () => {}) {
+  const [code, name] = language === "ru" ? ["en", "Read in English"] : ["ru", "Читать по-русски"];
+  button.textContent = code.toUpperCase();
+  for (const [attribute, value] of [["lang", code], ["aria-label", name], ["title", name]]) button.setAttribute(attribute, value);
+  button.addEventListener("click", () => {
+    save();
+    changeLanguage(code);
+  });
+}
+
 // Texts, titles and names of elements that stand in the HTML.
 export function translatePage(root = document.body) {
   document.documentElement.lang = language;
+  document.title = translate(document.title);
   if (language === "en") return;
   const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {

@@ -1,4 +1,7 @@
-// Requests to the studio. A newer request of the same kind aborts the older one.
+// Requests to the studio, and their errors. A newer request of the same kind aborts the older one.
+
+import { h } from "./dom.js";
+import { say, translateFilled } from "./language.js";
 
 export class ApiError extends Error {}
 
@@ -38,7 +41,7 @@ export class Api {
         rest = lines.pop();
         for (const line of lines) {
           const value = JSON.parse(line);
-          if (value.error) throw new ApiError(value.error);
+          if (value.error) throw new ApiError(translateFilled(value.error));
           each(value);
         }
       }
@@ -80,9 +83,9 @@ async function answer(response) {
     value = await response.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The studio did not answer: is it still running?");
+    throw new ApiError(say`The studio did not answer: is it still running?`);
   }
-  if (!response.ok) throw new ApiError(value.error ?? `The studio answered with status ${response.status}.`);
+  if (!response.ok) throw new ApiError(value.error ? translateFilled(value.error) : say`The studio answered with status ${response.status}.`);
   return value;
 }
 
@@ -92,5 +95,16 @@ export function wasAborted(error) {
 }
 
 export function errorMessage(error) {
-  return error instanceof ApiError ? error.message : "The studio cannot be reached: is it still running?";
+  return error instanceof ApiError ? error.message : say`The studio cannot be reached: is it still running?`;
+}
+
+let fading = 0;
+
+export function showError(sentence) {
+  const place = document.getElementById("error");
+  const close = h("button", { type: "button", class: "plain", on: { click: () => (place.hidden = true) } }, say`Close`);
+  place.replaceChildren(h("span", {}, sentence), close);
+  place.hidden = false;
+  clearTimeout(fading);
+  fading = setTimeout(() => (place.hidden = true), 12000);
 }

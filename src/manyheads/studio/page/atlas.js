@@ -3,16 +3,17 @@
 
 import { css, diverging, inkOn, sequential } from "./color.js";
 import { h, announce } from "./dom.js";
-import { formatted } from "./format.js";
-import { kindElement } from "./kinds.js";
-import { inOrder, isDefined, definitionOf, labelOf, rangeOf, shortOf, unitOf, whyUndefined } from "./measures.js";
+import { counted, formatted } from "./format.js";
+import { kindElement, shortOf } from "./kinds.js";
+import { say } from "./language.js";
+import { inOrder, isDefined, definitionOf, labelOf, rangeOf, unitOf, whyUndefined } from "./measures.js";
 
 const MANY_LAYERS = 14;
 const TOUCH = window.matchMedia("(pointer: coarse)");
 
 // The name of a head in a result, which selects it.
 export function headLink(side, head) {
-  return h("button", { type: "button", class: "head-link", title: `Select ${head}`, on: { click: () => side.showHead(head) } }, head);
+  return h("button", { type: "button", class: "head-link", title: say`Select ${head}`, on: { click: () => side.showHead(head) } }, head);
 }
 
 export class Atlas {
@@ -20,8 +21,8 @@ export class Atlas {
     this.side = side;
     this.cells = new Map();
     this.focused = null;
-    this.select = h("select", { "aria-label": "Measure that colors the heads", on: { change: () => side.colorBy(this.select.value) } });
-    this.grid = h("div", { class: "atlas", role: "grid", "aria-label": "Heads of the model", "aria-multiselectable": "true" });
+    this.select = h("select", { "aria-label": say`Measure that colors the heads`, on: { change: () => side.colorBy(this.select.value) } });
+    this.grid = h("div", { class: "atlas", role: "grid", "aria-label": say`Heads of the model`, "aria-multiselectable": "true" });
     this.grid.addEventListener("keydown", (event) => this.#key(event));
     this.bar = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
     this.low = h("span", { class: "number" });
@@ -31,12 +32,12 @@ export class Atlas {
     // The head under the pointer has a line of its own, so that nothing jumps.
     this.tip = h("p", { class: "head-tip" });
     this.about = h("p", { class: "quiet" });
-    this.picks = h("ul", { class: "picks", "aria-label": "Selected heads" });
+    this.picks = h("ul", { class: "picks", "aria-label": say`Selected heads` });
     this.measuring = h("p", { class: "quiet measuring" });
     this.element = h(
       "section",
-      { class: "card place-heads", "aria-label": "Heads" },
-      h("header", {}, h("h2", {}, "Heads"), this.select),
+      { class: "card place-heads", "aria-label": say`Heads` },
+      h("header", {}, h("h2", {}, say`Heads`), this.select),
       this.instead,
       this.grid,
       this.colors,
@@ -50,13 +51,13 @@ export class Atlas {
   build(layers) {
     this.cells.clear();
     const widest = Math.max(...layers.map(({ heads }) => heads));
-    const numbers = Array.from({ length: widest }, (_, head) => h("span", { class: "head-number", role: "columnheader", title: `Head ${head}` }, `H${head}`));
+    const numbers = Array.from({ length: widest }, (_, head) => h("span", { class: "head-number", role: "columnheader", title: say`Head ${head}` }, `H${head}`));
     this.grid.classList.toggle("tall", layers.length > MANY_LAYERS);
     const rows = layers.map(({ layer, heads }) => {
       const cells = Array.from({ length: heads }, (_, head) => this.#cell(`L${layer}H${head}`));
-      return h("div", { role: "row" }, h("span", { class: "layer", role: "rowheader", title: `Layer ${layer}` }, `L${layer}`), cells);
+      return h("div", { role: "row" }, h("span", { class: "layer", role: "rowheader", title: say`Layer ${layer}` }, `L${layer}`), cells);
     });
-    this.grid.replaceChildren(h("div", { role: "row" }, h("span", { class: "layer", role: "columnheader", "aria-label": "Layer" }), numbers), ...rows);
+    this.grid.replaceChildren(h("div", { role: "row" }, h("span", { class: "layer", role: "columnheader", "aria-label": say`Layer` }), numbers), ...rows);
     this.focused = this.cells.keys().next().value;
   }
 
@@ -103,7 +104,7 @@ export class Atlas {
       cell.setAttribute("aria-selected", String(side.selected.includes(head)));
       cell.setAttribute("aria-label", this.#described(head, value));
       const short = shortOf(side.kindOf(head));
-      if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true", class: short === "sink" ? "faint" : null }, short));
+      if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true", class: side.kindOf(head) === "sink" ? "faint" : null }, short));
       cell.tabIndex = head === this.focused ? 0 : -1;
     });
     this.#scale(scale, split, low, high);
@@ -137,8 +138,8 @@ export class Atlas {
 
   #described(head, value) {
     const [, layer, number] = head.match(/L(\d+)H(\d+)/);
-    const parts = [`Layer ${layer}, head ${number}`, this.side.describeKind(head), value === null ? null : `${labelOf(this.side.measure)} ${formatted(value, unitOf(this.side.measure))}`];
-    if (this.side.ablated.has(head)) parts.push("switched off");
+    const parts = [say`Layer ${layer}, head ${number}`, this.side.describeKind(head), value === null ? null : `${labelOf(this.side.measure)} ${formatted(value, unitOf(this.side.measure))}`];
+    if (this.side.ablated.has(head)) parts.push(say`switched off`);
     return parts.filter(Boolean).join(", ");
   }
 
@@ -146,16 +147,16 @@ export class Atlas {
   #explain() {
     const { side } = this;
     const { measure, statistic } = side;
-    const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` Measured on the first ${side.atlasTokens.toLocaleString("en")} tokens.` : "";
+    const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` ${say`Measured on the first ${counted(side.atlasTokens)} tokens.`}` : "";
     this.about.textContent = side.statistics ? `${labelOf(measure)}: ${definitionOf(measure)}${over}` : "";
     this.instead.hidden = !side.statistics || measure === statistic;
-    this.instead.textContent = this.instead.hidden ? "" : `${whyUndefined(statistic)} The colors show “${labelOf(measure)}” instead.`;
+    this.instead.textContent = this.instead.hidden ? "" : `${whyUndefined(statistic)} ${say`The colors show “${labelOf(measure)}” instead.`}`;
   }
 
   tell(head) {
     const { side } = this;
     if (head === null) {
-      this.tip.textContent = TOUCH.matches ? "Tap a head to select it; switch it off below." : "Click to select, right-click to switch off.";
+      this.tip.textContent = TOUCH.matches ? say`Tap a head to select it; switch it off below.` : say`Click to select, right-click to switch off.`;
       return;
     }
     const place = [...this.cells.keys()].indexOf(head);
@@ -174,11 +175,11 @@ export class Atlas {
         h("span", { class: "swatch", vars: { "--color": side.colorOf(head) } }),
         h("b", {}, head),
         kindElement(head in side.kinds, side.kinds[head], side.nearest[head]),
-        h("button", { type: "button", "aria-pressed": String(off), "aria-label": `Switch ${head} ${off ? "on" : "off"}`, on: { click: () => side.toggleAblated(head) } }, off ? "Off" : "On"),
-        h("button", { type: "button", "aria-label": `Deselect ${head}`, on: { click: () => side.toggleSelected(head) } }, "✕"),
+        h("button", { type: "button", "aria-pressed": String(off), "aria-label": off ? say`Switch ${head} on` : say`Switch ${head} off`, on: { click: () => side.toggleAblated(head) } }, off ? say`Off` : say`On`),
+        h("button", { type: "button", "aria-label": say`Deselect ${head}`, on: { click: () => side.toggleSelected(head) } }, "✕"),
       );
     });
-    if (!items.length) items.push(h("li", { class: "quiet" }, "Select heads above; each gets its own color."));
+    if (!items.length) items.push(h("li", { class: "quiet" }, say`Select heads above; each gets its own color.`));
     this.picks.replaceChildren(...items);
   }
 
@@ -194,7 +195,7 @@ export class Atlas {
     if (!head) return;
     if (event.key === "o" || event.key === "O") {
       this.side.toggleAblated(head);
-      announce(`${head} ${this.side.ablated.has(head) ? "switched off" : "switched on"}`);
+      announce(this.side.ablated.has(head) ? say`${head} switched off` : say`${head} switched on`);
       return;
     }
     const [, layer, number] = head.match(/L(\d+)H(\d+)/).map(Number);

@@ -2,6 +2,7 @@
 
 import { h, announce } from "./dom.js";
 import { percent } from "./format.js";
+import { say, sayParts } from "./language.js";
 
 const TOP_K = 3;
 
@@ -21,9 +22,9 @@ export class AttentionList {
       this.clear();
       return;
     }
-    const word = h("span", { class: "word" }, side.label(at, 24));
-    this.element.replaceChildren(this.#list([word, " attends to"], from), this.#list([word.cloneNode(true), " is attended to by"], to));
-    announce(`Token ${at + 1}, ${side.label(at)}. ${this.#spoken(from)}`);
+    const word = () => h("span", { class: "word" }, side.label(at, 24));
+    this.element.replaceChildren(this.#list(sayParts`${word()} attends to`, from), this.#list(sayParts`${word()} is attended to by`, to));
+    announce(`${say`Token ${at + 1}, ${side.label(at)}`}. ${this.#spoken(from)}`);
   }
 
   #list(title, found) {
@@ -39,7 +40,7 @@ export class AttentionList {
     if (!found.positions.length) return "–";
     return found.positions.slice(0, TOP_K).flatMap((place, index) => [
       index ? "  " : "",
-      h("span", { class: "word", title: `token ${place + 1}` }, this.side.label(place, 14)),
+      h("span", { class: "word", title: say`token ${place + 1}` }, this.side.label(place, 14)),
       ` ${percent(found.weights[index])}`,
     ]);
   }
@@ -47,7 +48,7 @@ export class AttentionList {
   #spoken(found) {
     return this.side.selected
       .filter((head) => found[head]?.positions.length)
-      .map((head) => `${head} attends to ${this.side.label(found[head].positions[0])}, ${percent(found[head].weights[0])}`)
+      .map((head) => say`${head} attends to ${this.side.label(found[head].positions[0])}, ${percent(found[head].weights[0])}`)
       .join(". ");
   }
 }

@@ -3,7 +3,8 @@
 import { signed } from "./predictions.js";
 import { colorTable, css, diverging } from "./color.js";
 import { h, debounce } from "./dom.js";
-import { formatted, percent } from "./format.js";
+import { counted, fixed, formatted, percent } from "./format.js";
+import { say } from "./language.js";
 import { nameAxes, pixels } from "./map_view.js";
 import { labelOf, unitOf } from "./measures.js";
 import { MAX_COMPLETE } from "./patterns.js";
@@ -47,10 +48,10 @@ export class Difference {
       }
     }
     const heads = [one, other].map((side) => (side.selected.includes(side.map.head) ? side.map.head : side.selected.at(-1)));
-    let map = h("p", { class: "empty" }, `Select a head on each side, on texts with the same number of tokens and at most ${MAX_COMPLETE}, to see where they differ.`);
+    let map = h("p", { class: "empty" }, say`Select a head on each side, on texts with the same number of tokens and at most ${MAX_COMPLETE}, to see where they differ.`);
     if (heads.every(Boolean) && comparable(one, other)) map = await this.#map(one, other, heads);
     if (turn !== this.turn) return;
-    const title = h("header", {}, h("h2", {}, "Difference"), h("span", { class: "quiet" }, "A minus B"));
+    const title = h("header", {}, h("h2", {}, say`Difference`), h("span", { class: "quiet" }, say`A minus B`));
     this.place.replaceChildren(title, changes(ranking, sides), h("div", { class: "versus" }, map, this.#table(one, other, heads)));
     this.place.hidden = false;
   }
@@ -82,7 +83,7 @@ export class Difference {
       const apart = mine.weights[place] - theirs.weights[place];
       return colors[Math.round(127.5 + 127.5 * Math.sign(apart) * Math.sqrt(Math.min(1, Math.abs(apart))))];
     };
-    const canvas = h("canvas", { role: "img", "aria-label": `Where A ${heads[0]} and B ${heads[1]} attend differently: queries down, keys across` });
+    const canvas = h("canvas", { role: "img", "aria-label": say`Where A ${heads[0]} and B ${heads[1]} attend differently: queries down, keys across` });
     const most = Math.min(620, document.documentElement.clientWidth - 60);
     const names = count <= LONGEST_NAMED && most > 110 + 9 * count;
     const [room, top] = names ? [110, 76] : [4, 4];
@@ -99,17 +100,17 @@ export class Difference {
     if (names) nameAxes(ink, getComputedStyle(document.body), { room, top, cell, count }, (place) => word(place, 14), (place) => word(place, 10));
     const sign = (value, text) => h("span", {}, h("span", { class: "swatch", vars: { "--color": css(diverging(value)) } }), ` ${text}`);
     this.overlap = common / count;
-    const legend = [sign(0.8, `A ${heads[0]} attends more`), sign(-0.8, `B ${heads[1]} attends more`), h("span", { "data-overlap": this.overlap.toFixed(4) }, `${percent(this.overlap)} overlap`)];
-    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, ...legend, h("span", {}, "Rows are queries, columns are keys.")));
+    const legend = [sign(0.8, say`A ${heads[0]} attends more`), sign(-0.8, say`B ${heads[1]} attends more`), h("span", { "data-overlap": this.overlap.toFixed(4) }, say`${percent(this.overlap)} overlap`)];
+    return h("figure", {}, canvas, h("figcaption", { class: "legend" }, ...legend, h("span", {}, say`Rows are queries, columns are keys.`)));
   }
 
   #table(one, other, heads) {
-    const rows = [["", "A", "B", "A − B"], ["Model", one.model.name, other.model.name, ""], ["Tokens", String(one.tokens.length), String(other.tokens.length), ""]];
-    rows.push(["Head", heads[0] ?? "–", heads[1] ?? "–", ""]);
+    const rows = [["", "A", "B", "A − B"], [say`Model`, one.model.name, other.model.name, ""], [say`Tokens`, counted(one.tokens.length), counted(other.tokens.length), ""]];
+    rows.push([say`Head`, heads[0] ?? "–", heads[1] ?? "–", ""]);
     const [mine, theirs] = [one.prediction, other.prediction];
-    if (mine?.loss != null && theirs?.loss != null) rows.push(["Loss", mine.loss.toFixed(3), theirs.loss.toFixed(3), signed(mine.loss - theirs.loss, 3)]);
+    if (mine?.loss != null && theirs?.loss != null) rows.push([say`Loss`, fixed(mine.loss, 3), fixed(theirs.loss, 3), signed(mine.loss - theirs.loss, 3)]);
     const said = (answer) => (answer?.top.length ? `${shortToken(answer.top[0].text)} ${percent(answer.top[0].probability)}` : "–");
-    rows.push(["Top prediction", said(mine), said(theirs), ""]);
+    rows.push([say`Top prediction`, said(mine), said(theirs), ""]);
     for (const measure of ["previous_token", "induction", "first_token", "normalized_entropy", "distance"]) {
       const values = [one, other].map((side, place) => side.statistics?.[measure]?.[[...side.atlas.cells.keys()].indexOf(heads[place])] ?? null);
       if (values.every((value) => value !== null)) rows.push([labelOf(measure), ...[...values, values[0] - values[1]].map((value) => formatted(value, unitOf(measure)))]);
@@ -126,8 +127,8 @@ function comparable(one, other) {
 // The heads that differ most, by name; a click selects one on both sides.
 function changes(ranking, sides) {
   const differing = ranking?.heads.map((head, place) => [head, ranking.overlap[place]]).filter(([, overlap]) => overlap < SAME).slice(0, MOST_NAMED);
-  if (!differing?.length) return h("p", { class: "changes" }, ranking ? "Both sides attend alike: change the text, the model or the heads of one." : "");
+  if (!differing?.length) return h("p", { class: "changes" }, ranking ? say`Both sides attend alike: change the text, the model or the heads of one.` : "");
   const lead = (head) => sides.forEach((side) => side.lead(head));
-  const links = differing.flatMap(([head, overlap], place) => [place ? ", " : "", h("button", { type: "button", class: "head-link", title: `Select ${head} on both sides`, on: { click: () => lead(head) } }, head), ` ${percent(overlap)}`]);
-  return h("p", { class: "changes" }, "Heads that differ most, with the overlap of their attention: ", ...links);
+  const links = differing.flatMap(([head, overlap], place) => [place ? ", " : "", h("button", { type: "button", class: "head-link", title: say`Select ${head} on both sides`, on: { click: () => lead(head) } }, head), ` ${percent(overlap)}`]);
+  return h("p", { class: "changes" }, say`Heads that differ most, with the overlap of their attention:`, " ", ...links);
 }

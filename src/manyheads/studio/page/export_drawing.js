@@ -2,10 +2,12 @@
 // their scale, the predictions and the attention.
 
 import { css, dark, diverging, inkOn, sequential } from "./color.js";
-import { pluralise, s } from "./dom.js";
-import { formatted, percent } from "./format.js";
+import { s } from "./dom.js";
+import { counted, fixed, formatted, percent } from "./format.js";
+import { shortOf } from "./kinds.js";
+import { say } from "./language.js";
 import { brightest } from "./map_view.js";
-import { labelOf, rangeOf, shortOf, unitOf } from "./measures.js";
+import { labelOf, rangeOf, unitOf } from "./measures.js";
 import { shortToken, visibleToken } from "./token_text.js";
 
 const WIDE = 1180;
@@ -37,11 +39,11 @@ export async function drawSides(sides) {
 }
 
 function summary(side) {
-  const parts = [pluralise(side.tokens.length, "token")];
-  if (side.at !== null && side.tokens.length) parts.push(`selected: ${side.label(side.at)}, token ${side.at + 1}`);
-  if (side.ablated.size) parts.push(`ablated (${side.replaceWith}): ${[...side.ablated].join(", ")}`);
-  if (side.patched.size) parts.push(`patched: ${[...side.patched].join(", ")}`);
-  if (side.prediction?.loss != null) parts.push(`loss ${side.prediction.loss.toFixed(3)}`);
+  const parts = [say`${counted(side.tokens.length)} {0|token|tokens}`];
+  if (side.at !== null && side.tokens.length) parts.push(say`selected: ${side.label(side.at)}, token ${side.at + 1}`);
+  if (side.ablated.size) parts.push(side.replaceWith === "mean" ? say`ablated (mean): ${[...side.ablated].join(", ")}` : say`ablated (zero): ${[...side.ablated].join(", ")}`);
+  if (side.patched.size) parts.push(say`patched: ${[...side.patched].join(", ")}`);
+  if (side.prediction?.loss != null) parts.push(say`loss ${fixed(side.prediction.loss, 3)}`);
   return parts.join("; ");
 }
 
@@ -81,7 +83,7 @@ function drawText(side, x, y, theme) {
       text(x + from + indent, y + row * LINE + 18, word, selected ? theme.ink : theme.quiet, 16, selected ? 700 : 400),
     ]),
   );
-  if (shown.length < lines.length) parts.push(text(x, y + shown.length * LINE + 14, `lines ${first + 1} to ${first + shown.length} of ${lines.length}`, theme.quiet, 12));
+  if (shown.length < lines.length) parts.push(text(x, y + shown.length * LINE + 14, say`lines ${first + 1} to ${first + shown.length} of ${lines.length}`, theme.quiet, 12));
   return { parts, height: shown.length * LINE + (shown.length < lines.length ? 18 : 0) };
 }
 
@@ -100,7 +102,7 @@ function drawAtlas(side, x, y, theme) {
   const colorAt = measure === "patching" ? (part) => diverging(part * 2 - 1) : sequential;
   const most = Math.max(...side.model.layers.map((each) => each.heads));
   const cell = Math.max(8, Math.min(36, Math.floor(316 / most)));
-  const parts = [text(x, y - 8, `Heads by ${labelOf(measure).toLowerCase()}`, theme.ink, 14, 600)];
+  const parts = [text(x, y - 8, say`Heads by ${labelOf(measure).toLowerCase()}`, theme.ink, 14, 600)];
   const [left, top] = [x + 26, y + 20];
   for (let head = 0; head < most && cell >= 14; head += 1) parts.push(text(left + (head + 0.5) * cell - 1, top - 6, `H${head}`, theme.quiet, 10, 400, "middle"));
   let place = 0;
@@ -133,7 +135,7 @@ function drawPredictions(side, x, y, theme) {
   const top = side.prediction?.top ?? [];
   if (!top.length) return { parts: [], height: 0 };
   const word = side.label(side.prediction.position);
-  const title = { "next token": `Next token after “${word}”`, "masked token": `Predicted token in place of “${word}”` }[side.prediction.output] ?? "Predictions";
+  const title = { "next token": say`Next token after “${word}”`, "masked token": say`Predicted token in place of “${word}”` }[side.prediction.output] ?? say`Predictions`;
   const parts = [text(x, y, title, theme.ink, 14, 600)];
   const most = Math.max(...top.map((each) => Math.max(each.probability, each.before ?? 0)), 0.01);
   top.forEach((each, place) => {
@@ -173,7 +175,7 @@ async function drawLines(side, x, y, theme) {
     if (!word.hasAttribute("font-size")) word.setAttribute("font-size", 14);
   }
   const height = Number(picture.getAttribute("viewBox").split(" ")[3]);
-  const title = `Attention from “${side.label(side.at)}”`;
+  const title = say`Attention from “${side.label(side.at)}”`;
   return { parts: [text(x + 120, y - 8, title, theme.ink, 14, 600), s("g", { transform: `translate(${x} ${y})` }, [...picture.childNodes])], height };
 }
 
@@ -188,12 +190,12 @@ async function drawMap(side, x, y, theme) {
   const named = found.height <= MAX_NAMES;
   const [left, top, most] = [x + 120, y + (named ? 84 : 24), brightest(found)];
   const colorAt = (weight) => sequential(Math.sqrt(weight / most));
-  const parts = [text(left, y - 8, `Attention of ${head}, tokens ${rows[0] + 1} to ${rows[1]}: queries down, keys across`, theme.ink, 14, 600)];
+  const parts = [text(left, y - 8, say`Attention of ${head}, tokens ${rows[0] + 1} to ${rows[1]}: queries down, keys across`, theme.ink, 14, 600)];
   parts.push(s("rect", { x: left, y: top, width: found.width * size, height: found.height * size, fill: css(sequential(0)), stroke: theme.line, "stroke-width": 0.5 }));
   found.weights.forEach((weight, place) => {
     if (weight < UNSEEN) return;
     const box = { x: left + (place % found.width) * size, y: top + Math.floor(place / found.width) * size, width: size, height: size };
-    parts.push(s("rect", { ...box, fill: css(colorAt(weight)) }, s("title", {}, weight.toFixed(3))));
+    parts.push(s("rect", { ...box, fill: css(colorAt(weight)) }, s("title", {}, fixed(weight, 3))));
   });
   for (let place = 0; named && place < found.height; place += 1) {
     const points = Math.min(12, size);
@@ -202,6 +204,6 @@ async function drawMap(side, x, y, theme) {
     parts.push(s("text", { x: left + (place + 0.6) * size, y: top - 6, fill: theme.ink, "font-size": points, transform: turn }, side.label(keys[0] + place, 12)));
   }
   const bottom = top + found.height * size;
-  parts.push(...drawScale(left, bottom + 12, 220, (part) => sequential(Math.sqrt(part)), "0%", percent(most), theme));
+  parts.push(...drawScale(left, bottom + 12, 220, (part) => sequential(Math.sqrt(part)), percent(0), percent(most), theme));
   return { parts, height: bottom + 40 - y };
 }

@@ -1,7 +1,9 @@
 // Generate token by token, and show the attention of the selected heads.
 
 import { wasAborted } from "./api.js";
-import { pluralise, h, announce } from "./dom.js";
+import { h, announce } from "./dom.js";
+import { counted } from "./format.js";
+import { say } from "./language.js";
 
 let hints = 0;
 
@@ -11,16 +13,16 @@ export class Generation {
     const [id, on] = [`generation-hint-${(hints += 1)}`, { input: () => this.#check() }];
     this.side = side;
     this.running = false;
-    this.count = h("input", { type: "number", min: 1, max: most, step: 1, value: 24, required: true, "aria-label": "Tokens to generate", "aria-describedby": id, on });
+    this.count = h("input", { type: "number", min: 1, max: most, step: 1, value: 24, required: true, "aria-label": say`Tokens to generate`, "aria-describedby": id, on });
     this.temperature = h("input", {
-      type: "number", min: 0, max: hottest, step: "any", value: 0.8, required: true, "aria-label": "Temperature", title: "0 always takes the most likely token", "aria-describedby": id, on,
+      type: "number", min: 0, max: hottest, step: "any", value: 0.8, required: true, "aria-label": say`Temperature`, title: say`0 always takes the most likely token`, "aria-describedby": id, on,
     });
-    this.button = h("button", { type: "button", class: "generate", on: { click: () => (this.running ? this.stop() : this.start()) } }, "Generate");
-    this.element = h("span", { class: "row generation" }, this.button, h("label", {}, this.count, "tokens"), h("label", {}, "temperature", this.temperature));
+    this.button = h("button", { type: "button", class: "generate", on: { click: () => (this.running ? this.stop() : this.start()) } }, say`Generate`);
+    this.element = h("span", { class: "row generation" }, this.button, h("label", {}, this.count, say`tokens`), h("label", {}, say`temperature`, this.temperature));
     this.hint = h("p", { class: "hint", id, role: "status", hidden: true });
     this.limits = [
-      [this.count, `The number of tokens must be a whole number from 1 to ${most}.`],
-      [this.temperature, `The temperature must be from 0, which always takes the most likely token, to ${hottest}.`],
+      [this.count, say`The number of tokens must be a whole number from 1 to ${most}.`],
+      [this.temperature, say`The temperature must be from 0, which always takes the most likely token, to ${hottest}.`],
     ];
   }
 
@@ -71,14 +73,14 @@ export class Generation {
     } finally {
       this.#setRunning(false);
     }
-    announce(`${pluralise(tokens.length - begin, "token")} generated`);
+    announce(say`${counted(tokens.length - begin)} {0|token|tokens} generated`);
     // Text typed meanwhile is kept.
     if (tokens.length > begin && side.frame.prompt.value === typed) side.setText(text, tokens.length - 1);
   }
 
   #setRunning(running) {
     this.running = running;
-    this.button.textContent = running ? "Stop" : "Generate";
+    this.button.textContent = running ? say`Stop` : say`Generate`;
     this.button.setAttribute("aria-pressed", String(running));
     this.#check();
   }

@@ -4,6 +4,8 @@
 import { sequential } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
+import { kindName } from "./kinds.js";
+import { say, translateFilled } from "./language.js";
 
 export class ImageView {
   constructor(side) {
@@ -11,11 +13,11 @@ export class ImageView {
     this.source = null;
     this.pixels = null;
     this.picture = null;
-    const file = h("input", { type: "file", accept: "image/*", class: "unseen", "aria-label": "Choose an image" });
+    const file = h("input", { type: "file", accept: "image/*", class: "unseen", "aria-label": say`Choose an image` });
     file.addEventListener("change", () => this.take(file.files[0]));
-    const choose = h("button", { type: "button", class: "primary", on: { click: () => file.click() } }, "Choose an image");
-    const try_ = h("button", { type: "button", on: { click: () => this.example() } }, "Use an example image");
-    this.drop = h("div", { class: "drop" }, h("p", {}, "Drop or paste an image here."), h("div", { class: "row", vars: { "justify-content": "center" } }, choose, try_), file);
+    const choose = h("button", { type: "button", class: "primary", on: { click: () => file.click() } }, say`Choose an image`);
+    const try_ = h("button", { type: "button", on: { click: () => this.example() } }, say`Use an example image`);
+    this.drop = h("div", { class: "drop" }, h("p", {}, say`Drop or paste an image here.`), h("div", { class: "row", vars: { "justify-content": "center" } }, choose, try_), file);
     for (const name of ["dragenter", "dragover"]) this.drop.addEventListener(name, (event) => this.#over(event, true));
     this.drop.addEventListener("dragleave", (event) => this.#over(event, false));
     this.drop.addEventListener("drop", (event) => {
@@ -42,7 +44,7 @@ export class ImageView {
     try {
       this.#keep(await createImageBitmap(file));
     } catch {
-      this.side.failed(new Error("image"), "The browser cannot read this file as an image.");
+      this.side.failed(new Error("image"), say`The browser cannot read this file as an image.`);
     }
   }
 
@@ -106,7 +108,7 @@ export class ImageView {
     const { patterns } = side;
     const found = await patterns.from(side.selected, side.focus ?? 0);
     if (patterns !== side.patterns) return;
-    const figures = [this.#figure("Image: point at a patch", null, null)];
+    const figures = [this.#figure(say`Image: point at a patch`, null, null)];
     for (const head of side.selected) figures.push(this.#figure(head, side.colorOf(head), found[head]));
     this.views.replaceChildren(...figures);
   }
@@ -139,7 +141,7 @@ export class ImageView {
       ink.strokeRect(((at - first) % across) * step + 1.5, Math.floor((at - first) / across) * step + 1.5, step - 3, step - 3);
     }
     const swatch = color ? h("span", { class: "swatch", vars: { "--color": color } }) : null;
-    const kind = color ? ` ${side.kindOf(title) ?? ""}` : "";
+    const kind = color && side.kindOf(title) ? ` ${kindName(side.kindOf(title))}` : "";
     return h("figure", {}, canvas, h("figcaption", {}, swatch, title + kind));
   }
 
@@ -155,9 +157,10 @@ export class ImageView {
   }
 
   #description(title, weights) {
-    if (!weights) return "The image with the selected patch";
+    if (!weights) return say`The image with the selected patch`;
     const best = weights.positions[0];
-    return `${title} from ${this.side.tokens[this.side.focus ?? 0]}: most on ${this.side.tokens[best]}, ${percent(weights.weights[0])}`;
+    const [from, to] = [this.side.focus ?? 0, best].map((place) => translateFilled(this.side.tokens[place]));
+    return say`${title} from ${from}: most on ${to}, ${percent(weights.weights[0])}`;
   }
 }
 

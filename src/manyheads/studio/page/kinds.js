@@ -1,30 +1,93 @@
-// The kinds of heads in words, each with its score, its interval and what it was measured on.
+// The kinds of heads in words, each with its meaning, its score, its interval and what it was measured on.
 
 import { h } from "./dom.js";
+import { counted, fixed } from "./format.js";
+import { currentLanguage, say, translateFilled } from "./language.js";
 
-const two = (value) => value.toFixed(2);
+// For each kind a word short enough for a square, and what its heads do.
+const KINDS = {
+  "previous-token": () => [say`prev`, say`attends to the token just before`],
+  "next-token": () => [say`next`, say`attends to the token just after`],
+  self: () => [say`self`, say`attends to its own token`],
+  positional: () => [say`pos`, say`attends to one fixed distance`],
+  "duplicate-token": () => [say`dup`, say`attends to earlier copies of the token`],
+  induction: () => [say`ind`, say`attends to the token that followed an earlier copy, to repeat it`],
+  copying: () => [say`copy`, say`raises the probability of the token that it attends to`],
+  sink: () => [say`sink`, say`rests on the first or a special token when it finds nothing`],
+  punctuation: () => [say`punc`, say`attends to punctuation`],
+  broad: () => ["", say`spreads its attention over all tokens`],
+  bracket: () => [say`brkt`, say`attends from a bracket or quote to its partner`],
+  numbering: () => [say`num`, say`attends from a number to the previous one of the list`],
+  syntactic: () => [say`syn`, say`follows a relation of grammar`],
+  coreference: () => [say`cor`, say`attends from a pronoun to what it means`],
+  alignment: () => [say`algn`, say`moves through the source together with the text`],
+  retrieval: () => [say`retr`, say`attends to the token that the model copies from far away`],
+  repetition: () => [say`rep`, say`raises the token that came next in a repetition`],
+  recall: () => [say`rec`, say`its weights connect words such as France and Paris`],
+  acronym: () => [say`acr`, say`attends from a letter of an acronym to its word`],
+  tense: () => [say`tns`, say`attends to verbs in the same tense`],
+  "sentence-start": () => [say`sent`, say`attends to the first word of the sentence`],
+  capitals: () => [say`caps`, say`attends to words with a capital letter`],
+  "bias-gap": () => [say`bias`, say`finds what a pronoun means more often where it fits a stereotype`],
+  "context-blind": () => ["", say`attends alike in unrelated texts`],
+  local: () => [say`loc`, say`attends to the patches around`],
+  row: () => [say`row`, say`attends to patches of the same row`],
+  column: () => [say`col`, say`attends to patches of the same column`],
+  "class-token": () => [say`cls`, say`attends to the class token`],
+};
+const UNITS = {
+  sequences: (count) => say`${count} {0|sequence|sequences}`,
+  texts: (count) => say`${count} {0|text|texts}`,
+  words: (count) => say`${count} {0|word|words}`,
+  tokens: (count) => say`${count} {0|token|tokens}`,
+  pairs: (count) => say`${count} {0|pair|pairs}`,
+  images: (count) => say`${count} {0|image|images}`,
+};
+
+const two = (value) => fixed(value, 2);
+
+// A name is a kind and perhaps a detail: "bracket quotes", "positional -2".
+function wordsOf(name) {
+  const [short, meaning] = KINDS[(name ?? "").split(" ")[0]]?.() ?? ["", ""];
+  return { short, meaning };
+}
+
+export function shortOf(name) {
+  return wordsOf(name).short;
+}
+
+export function kindName(name) {
+  return translateFilled(name);
+}
 
 // "0.41 (0.39 to 0.43, 5 of 5 draws)".
 function scored(label) {
   const [low, high] = label.interval ?? [null, null];
-  const parts = [low == null || high == null ? null : `${two(low)} to ${two(high)}`, label.sample || null].filter(Boolean);
+  const between = low == null || high == null ? null : say`${two(low)} to ${two(high)}`;
+  const sample = label.draws ? say`${label.draws[0]} of ${label.draws[1]} draws` : UNITS[label.unit]?.(counted(label.samples));
+  const parts = [between, sample, label.near_threshold ? say`near the threshold ${two(label.threshold)}` : null].filter(Boolean);
   return `${two(label.score)}${parts.length ? ` (${parts.join(", ")})` : ""}`;
+}
+
+// What the kind means, and in English the evidence of this head.
+function titleOf(label) {
+  return [wordsOf(label.name).meaning, currentLanguage() === "en" ? label.evidence : null].filter(Boolean).join("; ");
 }
 
 // One line about a head: its first kind, or the nearest one if it has none.
 export function kindInWords(labels, near) {
-  if (labels?.length) return `${labels[0].name} ${scored(labels[0])}`;
-  return near ? `no kind; nearest: ${near.name} ${two(near.score)}` : "no kind";
+  if (labels?.length) return `${kindName(labels[0].name)} ${scored(labels[0])}`;
+  return near ? say`no kind; nearest: ${kindName(near.name)} ${two(near.score)}` : say`no kind`;
 }
 
-// The same for the list of selected heads, with further kinds; the evidence is its title.
+// The same for the list of selected heads, with further kinds; meaning and evidence are its title.
 export function kindElement(measured, labels, near) {
-  if (!measured) return h("span", { class: "kind" }, "measuring its kind…");
+  if (!measured) return h("span", { class: "kind" }, say`measuring its kind…`);
   if (!labels?.length) {
-    const why = near ? h("small", {}, `nearest: ${near.name} ${scored(near)}`) : null;
-    return h("span", { class: "kind", title: near?.evidence }, "no kind", why);
+    const why = near ? h("small", {}, say`nearest: ${kindName(near.name)} ${scored(near)}`) : null;
+    return h("span", { class: "kind", title: near ? titleOf(near) : null }, say`no kind`, why);
   }
   const [first, ...rest] = labels;
-  const also = rest.length ? `; also ${rest.map((each) => `${each.name} ${two(each.score)}`).join(", ")}` : "";
-  return h("span", { class: "kind", title: first.evidence }, first.name, h("small", {}, `score ${scored(first)}${also}`));
+  const also = rest.length ? `; ${say`also ${rest.map((each) => `${kindName(each.name)} ${two(each.score)}`).join(", ")}`}` : "";
+  return h("span", { class: "kind", title: titleOf(first) }, kindName(first.name), h("small", {}, say`score ${scored(first)}`, also));
 }

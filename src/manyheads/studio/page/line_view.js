@@ -2,6 +2,8 @@
 // per head. A long text is drawn around the selected token.
 
 import { h, s } from "./dom.js";
+import { counted } from "./format.js";
+import { say } from "./language.js";
 
 const ROW = 25;
 const SPAN = 36;
@@ -44,7 +46,7 @@ export class LineView {
     const { side } = this;
     if (!side.selected.length) {
       this.clear();
-      this.element.append(h("p", { class: "empty" }, "Select a head to see its attention."));
+      this.element.append(h("p", { class: "empty" }, say`Select a head to see its attention.`));
       return;
     }
     const { patterns } = side;
@@ -94,8 +96,8 @@ export class LineView {
       words.push(s("text", { x: right + 10, y: y(place) + 5 }, side.label(place, letters)));
     }
     const titles = [
-      s("text", { x: left - 10, y: 18, "text-anchor": "end", class: "dim", "font-size": "12.5" }, "query"),
-      s("text", { x: right + 10, y: 18, class: "dim", "font-size": "12.5" }, "key"),
+      s("text", { x: left - 10, y: 18, "text-anchor": "end", class: "dim", "font-size": "12.5" }, say`query`),
+      s("text", { x: right + 10, y: 18, class: "dim", "font-size": "12.5" }, say`key`),
     ];
     const drawing = s("svg", { class: "lines", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.#description(start, stop) }, titles, ink, words);
     drawing.style.maxWidth = `${width}px`;
@@ -126,7 +128,7 @@ export class LineView {
   }
 
   #description(start, stop) {
-    return `Lines from tokens ${start + 1} to ${stop} to the tokens that they attend to in ${this.side.selected.join(", ")}`;
+    return say`Lines from tokens ${start + 1} to ${stop} to the tokens that they attend to in ${this.side.selected.join(", ")}`;
   }
 
   #drawPager(start, stop) {
@@ -139,8 +141,8 @@ export class LineView {
       this.start = to;
       this.draw().catch(this.side.failed);
     };
-    const range = h("input", { type: "range", min: 0, max: count - SPAN, value: start, "aria-label": "First visible token", on: { input: (event) => move(Number(event.target.value)) } });
-    const label = h("span", { class: "number" }, `${start + 1}–${stop} of ${count.toLocaleString("en")}`);
+    const range = h("input", { type: "range", min: 0, max: count - SPAN, value: start, "aria-label": say`First visible token`, on: { input: (event) => move(Number(event.target.value)) } });
+    const label = h("span", { class: "number" }, say`${counted(start + 1)}–${counted(stop)} of ${counted(count)}`);
     if (this.pager.firstChild?.matches?.("input:focus, input:active")) {
       this.pager.lastChild.replaceWith(label);
       return;

@@ -1,18 +1,14 @@
 // The page: its sides, the toolbar, and the address that restores the view.
 
-import { Api, errorMessage } from "./api.js";
+import "./russian.js";
+import { Api, errorMessage, showError } from "./api.js";
 import { Difference } from "./compare.js";
-import { showError, h, debounce, announce } from "./dom.js";
+import { h, debounce, announce } from "./dom.js";
 import { exportView } from "./export.js";
+import { say, startLanguages, translatePage } from "./language.js";
 import { Side } from "./side.js";
 import { readAddress, writeAddress } from "./state.js";
 import { startThemes } from "./theme.js";
-
-const EXPORTS = [
-  ["png", "PNG", "an image, for slides"],
-  ["svg", "SVG", "vector graphics, for print"],
-  ["json", "JSON", "the numbers of this view"],
-];
 
 const byId = (id) => document.getElementById(id);
 const place = byId("sides");
@@ -21,7 +17,8 @@ const difference = new Difference(byId("difference"));
 let models = [];
 let limits = {};
 
-const keep = debounce(250, () => writeAddress(sides.map((side) => side.state())));
+const save = () => writeAddress(sides.map((side) => side.state()));
+const keep = debounce(250, save);
 
 function changed() {
   keep();
@@ -55,7 +52,7 @@ function compare() {
     gone.element.remove();
     arrange();
     changed();
-    announce("Comparison closed");
+    announce(say`Comparison closed`);
     return;
   }
   const given = sides[0].state();
@@ -64,7 +61,7 @@ function compare() {
   difference.start();
   if (other) add({ ...intact, m: other.name, h: undefined });
   else add(sides[0].changed ? intact : { ...given, t: sides[0].example?.source || given.t });
-  announce("Comparing two sides");
+  announce(say`Comparing two sides`);
 }
 
 function menus() {
@@ -74,10 +71,15 @@ function menus() {
     button.setAttribute("aria-expanded", String(is));
     if (is) list.firstChild.focus();
   };
-  for (const [kind, name, words] of EXPORTS) {
+  const exports = [
+    ["png", "PNG", say`an image, for slides`],
+    ["svg", "SVG", say`vector graphics, for print`],
+    ["json", "JSON", say`the numbers of this view`],
+  ];
+  for (const [kind, name, words] of exports) {
     const act = () => {
       open(false);
-      exportView(kind, sides).then(() => announce(`${name} saved`), (error) => showError(errorMessage(error)));
+      exportView(kind, sides).then(() => announce(say`${name} saved`), (error) => showError(errorMessage(error)));
     };
     list.append(h("button", { type: "button", role: "menuitem", on: { click: act } }, name, h("small", {}, words)));
   }
@@ -114,6 +116,8 @@ function keys() {
 }
 
 async function begin() {
+  translatePage();
+  startLanguages(byId("language"), save);
   startThemes(() => {
     for (const side of sides) side.redraw();
     changed();

@@ -4,6 +4,7 @@
 import { colorTable, sequential } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
+import { say, sayParts } from "./language.js";
 
 const WINDOW = 160;
 const OVERVIEW = 200;
@@ -16,9 +17,9 @@ export class MapView {
     this.head = null;
     this.corner = [0, 0];
     this.canvas = h("canvas", { role: "img", class: "map" });
-    this.overview = h("canvas", { class: "overview", width: OVERVIEW, height: OVERVIEW, "aria-label": "Overview of the pattern; click to move the window", role: "img" });
+    this.overview = h("canvas", { class: "overview", width: OVERVIEW, height: OVERVIEW, "aria-label": say`Overview of the pattern; click to move the window`, role: "img" });
     this.tip = h("p", { class: "tip", "aria-hidden": "true" });
-    this.thumbs = h("div", { class: "thumbs", role: "group", "aria-label": "Head of the map" });
+    this.thumbs = h("div", { class: "thumbs", role: "group", "aria-label": say`Head of the map` });
     this.room = h("div", {}, this.canvas, this.tip);
     this.element = h("div", { class: "map-view" }, h("div", { class: "map-frame" }, this.room, h("div", { class: "thumbs" }, this.thumbs, this.overview)));
     new ResizeObserver(() => this.#resized()).observe(this.room);
@@ -59,7 +60,7 @@ export class MapView {
     this.overview.hidden = empty || side.tokens.length <= WINDOW;
     if (empty) {
       this.clear();
-      this.tip.textContent = "Select a head to see its map.";
+      this.tip.textContent = say`Select a head to see its map.`;
       return;
     }
     const { patterns } = side;
@@ -79,7 +80,7 @@ export class MapView {
   }
 
   #explain() {
-    if (this.most) this.tip.textContent = `Queries down, keys across: a row shows the attention of its token. The strongest color is ${percent(this.most)}.`;
+    if (this.most) this.tip.textContent = say`Queries down, keys across: a row shows the attention of its token. The strongest color is ${percent(this.most)}.`;
   }
 
   #paint() {
@@ -112,7 +113,7 @@ export class MapView {
       const word = (start, most) => (place) => side.label(start + place, most);
       nameAxes(ink, style, this.frame, word(at.rows[0], 14), word(at.keys[0], 12), focus - at.rows[0]);
     }
-    this.canvas.setAttribute("aria-label", `Map of ${this.head}: tokens ${at.rows[0] + 1} to ${at.rows[1]} down, the tokens they attend to across`);
+    this.canvas.setAttribute("aria-label", say`Map of ${this.head}: tokens ${at.rows[0] + 1} to ${at.rows[1]} down, the tokens they attend to across`);
   }
 
   async #paintAll(rows, keys) {
@@ -167,7 +168,7 @@ export class MapView {
     if (!found) return;
     const word = (index) => h("span", { class: "word" }, this.side.label(index));
     this.pointing = true;
-    this.tip.replaceChildren(word(found.query), " attends to ", word(found.key), ` with a weight of ${percent(found.value)}`);
+    this.tip.replaceChildren(...sayParts`${word(found.query)} attends to ${word(found.key)} with a weight of ${percent(found.value)}`);
     this.side.hover(found.query, false);
   }
 }
@@ -181,8 +182,8 @@ export function nameAxes(ink, style, { room, top, cell, count }, query, key, bol
     ink.fillText(text, x, y);
   };
   ink.globalAlpha = 0.65;
-  write("key →", room - 6, top - 24, "right");
-  write("query ↓", room - 6, top - 8, "right");
+  write(say`key →`, room - 6, top - 24, "right");
+  write(say`query ↓`, room - 6, top - 8, "right");
   ink.globalAlpha = 1;
   for (let place = 0; place < count; place += 1) {
     const weight = place === bold ? 700 : 400;

@@ -1,14 +1,8 @@
 // Labels, units and meanings of the measures of heads, as the server's table gives them.
 
-const known = {};
+import { say, translate, translateFilled } from "./language.js";
 
-// Kinds of heads, short enough for a square.
-const SHORT = {
-  "previous-token": "prev", "next-token": "next", self: "self", positional: "pos", "duplicate-token": "dup", induction: "ind", copying: "copy",
-  sink: "sink", punctuation: "punc", broad: "", bracket: "brkt", numbering: "num", syntactic: "syn", coreference: "cor",
-  alignment: "algn", retrieval: "retr", repetition: "rep", recall: "rec", acronym: "acr", tense: "tns", "sentence-start": "sent", capitals: "caps", "bias-gap": "bias", "context-blind": "",
-  local: "loc", row: "row", column: "col", "class-token": "cls",
-};
+const known = {};
 
 const REPEATS = new Set(["induction", "duplicate_token"]);
 const FIRST = ["induction", "previous_token", "first_token", "duplicate_token", "normalized_entropy", "distance", "output_share"];
@@ -18,15 +12,11 @@ export function setMeasures(measures) {
 }
 
 export function labelOf(measure) {
-  return known[measure]?.label ?? "";
-}
-
-export function shortOf(kind) {
-  return SHORT[kind?.split(" ")[0]] ?? "";
+  return translateFilled(known[measure]?.label ?? "");
 }
 
 export function definitionOf(measure) {
-  return known[measure]?.about ?? "";
+  return translate(known[measure]?.about ?? "");
 }
 
 export function unitOf(measure) {
@@ -45,8 +35,8 @@ export function isDefined(statistics, measure) {
 }
 
 export function whyUndefined(measure) {
-  const reason = REPEATS.has(measure) ? "no token of it is repeated" : "it is too short";
-  return `${labelOf(measure)} is undefined on this text, because ${reason}.`;
+  if (REPEATS.has(measure)) return say`${labelOf(measure)} is undefined on this text, because no token of it is repeated.`;
+  return say`${labelOf(measure)} is undefined on this text, because it is too short.`;
 }
 
 export function rangeOf(measure, values) {

@@ -2,23 +2,24 @@
 
 import { wasAborted } from "./api.js";
 import { headLink } from "./atlas.js";
-import { announce, debounce, h, pluralise } from "./dom.js";
-import { percent } from "./format.js";
+import { announce, debounce, h } from "./dom.js";
+import { counted, percent } from "./format.js";
+import { say, sayParts } from "./language.js";
 
 export class Patching {
   constructor(side) {
     this.side = side;
     this.countSoon = debounce(200, () => this.#count());
-    this.source = h("textarea", { "aria-label": "Other prompt", placeholder: "The same text with one word changed", spellcheck: "false", on: { input: () => this.countSoon() } });
+    this.source = h("textarea", { "aria-label": say`Other prompt`, placeholder: say`The same text with one word changed`, spellcheck: "false", on: { input: () => this.countSoon() } });
     this.counts = h("p", { class: "counts quiet", role: "status" });
     this.result = h("p", { class: "result" });
-    this.every = h("button", { type: "button", class: "primary", on: { click: () => this.#patchEach() } }, "Patch each head in turn");
-    this.selected = h("button", { type: "button", "aria-pressed": "false", on: { click: () => this.#patchSelected() } }, "Patch the selected heads");
+    this.every = h("button", { type: "button", class: "primary", on: { click: () => this.#patchEach() } }, say`Patch each head in turn`);
+    this.selected = h("button", { type: "button", "aria-pressed": "false", on: { click: () => this.#patchSelected() } }, say`Patch the selected heads`);
     this.element = h(
       "details",
       { class: "card patch place-patch" },
-      h("summary", {}, "Patching"),
-      h("p", { class: "quiet" }, "Which heads make the difference between two prompts? Each head in turn takes its output from the other prompt, and the heads are colored by how much of the other answer that restores."),
+      h("summary", {}, say`Patching`),
+      h("p", { class: "quiet" }, say`Which heads make the difference between two prompts? Each head in turn takes its output from the other prompt, and the heads are colored by how much of the other answer that restores.`),
       this.source,
       this.counts,
       h("div", { class: "row" }, this.every, this.selected),
@@ -35,7 +36,7 @@ export class Patching {
   draw() {
     const on = this.side.patched.size > 0;
     this.selected.setAttribute("aria-pressed", String(on));
-    this.selected.textContent = on ? "Remove the patch" : "Patch the selected heads";
+    this.selected.textContent = on ? say`Remove the patch` : say`Patch the selected heads`;
     this.countSoon();
   }
 
@@ -56,20 +57,20 @@ export class Patching {
     const equal = source !== "" && own === other;
     const fits = Math.max(own, other) <= most;
     this.counts.classList.toggle("bad", source !== "" && !(equal && fits));
-    this.counts.textContent = `${pluralise(other, "token")} here, ${own.toLocaleString("en")} in the text: ${verdict(source, own - other, fits, most)}`;
+    this.counts.textContent = say`${counted(other)} {0|token|tokens} here, ${counted(own)} in the text: ${verdict(source, own - other, fits, most)}`;
     this.every.disabled = !equal || !fits;
     this.selected.disabled = !side.patched.size && (!equal || !side.selected.length);
   }
 
   async #patchEach() {
     const { side } = this;
-    this.result.textContent = "Patching each head…";
+    this.result.textContent = say`Patching each head…`;
     try {
       const response = await side.api.ask("patching", { model: side.model.name, text: side.text, source: this.source.value });
       side.addStatistic("patching", response.heads, response.recovered);
       const best = response.heads.map((head, place) => [head, response.recovered[place]]).sort((one, other) => other[1] - one[1]).slice(0, 3);
       const list = best.flatMap(([head, fraction], place) => [place ? ", " : "", headLink(side, head), ` ${percent(fraction)}`]);
-      this.result.replaceChildren(`From “${response.distractor.trim()}” to “${response.answer.trim()}”: the answer is restored most by `, ...list, ".");
+      this.result.replaceChildren(...sayParts`From “${response.distractor.trim()}” to “${response.answer.trim()}”: the answer is restored most by ${h("span", {}, list)}.`);
       announce(this.result.textContent);
     } catch (error) {
       this.result.textContent = "";
@@ -84,7 +85,8 @@ export class Patching {
 }
 
 function verdict(source, missing, fits, most) {
-  if (source === "") return "type the other prompt.";
-  if (missing) return `${missing > 0 ? "add" : "remove"} ${pluralise(Math.abs(missing), "token")}.`;
-  return fits ? "ready." : `use at most ${most.toLocaleString("en")}.`;
+  if (source === "") return say`type the other prompt.`;
+  if (missing > 0) return say`add ${counted(missing)} {0|token|tokens}.`;
+  if (missing) return say`remove ${counted(-missing)} {0|token|tokens}.`;
+  return fits ? say`ready.` : say`use at most ${counted(most)}.`;
 }

@@ -1,16 +1,17 @@
 // Ablation, and the predictions at the selected token with and without it.
 
 import { headLink } from "./atlas.js";
-import { pluralise, h, announce } from "./dom.js";
-import { percent } from "./format.js";
+import { h, announce } from "./dom.js";
+import { counted, fixed, percent } from "./format.js";
+import { say, sayParts } from "./language.js";
 import { visibleToken } from "./token_text.js";
 
 const TITLES = {
-  "next token": "Next token",
-  "masked token": "Predicted token",
-  classes: "Predicted class",
-  "token classes": "Class of this token",
-  none: "Vector",
+  "next token": () => say`Next token`,
+  "masked token": () => say`Predicted token`,
+  classes: () => say`Predicted class`,
+  "token classes": () => say`Class of this token`,
+  none: () => say`Vector`,
 };
 
 const MAX_NAMES = 12;
@@ -18,26 +19,26 @@ const MAX_NAMES = 12;
 export class Predictions {
   constructor(side) {
     this.side = side;
-    this.title = h("h2", {}, TITLES["next token"]);
+    this.title = h("h2", {}, TITLES["next token"]());
     this.after = h("p", { class: "quiet" });
     this.bars = h("ol", { class: "bars" });
     this.legend = h("p", { class: "legend" });
     // Where the predictions are not beside the text, the first one stays in sight.
     this.summary = h("p", { class: "summary", "aria-hidden": "true" });
     this.loss = h("div", { class: "loss" });
-    this.replaceWith = h("div", { class: "segments", role: "group", "aria-label": "Replace the output of ablated heads with" }, this.#option("zero", "Zero"), this.#option("mean", "Mean"));
+    this.replaceWith = h("div", { class: "segments", role: "group", "aria-label": say`Replace the output of ablated heads with` }, this.#option("zero", say`Zero`), this.#option("mean", say`Mean`));
     this.count = h("p", { class: "quiet" });
-    this.reset = h("button", { type: "button", class: "plain", hidden: true, on: { click: () => side.restoreHeads() } }, "Restore all heads");
+    this.reset = h("button", { type: "button", class: "plain", hidden: true, on: { click: () => side.restoreHeads() } }, say`Restore all heads`);
     this.element = h(
       "section",
-      { class: "card place-predictions", "aria-label": "Predictions" },
+      { class: "card place-predictions", "aria-label": say`Predictions` },
       h("header", {}, this.title, this.after),
       this.bars,
       this.legend,
       this.loss,
-      h("h3", {}, "Ablation"),
+      h("h3", {}, say`Ablation`),
       this.count,
-      h("div", { class: "row" }, h("span", { class: "quiet" }, "Replace with"), this.replaceWith, this.reset),
+      h("div", { class: "row" }, h("span", { class: "quiet" }, say`Replace with`), this.replaceWith, this.reset),
     );
   }
 
@@ -55,18 +56,17 @@ export class Predictions {
     for (const button of this.replaceWith.children) button.setAttribute("aria-pressed", String(button.dataset.how === side.replaceWith));
     this.reset.hidden = !side.changed;
     const names = side.ablated.size > MAX_NAMES ? [] : [...side.ablated].flatMap((head, place) => [place ? ", " : ": ", headLink(side, head)]);
-    const effect = side.model.output === "none" ? "how far the vector moves" : "how the predictions change";
-    if (side.ablated.size) this.count.replaceChildren(`${pluralise(side.ablated.size, "head")} switched off`, ...names, ".");
-    else this.count.textContent = `Switch heads off to see ${effect}.`;
+    if (side.ablated.size) this.count.replaceChildren(say`${counted(side.ablated.size)} {0|head|heads} switched off`, ...names, ".");
+    else this.count.textContent = side.model.output === "none" ? say`Switch heads off to see how far the vector moves.` : say`Switch heads off to see how the predictions change.`;
   }
 
   show(response) {
     const { side } = this;
-    this.title.textContent = TITLES[response.output];
+    this.title.textContent = TITLES[response.output]();
     const word = h("span", { class: "word" }, side.label(response.position));
     this.after.replaceChildren();
-    if (response.output === "next token") this.after.append("after ", word);
-    if (response.output === "masked token") this.after.append("in place of ", word);
+    if (response.output === "next token") this.after.append(...sayParts`after ${word}`);
+    if (response.output === "masked token") this.after.append(...sayParts`in place of ${word}`);
     this.legend.replaceChildren();
     if (!response.top.length) {
       this.#similarities(response);
@@ -76,24 +76,24 @@ export class Predictions {
     this.bars.replaceChildren(...response.top.map((each) => this.#bar(each, most)));
     this.#losses(response);
     const [first] = response.top;
-    const change = first.before === null ? [] : [` (${percent(first.before)} before)`];
-    this.summary.replaceChildren(`${TITLES[response.output]}: `, h("span", { class: "word" }, visibleToken(first.text)), ` ${percent(first.probability)}`, ...change);
-    if (first.before !== null) this.legend.append(h("span", {}, h("span", { class: "tick" }), "before the heads were changed"));
-    if (side.changed) announce(`With ${pluralise(side.ablated.size + side.patched.size, "head")} edited: ${response.top[0].text.trim()} ${percent(response.top[0].probability)}, loss ${response.loss?.toFixed(2) ?? "unknown"}`);
+    const change = first.before === null ? [] : [` ${say`(${percent(first.before)} before)`}`];
+    this.summary.replaceChildren(`${TITLES[response.output]()}: `, h("span", { class: "word" }, visibleToken(first.text)), ` ${percent(first.probability)}`, ...change);
+    if (first.before !== null) this.legend.append(h("span", {}, h("span", { class: "tick" }), say`before the heads were changed`));
+    if (side.changed) announce(say`With ${counted(side.ablated.size + side.patched.size)} {0|head|heads} edited: ${first.text.trim()} ${percent(first.probability)}`);
   }
 
   // A model of vectors: how similar they are to those of the unchanged model.
   #similarities({ position, similarity }) {
     this.loss.replaceChildren();
     if (!similarity) {
-      this.bars.replaceChildren(h("li", { class: "empty" }, "This model outputs vectors and predicts no tokens. Switch heads off: the similarity to the unchanged vector appears here."));
+      this.bars.replaceChildren(h("li", { class: "empty" }, say`This model outputs vectors and predicts no tokens. Switch heads off: the similarity to the unchanged vector appears here.`));
       this.summary.replaceChildren();
       return;
     }
-    const bar = (name, value) => h("li", {}, h("span", { class: "word" }, name), h("span", { class: "track", vars: { "--now": `${100 * Math.max(0, value)}%` }, "aria-hidden": "true" }, h("i")), h("span", { class: "number" }, value.toFixed(3)));
-    this.bars.replaceChildren(bar(this.side.isVision ? "image" : "whole text", similarity.input), bar(this.side.label(position), similarity.token));
-    this.legend.replaceChildren("Similarity to the unchanged vector, as a cosine: 1 means that nothing changed.");
-    this.summary.replaceChildren(`Similarity to the unchanged vector: ${similarity.input.toFixed(3)}`);
+    const bar = (name, value) => h("li", {}, h("span", { class: "word" }, name), h("span", { class: "track", vars: { "--now": `${100 * Math.max(0, value)}%` }, "aria-hidden": "true" }, h("i")), h("span", { class: "number" }, fixed(value, 3)));
+    this.bars.replaceChildren(bar(this.side.isVision ? say`image` : say`whole text`, similarity.input), bar(this.side.label(position), similarity.token));
+    this.legend.replaceChildren(say`Similarity to the unchanged vector, as a cosine: 1 means that nothing changed.`);
+    this.summary.replaceChildren(say`Similarity to the unchanged vector: ${fixed(similarity.input, 3)}`);
     announce(this.summary.textContent);
   }
 
@@ -103,9 +103,9 @@ export class Predictions {
     return h(
       "li",
       {},
-      h("span", { class: "word", title: `token ${each.id}` }, visibleToken(each.text)),
+      h("span", { class: "word", title: say`token number ${each.id}` }, visibleToken(each.text)),
       h("span", { class: "track", vars, "aria-hidden": "true" }, h("i"), change === null ? null : h("u")),
-      h("span", { class: "number" }, percent(each.probability), change === null ? null : h("span", { class: change >= 0 ? "up" : "down", title: "Change in percentage points" }, ` ${change < 0 ? "" : "+"}${percent(change).replace("%", " pp")}`)),
+      h("span", { class: "number" }, percent(each.probability), change === null ? null : h("span", { class: change >= 0 ? "up" : "down", title: say`Change in percentage points` }, ` ${say`${(change < 0 ? "" : "+") + percent(change).replace(/\s?%/, "")} pp`}`)),
     );
   }
 
@@ -114,10 +114,10 @@ export class Predictions {
       this.loss.replaceChildren(...(response.divergence === null ? [] : [diverges(response)]));
       return;
     }
-    const parts = [h("span", {}, h("span", { class: "quiet" }, "Loss on this text "), h("b", { "data-loss": response.loss }, response.loss.toFixed(3)))];
+    const parts = [h("span", {}, h("span", { class: "quiet" }, say`Loss on this text`, " "), h("b", { "data-loss": response.loss }, fixed(response.loss, 3)))];
     if (response.loss_before !== null) {
       const change = response.loss - response.loss_before;
-      parts.push(h("span", { class: `number ${change > 0 ? "down" : "up"}` }, `${signed(change, 3)} from ${response.loss_before.toFixed(3)}`));
+      parts.push(h("span", { class: `number ${change > 0 ? "down" : "up"}` }, say`${signed(change, 3)} from ${fixed(response.loss_before, 3)}`));
       parts.push(diverges(response));
     }
     this.loss.replaceChildren(...parts);
@@ -125,9 +125,9 @@ export class Predictions {
 }
 
 function diverges(response) {
-  return h("span", { class: "quiet", title: "Kullback–Leibler divergence from the predictions of the unedited model" }, `KL divergence ${response.divergence.toFixed(3)} nats`);
+  return h("span", { class: "quiet", title: say`Kullback–Leibler divergence from the predictions of the unedited model` }, say`KL divergence ${fixed(response.divergence, 3)} nats`);
 }
 
 export function signed(value, digits = 1) {
-  return `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
+  return `${value < 0 ? "−" : "+"}${fixed(Math.abs(value), digits)}`;
 }

@@ -1,8 +1,10 @@
 // The page of search: a query, its results, and why the selected one matched.
 
-import { Api, errorMessage, wasAborted } from "./api.js";
-import { announce, h, pluralise, showError } from "./dom.js";
-import { decimal } from "./format.js";
+import "./russian.js";
+import { Api, errorMessage, showError, wasAborted } from "./api.js";
+import { announce, h } from "./dom.js";
+import { counted, decimal } from "./format.js";
+import { say, startLanguages, translatePage } from "./language.js";
 import { drawHeads, drawMatch } from "./match_view.js";
 import { startThemes } from "./theme.js";
 
@@ -31,24 +33,24 @@ function writeAddress() {
 async function search() {
   const asked = { query: query.value, index: chosenIndex.value, top_k: Number(count.value) };
   if (!asked.query.trim()) {
-    status.textContent = "Type at least one word.";
+    status.textContent = say`Type at least one word.`;
     query.focus();
     return;
   }
   form.setAttribute("aria-busy", "true");
-  status.textContent = "Searching…";
+  status.textContent = say`Searching…`;
   api.stop("explain_match");
   api.stop("heads");
   try {
     const { hits, seconds } = await api.ask("search", asked);
     shown = { ...asked, hits };
-    status.textContent = hits.length ? `${pluralise(hits.length, "result")} in ${decimal(1000 * seconds)} ms` : "No document was found: try other words.";
+    status.textContent = hits.length ? say`${counted(hits.length)} {0|result|results} in ${decimal(1000 * seconds)} ms` : say`No document was found: try other words.`;
     announce(status.textContent);
     drawResults();
     writeAddress();
   } catch (error) {
     if (wasAborted(error)) return;
-    status.textContent = "The search failed.";
+    status.textContent = say`The search failed.`;
     showError(errorMessage(error));
   } finally {
     form.removeAttribute("aria-busy");
@@ -73,7 +75,7 @@ function drawResults() {
     const from = [hit.title && hit.id !== hit.title ? hit.id : null, hit.source !== hit.id ? hit.source : null, ...Object.entries(hit.metadata).map(([key, value]) => `${key}: ${value}`)];
     const button = h(
       "button",
-      { type: "button", class: "hit", "aria-label": `Result ${place + 1}: ${hit.title || hit.id}`, on: { click: () => select(place) } },
+      { type: "button", class: "hit", "aria-label": say`Result ${place + 1}: ${hit.title || hit.id}`, on: { click: () => select(place) } },
       h("header", {}, h("h2", { dir: "auto" }, `${place + 1}. ${hit.title || hit.id}`), h("span", { class: "number" }, decimal(hit.score))),
       h("p", { class: "from" }, from.filter(Boolean).join(" · ")),
       h("p", { class: "passage", dir: "auto" }, ...marked(hit.text, hit.marks)),
@@ -81,7 +83,7 @@ function drawResults() {
     return h("li", {}, button);
   }));
   if (shown.hits.length) select(0, false);
-  else why.replaceChildren(h("p", { class: "empty" }, "There is nothing to explain."));
+  else why.replaceChildren(h("p", { class: "empty" }, say`There is nothing to explain.`));
 }
 
 const buttons = () => [...results.querySelectorAll(".hit")];
@@ -95,16 +97,16 @@ async function select(place, follow = true) {
   api.stop("explain_match");
   api.stop("heads");
   if (!about.explains) {
-    why.replaceChildren(title(hit), h("p", { class: "quiet" }, "This index finds words, without a model: those of the query are marked."), h("div", { class: "explained", dir: "auto" }, ...marked(hit.text, hit.marks)));
+    why.replaceChildren(title(hit), h("p", { class: "quiet" }, say`This index finds words, without a model: those of the query are marked.`), h("div", { class: "explained", dir: "auto" }, ...marked(hit.text, hit.marks)));
     return;
   }
-  why.replaceChildren(title(hit), h("p", { class: "quiet" }, "Explaining…"));
+  why.replaceChildren(title(hit), h("p", { class: "quiet" }, say`Explaining…`));
   if (follow && window.innerWidth < 1000) why.scrollIntoView({ block: "start" });
   const body = { index: shown.index, query: shown.query, title: hit.title, text: hit.text };
   try {
     explained = await api.ask("explain_match", body);
     draw();
-    announce(`Why result ${place + 1} matched is shown`);
+    announce(say`Why result ${place + 1} matched is shown`);
     headMaps = await api.ask("explain_match", { ...body, heads: true }, "heads");
     draw();
   } catch (error) {
@@ -116,12 +118,12 @@ async function select(place, follow = true) {
 }
 
 function title(hit) {
-  return h("h2", { dir: "auto" }, `Why ${hit.title || hit.id} matched`);
+  return h("h2", { dir: "auto" }, say`Why ${hit.title || hit.id} matched`);
 }
 
 function draw() {
   if (!explained) return;
-  const heads = headMaps ? drawHeads(headMaps) : h("section", {}, h("h3", {}, "Heads"), h("p", { class: "quiet" }, "Running the model without each head…"));
+  const heads = headMaps ? drawHeads(headMaps) : h("section", {}, h("h3", {}, say`Heads`), h("p", { class: "quiet" }, say`Running the model without each head…`));
   why.replaceChildren(title(shown.hits[selected]), ...drawMatch(explained), heads);
 }
 
@@ -148,13 +150,15 @@ function keys() {
 }
 
 async function begin() {
+  translatePage();
+  startLanguages(byId("language"));
   startThemes(draw);
   keys();
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     search();
   });
-  why.replaceChildren(h("p", { class: "empty" }, "Search for something, then select a result: its words and the heads of the model show why it matched."));
+  why.replaceChildren(h("p", { class: "empty" }, say`Search for something, then select a result: its words and the heads of the model show why it matched.`));
   try {
     ({ indexes } = await api.models());
   } catch (error) {
@@ -162,10 +166,10 @@ async function begin() {
     return;
   }
   if (!indexes.length) {
-    status.textContent = "There is no index: start the studio with --index INDEX.";
+    status.textContent = say`There is no index: start the studio with --index INDEX.`;
     return;
   }
-  chosenIndex.append(...indexes.map((each) => h("option", { value: each.name }, `${each.name} (${each.kind}, ${pluralise(each.documents, "document")})`)));
+  chosenIndex.append(...indexes.map((each) => h("option", { value: each.name }, say`${each.name} (${each.kind}, ${counted(each.documents)} {2|document|documents})`)));
   readAddress();
   window.addEventListener("hashchange", () => location.reload());
   if (query.value.trim()) search();

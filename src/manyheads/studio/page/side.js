@@ -1,14 +1,15 @@
 // One model on one text: its selection, its edits and its views. Two sides make a comparison.
 
 import { Predictions } from "./predictions.js";
-import { Api, wasAborted, errorMessage } from "./api.js";
+import { Api, errorMessage, showError, wasAborted } from "./api.js";
 import { Atlas } from "./atlas.js";
 import { headColor, MOST_HEADS } from "./color.js";
-import { showError, debounce, announce, pluralise } from "./dom.js";
-import { percent } from "./format.js";
+import { debounce, announce } from "./dom.js";
+import { counted, percent } from "./format.js";
 import { frame } from "./frame.js";
 import { ImageView } from "./image_view.js";
 import { kindInWords } from "./kinds.js";
+import { say, translateFilled } from "./language.js";
 import { LineView } from "./line_view.js";
 import { AttentionList } from "./attention_list.js";
 import { MapView } from "./map_view.js";
@@ -228,8 +229,8 @@ export class Side {
     try {
       const progress = await this.api.kindsProgress();
       if (model !== this.model || !progress.model || Object.keys(this.kinds).length) return;
-      const doing = progress.model === model.name ? `${progress.label}${progress.fraction === null ? "" : ` ${percent(progress.fraction)}`}` : `waiting for ${progress.model}`;
-      this.atlas.measuring.textContent = `Kinds of ${this.atlas.cells.size} heads: ${doing}; ${pluralise(progress.seconds, "second")} so far.`;
+      const doing = progress.model === model.name ? `${translateFilled(progress.label)}${progress.fraction === null ? "" : ` ${percent(progress.fraction)}`}` : say`waiting for ${progress.model}`;
+      this.atlas.measuring.textContent = say`Kinds of ${counted(this.atlas.cells.size)} {0|head|heads}: ${doing}; ${counted(progress.seconds)} {2|second|seconds} so far.`;
     } catch {
       // The next one may arrive.
     }
@@ -320,13 +321,13 @@ export class Side {
   toggleSelected(head) {
     const is = this.selected.includes(head);
     if (!is && this.selected.length >= MOST_HEADS) {
-      showError(`${MOST_HEADS} heads are selected, the maximum: deselect one first.`);
+      showError(say`${MOST_HEADS} heads are selected, the maximum: deselect one first.`);
       return;
     }
     this.automaticHeads = false;
     this.selected = is ? this.selected.filter((each) => each !== head) : [...this.selected, head];
     if (!is) this.map.head = head;
-    announce(`${head} ${is ? "deselected" : "selected"}`);
+    announce(is ? say`${head} deselected` : say`${head} selected`);
     this.redraw();
   }
 

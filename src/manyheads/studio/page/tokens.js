@@ -4,6 +4,7 @@
 
 import { alpha } from "./color.js";
 import { h } from "./dom.js";
+import { say } from "./language.js";
 import { bareBytes, tokenLabel, visibleToken } from "./token_text.js";
 
 const GAP = 2;
@@ -27,7 +28,7 @@ export class Tokens {
     this.letters = h("div", { class: "sheet", "aria-hidden": "true" });
     this.element = h(
       "div",
-      { class: "strip", role: "listbox", tabindex: 0, "aria-label": "Tokens of the text", "aria-orientation": "horizontal" },
+      { class: "strip", role: "listbox", tabindex: 0, "aria-label": say`Tokens of the text`, "aria-orientation": "horizontal" },
       this.canvas,
       this.letters,
       this.sheet,

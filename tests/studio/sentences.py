@@ -1,0 +1,160 @@
+"""Every sentence that the studio shows: in its scripts, its HTML, and from its server."""
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+from manyheads.lens.results.measure_names import _table
+from manyheads.studio import examples
+
+PACKAGE = Path(str(files("manyheads")))
+PAGE = PACKAGE / "studio" / "page"
+KINDS = PACKAGE / "lens" / "head_kinds" / "kinds.toml"
+ATTRIBUTES = ("title", "aria-label", "placeholder", "alt")
+# Without scripts nothing is translated.
+UNTRANSLATED = ("script", "style", "noscript")
+# Names and numbers are the same in every language.
+LETTERS = re.compile(r"[^\W\d_]{2}")
+# Sentences of the server whose values are filled in.
+RAISES = ("InputError", "RequestError")
+# The page checks its own requests: these answer other programs.
+OTHER_PROGRAMS = ("requests.py", "security.py", "connections.py")
+# A kind with what it was tested on.
+KIND_DETAILS = {
+    *("positional {0}", "syntactic {0}", "recall {0}", "acronym {0}", "bracket {0}"),
+    *("bracket brackets", "bracket brackets, ahead", "bracket quotes", "numbering numbers"),
+    *("numbering {0}", "numbering line ends", "acronym letters", "acronym letters, ahead"),
+    *("recall capitals", "recall opposites", "recall partners", "recall past"),
+}
+# Other sentences that the server sends: how a text was read, and how far a measurement is.
+NOTES = {
+    "The space before {0} is left out, because the tokens of this model begin with their space.",
+    *("row {0}, column {1}", "[register {0}]", "[class]"),
+    *("measuring", "measuring patches", "reading weights", "composing heads", "removing heads"),
+    *("scoring words", "testing {0} heads"),
+}
+
+
+def said_in_scripts() -> set[str]:
+    """say`...` and sayParts`...` as keys of the table."""
+    result = set()
+    for path in PAGE.glob("*.js"):
+        script = path.read_text("utf-8")
+        for match in re.finditer(r"\b(?:say|sayParts)`", script):
+            result.add(_template(script, match.end()))
+    return result
+
+
+def _template(script: str, start: int) -> str:
+    """A template literal from its first character on, with {0}, {1}, … for its values."""
+    text, place, values = "", start, 0
+    while script[place] != "`":
+        if script.startswith("${", place):
+            place, text, values = _after_value(script, place + 2), f"{text}{{{values}}}", values + 1
+        else:
+            text, place = text + script[place], place + 1
+    return text
+
+
+def _after_value(script: str, place: int) -> int:
+    """The place after the } of a value, which may have templates and braces of its own."""
+    while script[place] != "}":
+        if script[place] == "`":
+            place += 1
+            while script[place] != "`":
+                place = _after_value(script, place + 2) if script.startswith("${", place) else place + 1
+        elif script[place] == "{":
+            place = _after_value(script, place + 1) - 1
+        place += 1
+    return place + 1
+
+
+class _Sentences(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.result: set[str] = set()
+        self._open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in UNTRANSLATED:
+            self._open.append(tag)
+        self.result |= {value for name, value in attrs if name in ATTRIBUTES and value}
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in UNTRANSLATED:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._open:
+            self.result.add(" ".join(data.split()))
+
+
+def written_in_pages() -> set[str]:
+    """Texts and named attributes of the HTML."""
+    parser = _Sentences()
+    for path in PAGE.glob("*.html"):
+        parser.feed(path.read_text("utf-8"))
+    return {text for text in parser.result if LETTERS.search(text) and text != "manyheads"}
+
+
+def sent_labels() -> set[str]:
+    """Measures with their meanings, kinds of heads, and examples."""
+    measures = {text for info in _table().values() for text in (info.label, info.about)}
+    plain = (*examples.NEXT_TOKEN, *examples.MASKED, *examples.PLAIN)
+    every = [*plain, *(example for group in examples.BUNDLED.values() for example in group)]
+    named = {text for example in every for text in (example.name, example.about) if text}
+    kinds = set(tomllib.loads(KINDS.read_text("utf-8"))) - {"silent"}
+    return {label.replace("{}", "{0}") for label in measures} | named | kinds | KIND_DETAILS | NOTES
+
+
+def sent_errors() -> set[str]:
+    """What the handlers of the studio raise, as the page receives it."""
+    result: set[str] = set()
+    for path in (PACKAGE / "studio").glob("*.py"):
+        if path.name not in OTHER_PROGRAMS:
+            result |= set(_raised(ast.parse(path.read_text("utf-8"))))
+    return result
+
+
+def _raised(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "_describe_error":
+            texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            yield from (text for text in texts if isinstance(text, str))
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        parts = node.args[1:] if name == "RequestError" else node.args
+        if name in RAISES and all(isinstance(part, ast.JoinedStr | ast.Constant) for part in parts):
+            yield _numbered(parts) + ("." if name == "InputError" else "")
+
+
+def _numbered(parts: list[ast.expr]) -> str:
+    """Texts with {0}, {1}, … for their values."""
+    count, texts = 0, []
+    for part in parts:
+        text = ""
+        for piece in part.values if isinstance(part, ast.JoinedStr) else [part]:
+            if isinstance(piece, ast.Constant):
+                text += str(piece.value)
+            else:
+                text, count = f"{text}{{{count}}}", count + 1
+        texts.append(text)
+    return ": ".join(texts)
+
+
+def russian() -> dict[str, str]:
+    """The tables of all parts of the page."""
+    table: dict[str, str] = {}
+    for path in PAGE.glob("russian*.js"):
+        body = path.read_text("utf-8").partition('addSentences("ru", {')[2].rpartition("}")[0]
+        # The tables are JSON but for a comma at the end.
+        entries = json.loads("{" + body.strip().removesuffix(",") + "}")
+        assert not table.keys() & entries.keys(), f"{path.name} repeats a sentence"
+        table |= entries
+    return table

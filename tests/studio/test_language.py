@@ -1,0 +1,106 @@
+"""The studio in the reader's language."""
+
+import json
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from manyheads.studio.examples import BUNDLED
+from tests.studio import sentences
+
+PLACE = re.compile(r"\{(\d)(\|[^}]*)?\}")
+CYRILLIC = re.compile("[а-яё]", re.IGNORECASE)
+# The same in both languages.
+ALIKE = {"Ctrl Enter", "Esc", "cls"}
+LANGUAGE = sentences.PACKAGE / "pictures" / "page" / "language.js"
+NODE = shutil.which("node")
+
+
+@pytest.fixture(scope="module")
+def russian() -> dict[str, str]:
+    return sentences.russian()
+
+
+@pytest.fixture(scope="module")
+def english() -> set[str]:
+    scripts, pages = sentences.said_in_scripts(), sentences.written_in_pages()
+    return scripts | pages | sentences.sent_labels() | sentences.sent_errors()
+
+
+def test_every_sentence_is_in_russian(english: set[str], russian: dict[str, str]) -> None:
+    needed = {text for text in english if sentences.LETTERS.search(PLACE.sub("", text))}
+    assert sorted(needed - russian.keys()) == []
+    strangers = [key for key, text in russian.items() if not CYRILLIC.search(text)]
+    assert set(strangers) == ALIKE
+
+
+def test_no_translation_is_left_over(english: set[str], russian: dict[str, str]) -> None:
+    assert sorted(russian.keys() - english) == []
+
+
+def test_a_translation_has_the_values_of_its_sentence(russian: dict[str, str]) -> None:
+    for english, text in russian.items():
+        places = {place for place, _ in PLACE.findall(text)}
+        assert places == {place for place, _ in PLACE.findall(english)}, english
+        for _, forms in PLACE.findall(text):
+            assert forms.count("|") in (0, 3), text
+
+
+def test_an_example_keeps_its_heads_and_its_words(russian: dict[str, str]) -> None:
+    for example in (example for group in BUNDLED.values() for example in group if example.about):
+        for pattern in (r"L\d+H\d+", "“[^”]+”"):
+            in_russian = re.findall(pattern, russian[example.about])
+            assert sorted(in_russian) == sorted(re.findall(pattern, example.about))
+
+
+def run_script(language: str, script: str) -> Any:
+    """What a script prints that uses language.js."""
+    module = LANGUAGE.read_text("utf-8")
+    start = f"globalThis.localStorage = {{ getItem: () => {language!r} }};\n"
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, "--input-type=module", "-"],
+        input=start + module + script,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return json.loads(done.stdout)
+
+
+SCRIPT = """
+addSentences("ru", {
+  "{0} {0|head|heads} in {1}": "В {1}: {0} {0|голова|головы|голов}",
+  "the text has {0} tokens: use {1}.": "В тексте {0} токенов: возьмите {1}.",
+  "Close": "Закрыть",
+});
+const counts = [1, 2, 5, 11, 21, "1,022", "12 000"];
+console.log(JSON.stringify({
+  plural: counts.map((count) => say`${count} {0|head|heads} in ${"A"}`),
+  parts: sayParts`${2} {0|head|heads} in ${{ element: true }}`,
+  labels: ["Close", "Open"].map(translate),
+  filled: ["the text has 9 tokens: use 5 (or 6).", "Close", "another sentence."].map(translateFilled),
+}));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no Node.js here")
+def test_nouns_follow_their_numbers() -> None:
+    said = run_script("ru", SCRIPT)
+    nouns = ["голова", "головы", "голов", "голов", "голова", "головы", "голов"]
+    assert [text.split()[-1] for text in said["plural"]] == nouns
+    assert said["plural"][0] == "В A: 1 голова"
+    assert said["parts"] == ["В ", {"element": True}, ": ", 2, " ", "головы"]
+    assert said["labels"] == ["Закрыть", "Open"]
+    assert said["filled"] == [
+        "В тексте 9 токенов: возьмите 5 (or 6).",
+        "Закрыть",
+        "another sentence.",
+    ]
+    english = run_script("en", SCRIPT)
+    assert english["plural"][:2] == ["1 head in A", "2 heads in A"]
+    assert english["filled"][0] == "the text has 9 tokens: use 5 (or 6)."

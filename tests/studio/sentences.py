@@ -107,7 +107,7 @@ def sent_labels() -> set[str]:
     measures = {text for info in _table().values() for text in (info.label, info.about)}
     plain = (*examples.NEXT_TOKEN, *examples.MASKED, *examples.PLAIN)
     every = [*plain, *(example for group in examples.BUNDLED.values() for example in group)]
-    named = {text for example in every for text in (example.name, example.about) if text}
+    named = {text for each in every for text in (each.name, each.about, each.button) if text}
     kinds = set(tomllib.loads(KINDS.read_text("utf-8"))) - {"silent"}
     return {label.replace("{}", "{0}") for label in measures} | named | kinds | KIND_DETAILS | NOTES
 

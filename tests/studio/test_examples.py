@@ -36,6 +36,16 @@ PREDICTED = {
         "A story": (" would", 0.73),
     },
 }
+# The same with the heads of the example's button switched off.
+WITHOUT = {
+    ("house-gpt", "Repeated name"): 0.06,
+    ("house-gpt", "Repeated treaty"): 0.04,
+    ("house-gpt-gated", "Repeated name"): 0.07,
+    ("house-gpt-gated", "Repeated treaty"): 0.03,
+    ("house-bert", "Repeated word"): 0.75,
+    ("house-bert", "Known phrase"): 0.71,
+    ("smollm2", "Names"): 0.53,
+}
 AVAILABLE = [name for name in BUNDLED if name not in PIP_MODELS or is_fetched(name)]
 needs_smollm2 = pytest.mark.skipif("smollm2" not in AVAILABLE, reason="manyheads get smollm2")
 needs_minilm = pytest.mark.skipif("minilm" not in AVAILABLE, reason="manyheads get minilm")
@@ -70,6 +80,24 @@ def test_every_example_predicts_what_it_promises(client: TestClient, name: str) 
         token, probability = PREDICTED[name][example.name]
         assert best["text"] == token
         assert best["probability"] == pytest.approx(probability, abs=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name in PREDICTED if name in AVAILABLE])
+def test_the_button_of_an_example_makes_its_word_unlikely(client: TestClient, name: str) -> None:
+    with_button = [example for example in BUNDLED[name] if example.ablate]
+    assert {(name, example.name) for example in with_button} == {
+        pair for pair in WITHOUT if pair[0] == name
+    }
+    for example in with_button:
+        assert set(example.ablate) <= set(example.heads)
+        assert ("three" in example.button) == (len(example.ablate) == 3)
+        assert ("both" in example.button) == (len(example.ablate) == 2)
+        at = ask(client, "tokens", name, example.text)["start"]
+        off = {"ablated": list(example.ablate)}
+        top = ask(client, "predictions", name, example.text, position=at, edits=off)["top"]
+        best = max(top, key=lambda token: token["before"])
+        assert best["text"] == PREDICTED[name][example.name][0]
+        assert best["probability"] == pytest.approx(WITHOUT[name, example.name], abs=0.01)
 
 
 @pytest.mark.parametrize(

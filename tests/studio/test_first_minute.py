@@ -36,7 +36,7 @@ def exported(page: Page, kind: str, path: Path) -> str:
 
 
 def test_it_opens_on_two_induction_heads_and_their_partner(page: Page, house: LiveServer) -> None:
-    page.goto(f"http://127.0.0.1:{house.endpoint.port}/")
+    page.goto(f"http://127.0.0.1:{house.endpoint.port}/#v=lines")
     example = BUNDLED["house-gpt"][0]
     expect(page.get_by_label("Text", exact=True)).to_have_value(example.text)
     expect(page.locator(".picks b")).to_have_text(["L2H6", "L2H7", "L1H0"])
@@ -44,6 +44,24 @@ def test_it_opens_on_two_induction_heads_and_their_partner(page: Page, house: Li
     expect(page.locator(".shows")).to_have_text(example.about)
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("d")
     expect(page.get_by_label("Measure that colors the heads")).to_have_value("induction")
+    # One button shows what both are for: the number runs down, and up again.
+    experiment = page.locator(".experiment")
+    page.evaluate(
+        """() => {
+          window.seen = new Set();
+          const value = () => document.querySelector(".bars li .value");
+          const look = () => (window.seen.add(value()?.textContent), requestAnimationFrame(look));
+          look();
+        }"""
+    )
+    experiment.click()
+    expect(page.locator(".cell.ablated")).to_have_count(2)
+    expect(page.locator(".bars li").filter(has_text=re.compile(r"^he6\.0%"))).to_be_visible()
+    expect(experiment).to_have_text("Switch them on again")
+    experiment.click()
+    expect(page.locator(".bars li").first).to_contain_text("he82%")
+    expect(experiment).to_have_text("Switch off both induction heads")
+    assert len(page.evaluate("[...window.seen]")) > 3
     # Another model opens its own example, and a masked one its mask.
     page.get_by_label("Model", exact=True).select_option("house-bert")
     expect(page.get_by_label("Text", exact=True)).to_have_value(BUNDLED["house-bert"][0].text)
@@ -58,10 +76,41 @@ def test_it_opens_on_two_induction_heads_and_their_partner(page: Page, house: Li
     expect(page.locator("html")).to_have_attribute("lang", "ru")
 
 
+def test_a_tour_of_four_steps_ends_in_an_experiment(page: Page, house: LiveServer) -> None:
+    """By keyboard alone; on a phone its card is at the bottom of the screen."""
+    page.goto(f"http://127.0.0.1:{house.endpoint.port}/")
+    card = page.get_by_role("dialog", name="What a head is")
+    expect(card).to_contain_text("1 of 4")
+    expect(card.get_by_role("button", name="Next")).to_be_focused()
+    expect(page.locator(".atlas")).to_have_class(re.compile("toured"))
+    for title in ("Where it looks", "What it is for", "What happens without it"):
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog", name=title)).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.locator(".tour")).to_contain_text("“he” fell from 82% to 6.0%")
+    page.keyboard.press("Enter")
+    expect(page.locator(".tour")).to_have_count(0)
+    # It comes by itself once, and again from the help.
+    page.goto("about:blank")
+    page.goto(f"http://127.0.0.1:{house.endpoint.port}/")
+    expect(page.locator(".bars li").first).to_contain_text("he82%")
+    expect(page.locator(".tour")).to_have_count(0)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("#help").click()
+    page.get_by_role("button", name="Take the tour").click()
+    box = page.locator(".tour").bounding_box()
+    assert box is not None
+    assert (box["x"], box["width"], box["y"] + box["height"]) == (0, 390, 844)
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Back").click()
+    page.keyboard.press("Escape")
+    expect(page.locator(".tour")).to_have_count(0)
+
+
 def test_an_example_brings_its_heads_and_a_pair_that_can_be_patched(
     page: Page, house: LiveServer
 ) -> None:
-    page.goto(f"http://127.0.0.1:{house.endpoint.port}/")
+    page.goto(f"http://127.0.0.1:{house.endpoint.port}/#v=lines")
     page.get_by_label("Switch L2H6 off").click()
     page.get_by_role("button", name="Repeated treaty").click()
     expect(page.locator(".bars li").first).to_contain_text("a99%")

@@ -174,7 +174,7 @@ def test_a_head_in_a_result_is_selected_by_a_click(page: Page, studio: LiveServe
 
 def test_vectors_move_when_heads_are_off(page: Page) -> None:
     with live_server([("vectors", models.vectors())]) as studio:
-        page.goto(f"http://127.0.0.1:{studio.endpoint.port}/")
+        page.goto(f"http://127.0.0.1:{studio.endpoint.port}/#v=lines")
         expect(page.locator('.token[aria-selected="true"]')).to_have_text("it")
         expect(page.locator(".bars")).to_contain_text("Switch heads off")
         page.locator(".picks button").first.click()

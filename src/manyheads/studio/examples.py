@@ -9,13 +9,18 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A text, what it shows, the heads that do it, and another prompt to patch them from."""
+    """A text, what it shows, the heads that do it, and another prompt to patch them from.
+
+    `ablate` are the heads that the button of this name switches off, to see what they are for.
+    """
 
     name: str
     text: str
     about: str = ""
     heads: tuple[str, ...] = ()
     source: str | None = None
+    ablate: tuple[str, ...] = ()
+    button: str = ""
 
 
 TRONDHEIM = Example(
@@ -66,14 +71,18 @@ BUNDLED = {
             TRONDHEIM,
             about="“Trond” came before, and “he” followed. The induction heads L2H6 and L2H7 "
             "attend to that “he”, so the model predicts it again; L1H0, which attends to the "
-            "previous token, lets them find it. Switch them off and see.",
+            "previous token, lets them find it.",
             heads=("L2H6", "L2H7", "L1H0"),
+            ablate=("L2H6", "L2H7"),
+            button="Switch off both induction heads",
         ),
         replace(
             VERSAILLES,
             about="“Vers” came before, and “a” followed: the induction heads L2H6 and L2H7 attend "
             "to that “a”. Without L1H0, which attends to the previous token, they do not find it.",
             heads=("L2H6", "L2H7", "L1H0"),
+            ablate=("L2H6", "L2H7", "L1H0"),
+            button="Switch off all three heads",
         ),
         replace(PHRASE, heads=("L1H0", "L1H5")),
     ),
@@ -83,8 +92,15 @@ BUNDLED = {
             about="“Trond” came before, and “he” followed. The induction head L3H7 attends to that "
             "“he”; L2H5, which attends to the previous token, lets it find it.",
             heads=("L3H7", "L2H5"),
+            ablate=("L3H7",),
+            button="Switch off the induction head",
         ),
-        replace(VERSAILLES, heads=("L3H7", "L2H5")),
+        replace(
+            VERSAILLES,
+            heads=("L3H7", "L2H5"),
+            ablate=("L3H7", "L2H5"),
+            button="Switch off both heads",
+        ),
         PHRASE,
     ),
     "house-bert": (
@@ -100,6 +116,8 @@ BUNDLED = {
             text="The battle was fought in May 1940. The [MASK] lasted ten days.",
             about="“battle” is predicted again, although nothing else says what lasted.",
             heads=("L3H1", "L2H4", "L2H1"),
+            ablate=("L3H1", "L2H4", "L2H1"),
+            button="Switch off all three heads",
         ),
         Example(
             name="Known phrase",
@@ -107,6 +125,8 @@ BUNDLED = {
             about="The neighbors on both sides decide: L2H4 attends to the previous token, "
             "L2H1 to the next.",
             heads=("L2H4", "L2H1"),
+            ablate=("L2H4", "L2H1"),
+            button="Switch off both heads",
         ),
     ),
     "smollm2": (
@@ -123,6 +143,8 @@ BUNDLED = {
             "model does not repeat him; with them and L29H1 switched off, “Mary” becomes much less "
             "likely.",
             heads=("L23H3", "L29H1", "L20H0"),
+            ablate=("L23H3", "L29H1", "L20H0"),
+            button="Switch off all three heads",
         ),
         STORY,
     ),
@@ -132,6 +154,8 @@ BUNDLED = {
             about="What does “it” mean? L3H1 and L5H11 attend from “it” to “animal”. Switch them "
             "off and see how far the vector moves.",
             heads=("L3H1", "L5H11"),
+            ablate=("L3H1", "L5H11"),
+            button="Switch off both heads",
         ),
         replace(REPETITION, source=None),
         QUESTION,

@@ -9,7 +9,7 @@ import { say } from "./language.js";
 import { inOrder, isDefined, definitionOf, labelOf, rangeOf, unitOf, whyUndefined } from "./measures.js";
 
 const MANY_LAYERS = 14;
-const TOUCH = window.matchMedia("(pointer: coarse)");
+const TOUCH = window.matchMedia("(pointer: coarse), (max-width: 600px)");
 
 // The name of a head in a result, which selects it.
 export function headLink(side, head) {

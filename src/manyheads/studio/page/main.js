@@ -9,11 +9,15 @@ import { say, startLanguages, translatePage } from "./language.js";
 import { Side } from "./side.js";
 import { readAddress, writeAddress } from "./state.js";
 import { startThemes } from "./theme.js";
+import { Tour, tourWasSeen } from "./tour.js";
 
 const byId = (id) => document.getElementById(id);
 const place = byId("sides");
 const sides = [];
 const difference = new Difference(byId("difference"));
+const tour = new Tour();
+// Whether the tour starts by itself, with the first prediction.
+let tourWaits = false;
 let models = [];
 let limits = {};
 
@@ -23,6 +27,10 @@ const keep = debounce(250, save);
 function changed() {
   keep();
   if (sides.length === 2) difference.update(sides);
+  if (tourWaits && sides[0].prediction) {
+    tourWaits = false;
+    tour.start(sides[0]);
+  } else tour.update();
 }
 
 function add(given) {
@@ -126,6 +134,10 @@ async function begin() {
   keys();
   byId("compare").addEventListener("click", compare);
   byId("help").addEventListener("click", () => byId("guide").showModal());
+  byId("tour").addEventListener("click", () => {
+    byId("guide").close();
+    tour.start(sides[0]);
+  });
   let indexes = [];
   try {
     ({ models, limits, indexes } = await new Api().models());
@@ -139,6 +151,7 @@ async function begin() {
     location.replace("search.html");
     return;
   }
+  tourWaits = location.hash.length < 2 && models[0].input === "text" && !tourWasSeen();
   for (const given of readAddress()) add(given);
   window.addEventListener("hashchange", () => location.reload());
 }

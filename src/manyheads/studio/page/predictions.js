@@ -3,7 +3,7 @@
 import { headLink } from "./atlas.js";
 import { h, announce } from "./dom.js";
 import { counted, fixed, percent } from "./format.js";
-import { say, sayParts } from "./language.js";
+import { say, sayParts, translate } from "./language.js";
 import { visibleToken } from "./token_text.js";
 
 const TITLES = {
@@ -15,6 +15,8 @@ const TITLES = {
 };
 
 const MAX_NAMES = 12;
+const CALM = window.matchMedia("(prefers-reduced-motion: reduce)");
+const MOVES = { duration: 900, easing: "ease-in-out" };
 
 export class Predictions {
   constructor(side) {
@@ -23,6 +25,8 @@ export class Predictions {
     this.after = h("p", { class: "quiet" });
     this.bars = h("ol", { class: "bars" });
     this.legend = h("p", { class: "legend" });
+    // Switches the heads of the example off and on, to see what they are for.
+    this.experiment = h("button", { type: "button", class: "primary experiment", hidden: true, on: { click: () => this.#switch() } });
     // Where the predictions are not beside the text, the first one stays in sight.
     this.summary = h("p", { class: "summary", "aria-hidden": "true" });
     this.loss = h("div", { class: "loss" });
@@ -35,6 +39,7 @@ export class Predictions {
       h("header", {}, this.title, this.after),
       this.bars,
       this.legend,
+      this.experiment,
       this.loss,
       h("h3", {}, say`Ablation`),
       this.count,
@@ -55,9 +60,20 @@ export class Predictions {
     const { side } = this;
     for (const button of this.replaceWith.children) button.setAttribute("aria-pressed", String(button.dataset.how === side.replaceWith));
     this.reset.hidden = !side.changed;
+    const { ablate = [], button } = (!side.blank && side.example) || {};
+    this.experiment.hidden = !ablate.length;
+    if (ablate.length) this.experiment.textContent = !this.#isOff() ? translate(button) : ablate.length > 1 ? say`Switch them on again` : say`Switch it on again`;
     const names = side.ablated.size > MAX_NAMES ? [] : [...side.ablated].flatMap((head, place) => [place ? ", " : ": ", headLink(side, head)]);
     if (side.ablated.size) this.count.replaceChildren(say`${counted(side.ablated.size)} {0|head|heads} switched off`, ...names, ".");
     else this.count.textContent = side.model.output === "none" ? say`Switch heads off to see how far the vector moves.` : say`Switch heads off to see how the predictions change.`;
+  }
+
+  #isOff() {
+    return this.side.example.ablate.every((head) => this.side.ablated.has(head));
+  }
+
+  #switch() {
+    this.side.switchHeads(this.side.example.ablate, this.#isOff());
   }
 
   show(response) {
@@ -73,7 +89,7 @@ export class Predictions {
       return;
     }
     const most = Math.max(...response.top.map((each) => Math.max(each.probability, each.before ?? 0)), 0.01);
-    this.bars.replaceChildren(...response.top.map((each) => this.#bar(each, most)));
+    this.#showBars(response, most);
     this.#losses(response);
     const [first] = response.top;
     const change = first.before === null ? [] : [` ${say`(${percent(first.before)} before)`}`];
@@ -97,15 +113,33 @@ export class Predictions {
     announce(this.summary.textContent);
   }
 
+  // At the same place of the same text, rows move to their new places and values run to the new ones.
+  #showBars({ top, position }, most) {
+    const about = JSON.stringify([this.side.model.name, this.side.text, position]);
+    const moves = about === this.about && !CALM.matches;
+    this.about = about;
+    const before = new Map([...this.bars.children].map((row) => [row.dataset.token, { top: row.offsetTop, value: Number(row.dataset.value) }]));
+    const rows = top.map((each) => this.#bar(each, most));
+    this.bars.replaceChildren(...rows);
+    if (!moves) return;
+    rows.forEach((row, place) => {
+      const old = before.get(row.dataset.token);
+      if (!old) return;
+      row.animate([{ transform: `translateY(${old.top - row.offsetTop}px)` }, { transform: "none" }], MOVES);
+      row.querySelector("i").animate([{ width: `${(100 * old.value) / most}%` }, { width: `${(100 * top[place].probability) / most}%` }], MOVES);
+      runNumber(row.querySelector(".value"), old.value, top[place].probability);
+    });
+  }
+
   #bar(each, most) {
     const change = each.before === null ? null : each.probability - each.before;
     const vars = { "--now": `${(100 * each.probability) / most}%`, "--then": each.before === null ? "0" : `${(100 * each.before) / most}%` };
     return h(
       "li",
-      {},
+      { "data-token": each.id, "data-value": each.probability },
       h("span", { class: "word", title: say`token number ${each.id}` }, visibleToken(each.text)),
       h("span", { class: "track", vars, "aria-hidden": "true" }, h("i"), change === null ? null : h("u")),
-      h("span", { class: "number" }, percent(each.probability), change === null ? null : h("span", { class: change >= 0 ? "up" : "down", title: say`Change in percentage points` }, ` ${say`${(change < 0 ? "" : "+") + percent(change).replace(/\s?%/, "")} pp`}`)),
+      h("span", { class: "number" }, h("span", { class: "value" }, percent(each.probability)), change === null ? null : h("span", { class: change >= 0 ? "up" : "down", title: say`Change in percentage points` }, ` ${say`${(change < 0 ? "" : "+") + percent(change).replace(/\s?%/, "")} pp`}`)),
     );
   }
 
@@ -122,6 +156,17 @@ export class Predictions {
     }
     this.loss.replaceChildren(...parts);
   }
+}
+
+// A percentage that runs from one value to another.
+function runNumber(place, from, to) {
+  const begun = performance.now();
+  const step = (now) => {
+    const part = Math.min(1, Math.max(0, now - begun) / MOVES.duration);
+    place.textContent = percent(from + (to - from) * (part < 0.5 ? 2 * part ** 2 : 1 - 2 * (1 - part) ** 2));
+    if (part < 1 && place.isConnected) requestAnimationFrame(step);
+  };
+  if (from !== to) step(begun);
 }
 
 function diverges(response) {

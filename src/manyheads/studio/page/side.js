@@ -353,6 +353,14 @@ export class Side {
     this.#edited();
   }
 
+  switchHeads(heads, on) {
+    for (const head of heads) {
+      if (on) this.ablated.delete(head);
+      else this.ablated.add(head);
+    }
+    this.#edited();
+  }
+
   restoreHeads() {
     this.ablated.clear();
     this.patched.clear();

@@ -196,6 +196,18 @@ def test_all_heads_patched_is_the_other_prompt(client: TestClient) -> None:
     assert other["top"][0]["probability"] == pytest.approx(clean["top"][0]["probability"], rel=1e-3)
 
 
+def test_a_text_is_continued_with_the_patch(client: TestClient) -> None:
+    edits = {"patched": ["L0H0", "L1H1", "L2H2"], "source": OTHER}
+    best = ask(client, "predictions", text=TEXT, edits=edits)["top"][0]
+    body = {"model": "tiny", "text": TEXT, "edits": edits, "max_new_tokens": 2}
+    first, second, _ = map(
+        json.loads, client.post("/api/generate", json=body).text.strip().splitlines()
+    )
+    assert first["id"] == best["id"]
+    assert first["probability"] == pytest.approx(best["probability"], rel=1e-3)
+    assert second["position"] == first["position"] + 1
+
+
 def test_patching_tells_a_share_for_every_head(client: TestClient) -> None:
     response = ask(client, "patching", text=TEXT, source=OTHER)
     assert len(response["heads"]) == len(response["recovered"]) == 12

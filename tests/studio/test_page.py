@@ -220,6 +220,15 @@ def test_writing_shows_tokens_as_they_come(page: Page, studio: LiveServer) -> No
     page.get_by_role("button", name="Generate").click()
     expect(page.get_by_label("Text", exact=True)).not_to_have_value(TEXT)
     assert page.get_by_label("Text", exact=True).input_value().startswith(TEXT)
+    # What was generated is marked, with its probability, and can be taken back.
+    expect(page.locator(".token.new").first).to_have_attribute(
+        "aria-label", re.compile(r"generated, probability [\d.]+%$")
+    )
+    expect(page.locator(".token").first).not_to_have_class(re.compile("new"))
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_label("Text", exact=True)).to_have_value(TEXT)
+    expect(page.locator(".token.new")).to_have_count(0)
+    expect(page.get_by_role("button", name="Undo")).to_be_hidden()
     page.get_by_label("Tokens to generate").fill("500")
     page.get_by_role("button", name="Generate").click()
     expect(page.locator(".token.new").first).to_be_visible()

@@ -22,8 +22,8 @@ TOP_KEYS = 32
 class WatchedGeneration:
     """One text being generated; `step` adds a token, and returns None at the end.
 
-    The prompt is read without computing any attention pattern; then only the row of each new token
-    is computed, in the layers of the selected heads.
+    The prompt is read without computing any attention pattern and with edits of its own; then only
+    the row of each new token is computed, in the layers of the selected heads.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class WatchedGeneration:
         config: generation_config.GenerationConfig,
         *,
         heads: tuple[Head, ...],
+        prompt_edits: dict[Site, EditFunction],
         edits: dict[Site, EditFunction],
     ) -> None:
         assert isinstance(loaded.model, Decoder), "only a decoder generates text here"
@@ -43,7 +44,7 @@ class WatchedGeneration:
         self._random = self._request.random(0)
         self._step = 0
         self._ended = False
-        self._edits = edits
+        self._prompt_edits, self._edits = prompt_edits, edits
         self._heads: dict[int, list[int]] = {}
         for head in heads:
             self._heads.setdefault(head.layer, []).append(head.head)
@@ -58,7 +59,7 @@ class WatchedGeneration:
         if self._ended or self._step == self._request.config.max_new_tokens:
             return None
         if self._logits is None:
-            self._feed(self._prompt, _RowRecorder({}, self._edits, cancelled))
+            self._feed(self._prompt, _RowRecorder({}, self._prompt_edits, cancelled))
         assert self._logits is not None
         token, probability = self._choose(self._logits)
         if token in self._request.eos_token_ids:
@@ -79,9 +80,9 @@ class WatchedGeneration:
             "heads": watch.rows(self.length),
         }
 
-    def finish(self) -> str:
+    def finish(self) -> dict[str, Any]:
         """The characters held back, once there are no more tokens."""
-        return self._decoder.finish()
+        return {"text": self._decoder.finish()}
 
     def _feed(self, ids: Ragged, watch: "_RowRecorder") -> None:
         if isinstance(self.model, WrappedModel):

@@ -1,8 +1,7 @@
 """The requests that a studio answers, one method each; all of them run on one thread."""
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial, partialmethod
 from typing import Any
 
@@ -24,6 +23,7 @@ from manyheads.studio.generation import WatchedGeneration
 from manyheads.studio.models import LoadedModel, ModelStore, StudioInput
 from manyheads.studio.requests import LIMITS, HeadEdits, RequestBody
 from manyheads.studio.run_cache import IsCancelled, RunCache, TracedRun, trace_run
+from manyheads.studio.worth import HeadWorth
 from manyheads.taps import Site, Tap
 
 MAX_CACHED_STATISTICS = 16
@@ -190,7 +190,8 @@ class Handlers:
             )
         _check_lengths(len(text), len(source))
         answer, distractor = (
-            self._top_token(loaded, prompt, cancelled) for prompt in (source, text)
+            self._top_token(loaded, prompt, len(prompt) - 1, cancelled)
+            for prompt in (source, text)
         )
         if answer == distractor:
             raise InputError(
@@ -216,20 +217,35 @@ class Handlers:
             raise InputError(f"{loaded.name} cannot generate text", "use a decoder")
         edits = body.edits(loaded.model)
         temperature = body.number("temperature", 0.0, LIMITS.temperature, 0.0)
-        if edits.patched:
-            raise InputError(
-                "patched heads have outputs for the tokens of the prompt only",
-                "remove the patch before generating",
-            )
         clean = self._run(loaded, text, HeadEdits(), cancelled)
         config = GenerationConfig(
             max_new_tokens=body.integer("max_new_tokens", 1, LIMITS.max_new_tokens, 24),
             sampling=Sample(temperature=temperature) if temperature > 0 else Greedy(),
             seed=body.integer("seed", 0, 2**31, 0),
         )
-        functions = _edit_functions(edits, clean, None)
+        # Patched heads have outputs for the tokens of the prompt only; those after it run as usual.
+        source = self._source(loaded, edits, cancelled)
+        in_prompt = _edit_functions(edits, clean, source)
+        later = _edit_functions(replace(edits, patched=()), clean, None)
         heads = body.heads(loaded.model)
-        return WatchedGeneration(loaded, text, config, heads=heads, edits=functions)
+        return WatchedGeneration(
+            loaded, text, config, heads=heads, prompt_edits=in_prompt, edits=later
+        )
+
+    def worth(self, body: RequestBody, cancelled: IsCancelled) -> HeadWorth:
+        """What the heads are worth for the top prediction at a position, ready to be measured."""
+        loaded, text = self._open(body, "model", "text", "position")
+        if loaded.output not in ("next token", "masked token"):
+            raise InputError(f"{loaded.name} predicts no tokens", "use a language model")
+        position = body.integer("position", 0, len(text) - 1, len(text) - 1)
+        needed = position + 1 if loaded.generates else len(text)
+        if needed > LIMITS.worth_tokens:
+            raise InputError(
+                f"the worth of heads depends on {needed:,} tokens",
+                f"use at most {LIMITS.worth_tokens:,}",
+            )
+        token = self._top_token(loaded, text, position, cancelled)
+        return HeadWorth(loaded, body.text(), position, token)
 
     def _attention_at(
         self, body: RequestBody, cancelled: IsCancelled, *, incoming: bool
@@ -259,32 +275,40 @@ class Handlers:
         if edits.empty:
             return clean
 
-        def run_source() -> TracedRun:
-            assert edits.source is not None
-            layers = frozenset(head.layer for head in edits.patched)
-            return trace(loaded.read_text(edits.source).inputs, keep=layers)
-
         def run_edited() -> TracedRun:
-            return trace(text.inputs, _edit_functions(edits, clean, run_source))
+            source = self._source(loaded, edits, cancelled)
+            return trace(text.inputs, _edit_functions(edits, clean, source))
 
         return self.cache.get((text.key, edits), run_edited)
 
-    def _top_token(self, loaded: LoadedModel, text: StudioInput, cancelled: IsCancelled) -> int:
+    def _source(
+        self, loaded: LoadedModel, edits: HeadEdits, cancelled: IsCancelled
+    ) -> TracedRun | None:
+        """The run that patched heads take their outputs from, if there are any."""
+        if not edits.patched:
+            return None
+        assert edits.source is not None
+        layers = frozenset(head.layer for head in edits.patched)
+        inputs = loaded.read_text(edits.source).inputs
+        return trace_run(loaded.model, inputs, keep=layers, cancelled=cancelled)
+
+    def _top_token(
+        self, loaded: LoadedModel, text: StudioInput, position: int, cancelled: IsCancelled
+    ) -> int:
         run = self._run(loaded, text, HeadEdits(), cancelled)
-        logits = run.logits(torch.tensor([len(text) - 1], device=run.hidden.device))
+        logits = run.logits(torch.tensor([position], device=run.hidden.device))
         assert logits is not None
         return int(logits[0].argmax())
 
 
 def _edit_functions(
-    edits: HeadEdits, clean: TracedRun, run_source: Callable[[], TracedRun] | None
+    edits: HeadEdits, clean: TracedRun, source: TracedRun | None
 ) -> dict[Site, EditFunction]:
     """The changes to head outputs, by site.
 
     "mean" is a head's mean over the tokens of this text, as `lens.ablate` takes it over all texts.
-    `run_source` runs the text that patched heads come from; it must have as many tokens.
+    `source` is the run that patched heads come from; it must have as many tokens.
     """
-    source = run_source() if edits.patched and run_source is not None else None
     if source is not None:
         _check_lengths(clean.length, source.length)
     functions: dict[Site, EditFunction] = {}

@@ -45,6 +45,8 @@ class Limits:
     large_parameters: int = 50_000_000
     # Patching runs the model once per head.
     patching_tokens: int = 256
+    # The worth of heads too, though only from the layer of a head on.
+    worth_tokens: int = 1024
     queued: int = 32
     cache_bytes: int = 1_500_000_000
 

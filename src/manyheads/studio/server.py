@@ -232,7 +232,8 @@ def _api_routes(
         by_name |= {"search": search.search, "explain_match": search.explain_match}
     posts = {name: _json_response(handler, queue) for name, handler in by_name.items()}
     posts["kinds"] = _json_response(handlers.kinds, kinds_queue)
-    posts["generate"] = _stream_response(handlers, queue)
+    posts["generate"] = _stream_response(handlers.generation, queue)
+    posts["worth"] = _stream_response(handlers.worth, queue)
     return [
         Route("/api/models", models, methods=["GET"]),
         Route("/api/kinds_progress", kinds_progress, methods=["GET"]),
@@ -249,24 +250,27 @@ def _json_response(handler: Handler, queue: RequestQueue) -> Respond:
     return respond
 
 
-def _stream_response(handlers: Handlers, queue: RequestQueue) -> Respond:
-    """Generated tokens as they come, one JSON object per line, until the page is closed."""
+def _stream_response(handler: Handler, queue: RequestQueue) -> Respond:
+    """Generated tokens, or heads, as they come: a JSON object per line, until the page is closed.
+
+    The handler returns an object with `step`, which returns None at the end, and `finish`.
+    """
 
     async def respond(request: Request) -> Response:
         body = await _read_body(request)
         disconnected = threading.Event()
-        generation = await queue.run(_bind(handlers.generation, body), disconnected)
+        work = await queue.run(_bind(handler, body), disconnected)
 
         async def lines() -> AsyncIterator[str]:
             try:
-                while (token := await queue.run(generation.step, disconnected)) is not None:
-                    yield _json_line(token)
-                yield _json_line({"done": True, "text": generation.finish()})
+                while (line := await queue.run(work.step, disconnected)) is not None:
+                    yield _json_line(line)
+                yield _json_line({"done": True} | work.finish())
             except DisconnectedError:
                 return
             except Exception as error:
                 if not isinstance(error, RequestError | ManyheadsError):
-                    LOG.error("a generation failed", exc_info=error)
+                    LOG.error("a stream failed", exc_info=error)
                 yield _json_line({"error": _describe_error(error)[1]})
             finally:
                 disconnected.set()

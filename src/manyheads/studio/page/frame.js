@@ -100,7 +100,8 @@ export function frame(side) {
       const swatches = side.selected.map((head) => h("span", {}, h("span", { class: "swatch", vars: { "--color": side.colorOf(head) } }), ` ${head}`));
       const hint = side.tokens.length ? say`Bars below a token: attention from the selected token. Bars above: attention to the selected token.` : "";
       const unlikely = side.strip.surprises ? h("span", {}, h("span", { class: "wavy" }, say`wavy line`), say`a token that the model found unlikely`) : null;
-      legend.replaceChildren(...[...swatches, h("span", {}, hint), unlikely].filter(Boolean));
+      const made = side.strip.fresh < side.tokens.length ? h("span", {}, h("span", { class: "new-words" }, say`colored`), say`generated: point at it for its probability`) : null;
+      legend.replaceChildren(...[...swatches, h("span", {}, hint), unlikely, made].filter(Boolean));
       drawExamples();
     },
   };

@@ -18,7 +18,7 @@ import { Patching } from "./patching.js";
 import { Patterns } from "./patterns.js";
 import { exampleOf, restored, stateOf } from "./state.js";
 import { joinedTokens, tokenLabel } from "./token_text.js";
-import { Tokens } from "./tokens.js";
+import { spacedTokens, Tokens } from "./tokens.js";
 import { Generation } from "./generation.js";
 
 const NOTHING = { positions: [], weights: [] };
@@ -50,6 +50,9 @@ export class Side {
   }
 
   #showSoon;
+
+  // Which tokens are generated, and which have white space before them.
+  #marks = {};
 
   // The number of texts that were started.
   #turn = 0;
@@ -130,6 +133,7 @@ export class Side {
 
   openModel(name) {
     this.api.stopAll();
+    this.generation.past = [];
     const { example } = this;
     Object.assign(this, { statistics: null, tokens: [], kinds: {}, nearest: {}, patterns: null });
     const state = { ...this.state(), m: name, o: "", p: "", q: undefined, h: undefined, at: undefined };
@@ -166,10 +170,11 @@ export class Side {
       const { tokens, losses } = response;
       const groups = joinedTokens(response.letters).flatMap((group) => tokens.slice(group.start, group.stop).map((_, place) => [group.start + place, group]));
       Object.assign(this, { tokens, losses, groups: new Map(groups) });
+      this.#marks = { fresh: this.generation.firstGenerated(response.letters), spaced: spacedTokens(this.text, response.letters) };
       this.at = Math.min(this.at ?? response.start, tokens.length - 1);
       this.patterns = new Patterns(this.api, this.base, tokens.length);
       this.frame.read(response);
-      this.strip.show(tokens, losses, this.groups);
+      this.strip.show(tokens, losses, this.groups, this.#marks);
       this.strip.reveal(this.at);
       this.lines.follow(this.at);
       this.map.follow(this.at);
@@ -311,7 +316,8 @@ export class Side {
   addToken(tokens, begin, response) {
     this.tokens = tokens;
     this.at = response.position;
-    this.strip.show(tokens, this.losses, this.groups, begin);
+    this.losses = [...(this.losses ?? [null]), -Math.log(response.probability)];
+    this.strip.show(tokens, this.losses, this.groups, { ...this.#marks, fresh: Math.min(begin, this.#marks.fresh ?? begin) });
     this.#mark(response.heads, {});
     this.strip.choose(response.position);
     this.strip.reveal(response.position);
@@ -378,6 +384,12 @@ export class Side {
     this.#edited();
   }
 
+  endPatch(why) {
+    this.patched.clear();
+    this.patching.result.textContent = why;
+    announce(why);
+  }
+
   #edited() {
     if (this.tokens.length) {
       this.patterns = new Patterns(this.api, this.base, this.tokens.length);
@@ -394,7 +406,7 @@ export class Side {
       const { losses } = await this.api.ask("tokens", this.base, "losses");
       if (patterns !== this.patterns) return;
       this.losses = losses;
-      this.strip.show(this.tokens, losses, this.groups);
+      this.strip.show(this.tokens, losses, this.groups, this.#marks);
       this.frame.draw();
     } catch (error) {
       this.failed(error);

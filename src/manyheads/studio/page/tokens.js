@@ -1,14 +1,17 @@
-// The tokens of a text in lines; only the visible ones are in the document. Bars below a token show
-// attention from the selected token, bars above attention to it. A letter of several tokens stands over
-// all of them.
+// The tokens of a text as running text, with thin lines between the tokens of a word; only the visible ones
+// are in the document. Bars below a token show attention from the selected token, bars above attention to
+// it. A letter of several tokens stands over all of them.
 
 import { alpha } from "./color.js";
 import { h } from "./dom.js";
+import { percent } from "./format.js";
 import { say } from "./language.js";
 import { bareBytes, tokenLabel, visibleToken } from "./token_text.js";
 
-const GAP = 2;
+const GAP = 1;
 const TEXT = 26;
+// Room for a finger.
+const AROUND = window.matchMedia("(pointer: coarse)").matches ? 5 : 2;
 const BAR = 3;
 const AHEAD = 6;
 const pen = document.createElement("canvas").getContext("2d");
@@ -41,9 +44,10 @@ export class Tokens {
     new ResizeObserver(() => this.layout()).observe(this.element);
   }
 
-  // `groups` are the tokens that share a letter.
-  show(tokens, losses, groups, fresh = tokens.length) {
-    Object.assign(this, { tokens, losses: losses ?? [], groups, fresh });
+  // `groups` are the tokens that share a letter, `spaced` those after white space that is part of no token,
+  // and `fresh` is the first generated one.
+  show(tokens, losses, groups, { fresh = tokens.length, spaced = new Set() } = {}) {
+    Object.assign(this, { tokens, losses: losses ?? [], groups, fresh, spaced });
     const mean = this.losses.reduce((sum, loss) => sum + (loss ?? 0), 0) / Math.max(1, this.losses.length);
     this.surprising = Math.max(6, 1.7 * mean);
     this.layout();
@@ -81,15 +85,22 @@ export class Tokens {
   layout() {
     const width = this.element.clientWidth - 4;
     if (width <= 0) return;
-    const widths = this.#widths(width);
+    const { widths, measure } = this.#widths(width);
+    // From each token to the end of its word.
+    const words = [];
+    for (let index = widths.length - 1; index >= 0; index -= 1) words[index] = widths[index] + (index + 1 < widths.length && !this.#beginsWord(index + 1) ? GAP + words[index + 1] : 0);
     let x = 0;
     let line = 0;
     this.boxes = this.tokens.map((token, index) => {
-      const wide = widths[index];
+      let wide = widths[index];
       const group = this.#group(index);
-      const needs = group ? (index === group.start ? group.wide : 0) : wide;
-      if (x + needs > width) [x, line] = [0, line + 1];
-      const place = { x, line, wide };
+      let needs = group ? (index === group.start ? group.wide : 0) : wide;
+      if (this.#beginsWord(index) && words[index] <= width) needs = Math.max(needs, words[index]);
+      if (x && x + needs > width) [x, line] = [0, line + 1];
+      // A line does not begin with a space.
+      const text = x || this.groups.has(index) ? this.#text(index) : this.#text(index).trimStart();
+      if (!x && !this.groups.has(index)) wide = Math.min(width, measure(text, "16px", AROUND));
+      const place = { x, line, wide, text };
       x += wide + (group && index + 1 < group.stop ? 0 : GAP);
       if (token.endsWith("\n")) [x, line] = [0, line + 1];
       return place;
@@ -111,6 +122,21 @@ export class Tokens {
     return group?.fits ? group : null;
   }
 
+  // A token as it stands in the text.
+  #text(index) {
+    const token = this.tokens[index];
+    return this.groups.has(index) ? bareBytes(token) : `${this.spaced.has(index) ? " " : ""}${visibleToken(token)}`;
+  }
+
+  #special(index) {
+    return /^[<[].*[>\]]$/.test(this.tokens[index].trim());
+  }
+
+  #beginsWord(index) {
+    if (index === 0 || this.spaced.has(index) || /^\s/.test(this.tokens[index])) return true;
+    return this.#special(index) || this.#special(index - 1) || /\s$/.test(this.tokens[index - 1]);
+  }
+
   // The width of every token; parts of a letter are at least as wide as the letter together.
   #widths(most) {
     const { fontFamily } = getComputedStyle(this.element);
@@ -124,7 +150,7 @@ export class Tokens {
       return measured.get(key);
     };
     const widths = this.tokens.map((token, index) =>
-      Math.min(most, this.groups.has(index) ? Math.max(19, measure(bareBytes(token), "10px", 7)) : measure(visibleToken(token), "16px", 10)),
+      Math.min(most, this.groups.has(index) ? Math.max(19, measure(bareBytes(token), "10px", 7)) : measure(this.#text(index), "16px", AROUND)),
     );
     for (const group of new Set(this.groups.values())) {
       const parts = widths.slice(group.start, group.stop);
@@ -134,7 +160,7 @@ export class Tokens {
       group.wide = widths.slice(group.start, group.stop).reduce((sum, wide) => sum + wide, 0);
       group.fits = group.wide <= most;
     }
-    return widths;
+    return { widths, measure };
   }
 
   reveal(index) {
@@ -172,11 +198,16 @@ export class Tokens {
     for (let index = start; index < stop; index += 1) {
       const token = known.get(index) ?? this.#made(index);
       const group = this.#group(index);
-      const text = this.groups.has(index) ? bareBytes(this.tokens[index]) : visibleToken(this.tokens[index]);
+      const { text } = this.boxes[index];
       if (token.textContent !== text) token.textContent = text;
       token.className = this.#names(index);
       this.#place(token, index, this.groups.has(index) ? this.boxes[index].wide : null);
-      token.setAttribute("aria-label", tokenLabel(this.tokens[index], this.groups.get(index), 60));
+      const label = tokenLabel(this.tokens[index], this.groups.get(index), 60);
+      const chance = this.losses[index] == null ? null : percent(Math.exp(-this.losses[index]));
+      const told = chance && (index >= this.fresh ? say`generated, probability ${chance}` : say`probability ${chance}`);
+      token.setAttribute("aria-label", told && index >= this.fresh ? `${label}, ${told}` : label);
+      if (told) token.title = told;
+      else token.removeAttribute("title");
       token.setAttribute("aria-selected", String(index === this.at));
       token.setAttribute("aria-setsize", String(this.tokens.length));
       wanted.push(token);
@@ -213,7 +244,8 @@ export class Tokens {
   #names(index) {
     const names = ["token"];
     if (this.groups.has(index)) names.push("part");
-    if (/^[<[].*[>\]]$/.test(this.tokens[index].trim())) names.push("special");
+    if (this.#special(index)) names.push("special");
+    if (this.boxes[index].x && !this.groups.has(index) && !this.#beginsWord(index)) names.push("inner");
     if ((this.losses[index] ?? 0) > this.surprising) names.push("surprise");
     if (index === this.at) names.push("at");
     if (index === this.over) names.push("hover");
@@ -239,13 +271,13 @@ export class Tokens {
         const to = mark.to.get(index) ?? 0;
         if (from > 0.004) {
           ink.fillStyle = alpha(mark.color, 0.34 * from);
-          round(ink, x, y, width, TEXT, 6);
+          round(ink, x, y, width, TEXT, 4);
           ink.fillStyle = alpha(mark.color, 0.12 + 0.88 * Math.sqrt(from));
-          round(ink, x + 2, y + TEXT + 2 + place * (BAR + 1), width - 4, BAR, 1.5);
+          round(ink, x + 0.5, y + TEXT + 2 + place * (BAR + 1), width - 1, BAR, 1.5);
         }
         if (to > 0.004) {
           ink.fillStyle = alpha(mark.color, 0.12 + 0.88 * Math.sqrt(to));
-          round(ink, x + 2, y - 2 - (place + 1) * (BAR + 1) + 1, width - 4, BAR, 1.5);
+          round(ink, x + 0.5, y - 2 - (place + 1) * (BAR + 1) + 1, width - 1, BAR, 1.5);
         }
       });
     }
@@ -305,6 +337,20 @@ export class Tokens {
     }
     return best;
   }
+}
+
+// The tokens before which the text has white space that belongs to no token.
+export function spacedTokens(text, letters) {
+  const spaced = new Set();
+  let cursor = 0;
+  (letters ?? []).forEach((own, index) => {
+    const at = own ? text.indexOf(own, cursor) : -1;
+    // A mask may be typed differently from how the model reads it.
+    if (at < 0 || at > cursor + 40) return;
+    if (/\s/.test(text.slice(cursor, at))) spaced.add(index);
+    cursor = at + own.length;
+  });
+  return spaced;
 }
 
 function round(ink, x, y, width, height, radius) {

@@ -289,6 +289,26 @@ def test_heads_are_patched_from_another_prompt(page: Page, studio: LiveServer) -
     expect(page.locator(".loss")).to_contain_text("KL divergence")
 
 
+def test_heads_are_colored_by_kind_and_by_their_worth(page: Page, studio: LiveServer) -> None:
+    visit(page, studio)
+    measure = page.get_by_label("Measure that colors the heads")
+    measure.select_option("kind")
+    expect(page.locator(".place-heads .scale")).to_be_hidden()
+    measure.select_option("worth")
+    expect(page.locator(".worth")).to_contain_text("these values are exact")
+    expect(page.locator(".cell.estimate")).to_have_count(0)
+    expect(page.locator('.cell[data-head="L0H1"]')).to_have_attribute(
+        "aria-label", re.compile(r"Worth for this prediction −?[\d.]+")
+    )
+    # Another prediction has its own, also from a link.
+    before = page.locator('.cell[data-head="L0H1"]').get_attribute("aria-label") or ""
+    page.locator(".token").nth(4).click()
+    expect(page.locator('.cell[data-head="L0H1"]')).not_to_have_attribute("aria-label", before)
+    expect(page).to_have_url(re.compile("c=worth"))
+    page.reload()
+    expect(page.locator(".worth")).to_contain_text("these values are exact")
+
+
 def test_eight_thousand_tokens_stay_fluid(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     page.get_by_label("Text", exact=True).fill(models.WORDS * 385)

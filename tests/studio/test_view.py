@@ -114,9 +114,10 @@ def test_a_cleared_text_leaves_nothing_behind(page: Page, studio: LiveServer) ->
 def test_lines_are_drawn_anew_for_another_width(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     lines = page.locator("svg.lines")
-    expect(lines).to_have_attribute("viewBox", re.compile("^0 0 860 "))
-    page.set_viewport_size({"width": 560, "height": 900})
-    expect(lines).not_to_have_attribute("viewBox", re.compile("^0 0 860 "))
+    expect(page.locator(".patterns button")).to_have_count(2)
+    expect(lines).to_have_attribute("viewBox", re.compile("^0 0 560 "))
+    page.set_viewport_size({"width": 500, "height": 900})
+    expect(lines).not_to_have_attribute("viewBox", re.compile("^0 0 560 "))
     drawn = float((lines.get_attribute("viewBox") or "").split()[2])
     box = lines.bounding_box()
     assert box is not None

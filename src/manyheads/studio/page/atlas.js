@@ -1,12 +1,12 @@
 // The atlas: a row per layer, a square per head, colored by a measure. Selected heads have a ring of
 // their own color; ablated heads are crossed out.
 
-import { css, diverging, inkOn, sequential } from "./color.js";
+import { css, diverging, inkOn, kindColor, sequential } from "./color.js";
 import { h, announce } from "./dom.js";
 import { counted, formatted } from "./format.js";
-import { kindElement, shortOf } from "./kinds.js";
+import { kindElement, kindName, shortOf } from "./kinds.js";
 import { say } from "./language.js";
-import { inOrder, isDefined, definitionOf, labelOf, rangeOf, unitOf, whyUndefined } from "./measures.js";
+import { definitionOf, inOrder, isDefined, isOwn, isSplit, labelOf, rangeOf, splitPart, unitOf, whyUndefined } from "./measures.js";
 
 const MANY_LAYERS = 14;
 const TOUCH = window.matchMedia("(pointer: coarse), (max-width: 600px)");
@@ -28,6 +28,7 @@ export class Atlas {
     this.low = h("span", { class: "number" });
     this.high = h("span", { class: "number" });
     this.colors = h("div", { class: "scale" }, this.low, this.bar, this.high);
+    this.kindColors = h("div", { class: "legend" });
     this.instead = h("p", { class: "instead", role: "note", hidden: true });
     // The head under the pointer has a line of its own, so that nothing jumps.
     this.tip = h("p", { class: "head-tip" });
@@ -41,6 +42,8 @@ export class Atlas {
       this.instead,
       this.grid,
       this.colors,
+      this.kindColors,
+      side.worth.element,
       this.tip,
       this.about,
       this.picks,
@@ -84,18 +87,21 @@ export class Atlas {
   draw() {
     const { side } = this;
     const found = side.statistics;
-    const names = found ? inOrder(found) : [];
-    this.#options(names);
+    const names = found ? inOrder(found).filter((name) => name !== "worth") : [];
+    this.#options(found ? ["kind", ...(side.worth.able ? ["worth"] : []), ...names] : []);
     const { measure } = side;
+    const kinds = [...new Set([...this.cells.keys()].map((head) => side.kindOf(head)?.split(" ")[0]).filter(Boolean))].sort();
     const values = found?.[measure] ?? [];
     const [low, high] = rangeOf(measure, values);
-    const split = measure === "patching";
-    const scale = split ? diverging : sequential;
+    const split = isSplit(measure);
+    const scale = split ? (part) => diverging(splitPart(measure, part)) : sequential;
     [...this.cells].forEach(([head, cell], place) => {
       const value = values[place] ?? null;
       const part = value === null ? 0 : (value - low) / (high - low || 1);
-      const color = scale(split ? part * 2 - 1 : part);
-      cell.style.setProperty("--fill", value === null ? "var(--well)" : css(color));
+      const kind = measure === "kind" ? kinds.indexOf(side.kindOf(head)?.split(" ")[0]) : -1;
+      const color = kind >= 0 ? kindColor(kind) : scale(split ? part * 2 - 1 : part);
+      cell.style.setProperty("--fill", value === null && kind < 0 ? "var(--well)" : css(color));
+      cell.classList.toggle("estimate", measure === "worth" && !side.worth.exact.has(head));
       cell.style.setProperty("--on", inkOn(color));
       cell.style.setProperty("--color", side.colorOf(head) ?? "transparent");
       cell.classList.toggle("selected", side.selected.includes(head));
@@ -107,6 +113,9 @@ export class Atlas {
       if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true", class: side.kindOf(head) === "sink" ? "faint" : null }, short));
       cell.tabIndex = head === this.focused ? 0 : -1;
     });
+    this.colors.hidden = measure === "kind";
+    this.kindColors.replaceChildren(...(measure === "kind" ? kinds : []).map((kind, place) => h("span", {}, h("span", { class: "swatch", vars: { "--color": css(kindColor(place)) } }), kindName(kind))));
+    side.worth.draw();
     this.#scale(scale, split, low, high);
     this.#list();
     this.#explain();
@@ -116,7 +125,7 @@ export class Atlas {
   // Measures that this text does not define are listed, and cannot be selected.
   #options(names) {
     const { side } = this;
-    const options = names.map((name) => h("option", { value: name, disabled: !isDefined(side.statistics, name) }, labelOf(name)));
+    const options = names.map((name) => h("option", { value: name, disabled: !isOwn(name) && !isDefined(side.statistics, name) }, labelOf(name)));
     const same = options.length === this.select.options.length && options.every((each, place) => each.isEqualNode(this.select.options[place]));
     // An open list would close.
     if (!same) this.select.replaceChildren(...options);
@@ -139,6 +148,7 @@ export class Atlas {
   #described(head, value) {
     const [, layer, number] = head.match(/L(\d+)H(\d+)/);
     const parts = [say`Layer ${layer}, head ${number}`, this.side.describeKind(head), value === null ? null : `${labelOf(this.side.measure)} ${formatted(value, unitOf(this.side.measure))}`];
+    if (this.side.measure === "worth" && value !== null && !this.side.worth.exact.has(head)) parts.push(say`estimated`);
     if (this.side.ablated.has(head)) parts.push(say`switched off`);
     return parts.filter(Boolean).join(", ");
   }

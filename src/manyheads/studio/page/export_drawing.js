@@ -7,7 +7,7 @@ import { counted, fixed, formatted, percent } from "./format.js";
 import { shortOf } from "./kinds.js";
 import { say } from "./language.js";
 import { brightest } from "./map_view.js";
-import { labelOf, rangeOf, unitOf } from "./measures.js";
+import { isSplit, labelOf, rangeOf, splitPart, unitOf } from "./measures.js";
 import { shortToken, visibleToken } from "./token_text.js";
 
 const WIDE = 1180;
@@ -99,7 +99,7 @@ function drawAtlas(side, x, y, theme) {
   const { measure } = side;
   const values = side.statistics?.[measure] ?? [];
   const [low, high] = rangeOf(measure, values);
-  const colorAt = measure === "patching" ? (part) => diverging(part * 2 - 1) : sequential;
+  const colorAt = isSplit(measure) ? (part) => diverging(splitPart(measure, part * 2 - 1)) : sequential;
   const most = Math.max(...side.model.layers.map((each) => each.heads));
   const cell = Math.max(8, Math.min(36, Math.floor(316 / most)));
   const parts = [text(x, y - 8, say`Heads by ${labelOf(measure).toLowerCase()}`, theme.ink, 14, 600)];

@@ -1,31 +1,39 @@
 // Lines from tokens to the tokens they attend to: queries at the left, keys at the right, one color
-// per head. A long text is drawn around the selected token.
+// per head, with the whole pattern of each head beside them. A long text is drawn around the selected
+// token, without the patterns.
 
 import { h, s } from "./dom.js";
 import { counted } from "./format.js";
 import { say } from "./language.js";
+import { brightest, painted } from "./map_view.js";
 
-const ROW = 25;
+const ROW = 23;
 const SPAN = 36;
 const NARROWEST = 300;
-const WIDEST = 860;
+const WIDEST = 560;
 const FAINT = 0.06;
+// Smaller weights of tokens that are not selected are left out.
+const BACKGROUND = 0.2;
+const PATTERN = 132;
 
 export class LineView {
   constructor(side) {
     this.side = side;
     this.start = 0;
-    this.element = h("div", { class: "lines-view" });
+    this.room = h("div");
+    this.thumbs = h("div", { class: "patterns", role: "group", "aria-label": say`Patterns of the selected heads` });
+    this.element = h("div", { class: "lines-view" }, this.room, this.thumbs);
     this.pager = h("div", { class: "pager" });
     // The listeners stay while the drawing is replaced under the pointer.
-    this.element.addEventListener("pointermove", (event) => side.hover(this.#under(event)));
-    this.element.addEventListener("pointerleave", () => side.hover(null));
-    this.element.addEventListener("click", (event) => side.select(this.#under(event)));
-    new ResizeObserver(() => this.#resized()).observe(this.element);
+    this.room.addEventListener("pointermove", (event) => side.hover(this.#under(event)));
+    this.room.addEventListener("pointerleave", () => side.hover(null));
+    this.room.addEventListener("click", (event) => side.select(this.#under(event)));
+    new ResizeObserver(() => this.#resized()).observe(this.room);
   }
 
   clear() {
-    this.element.replaceChildren();
+    this.room.replaceChildren();
+    this.thumbs.replaceChildren();
     this.pager.replaceChildren();
   }
 
@@ -46,7 +54,7 @@ export class LineView {
     const { side } = this;
     if (!side.selected.length) {
       this.clear();
-      this.element.append(h("p", { class: "empty" }, say`Select a head to see its attention.`));
+      this.room.append(h("p", { class: "empty" }, say`Select a head to see its attention.`));
       return;
     }
     const { patterns } = side;
@@ -54,8 +62,32 @@ export class LineView {
     const found = await patterns.rows(side.selected, start, stop);
     if (patterns !== side.patterns) return;
     this.width = this.#width();
-    this.element.replaceChildren(this.drawing(found, start, stop, side.focus, this.width));
+    this.room.replaceChildren(this.drawing(found, start, stop, side.focus, this.width));
     this.#drawPager(start, stop);
+    await this.#drawPatterns(patterns);
+  }
+
+  // The complete pattern of each head; a click opens its map.
+  async #drawPatterns(patterns) {
+    const { side } = this;
+    const heads = patterns.short ? side.selected : [];
+    const key = JSON.stringify([heads, heads.map((head) => side.colorOf(head))]);
+    if (this.drawn === patterns && this.key === key) return;
+    const all = [0, side.tokens.length];
+    const windows = await Promise.all(heads.map((head) => patterns.window(head, all, all, side.tokens.length, null)));
+    if (patterns !== side.patterns) return;
+    Object.assign(this, { drawn: patterns, key });
+    this.thumbs.replaceChildren(...heads.map((head, place) => {
+      const canvas = h("canvas", { width: PATTERN, height: PATTERN });
+      const ink = canvas.getContext("2d");
+      ink.imageSmoothingEnabled = false;
+      ink.drawImage(painted(windows[place], brightest(windows[place])), 0, 0, PATTERN, PATTERN);
+      const open = () => {
+        side.map.head = head;
+        side.setView("map");
+      };
+      return h("button", { type: "button", "aria-label": say`Open the map of ${head}`, on: { click: open } }, canvas, h("span", {}, h("span", { class: "swatch", vars: { "--color": side.colorOf(head) } }), ` ${head}`));
+    }));
   }
 
   drawing(found, start, stop, focus, width) {
@@ -76,13 +108,15 @@ export class LineView {
           const weight = row.weights[place];
           const least = focus === null ? FAINT * 1.5 : 0.01;
           const towards = focus !== null && key === focus && weight > 0.08;
-          if ((!chosen && !towards) || weight < least || key < start || key >= stop) return;
-          const opacity = (chosen ? 0.12 + 0.8 * weight : 0.35 * weight) * (focus === null ? 0.75 : 1);
+          // The other tokens are in the background.
+          const behind = !chosen && !towards;
+          if (weight < (behind ? BACKGROUND : least) || key < start || key >= stop) return;
+          const opacity = behind ? 0.16 * weight : (chosen ? 0.12 + 0.8 * weight : 0.35 * weight) * (focus === null ? 0.75 : 1);
           ink.push(
             s("path", {
               d: `M${left} ${y(query) + aside}C${left + bend} ${y(query) + aside} ${right - bend} ${y(key) + aside} ${right} ${y(key) + aside}`,
-              fill: "none", stroke: side.colorOf(head), "stroke-width": (0.8 + 3.4 * weight).toFixed(2), "stroke-opacity": opacity.toFixed(3),
-              "stroke-dasharray": chosen ? null : "3 4", "stroke-linecap": "round",
+              fill: "none", stroke: side.colorOf(head), "stroke-width": (behind ? 1.2 : 0.8 + 3.4 * weight).toFixed(2), "stroke-opacity": opacity.toFixed(3),
+              "stroke-dasharray": towards && !chosen ? "3 4" : null, "stroke-linecap": "round",
             }),
           );
         });
@@ -105,17 +139,17 @@ export class LineView {
   }
 
   #width() {
-    return Math.max(NARROWEST, Math.min(WIDEST, this.element.clientWidth || WIDEST));
+    return Math.max(NARROWEST, Math.min(WIDEST, this.room.clientWidth || WIDEST));
   }
 
   // The text keeps its size, so another width needs another drawing.
   #resized() {
-    if (this.element.querySelector("svg") && this.#width() !== this.width) this.draw().catch(this.side.failed);
+    if (this.room.querySelector("svg") && this.#width() !== this.width) this.draw().catch(this.side.failed);
   }
 
   // The token under the pointer, on either side.
   #under(event) {
-    const box = this.element.querySelector("svg")?.getBoundingClientRect();
+    const box = this.room.querySelector("svg")?.getBoundingClientRect();
     if (!box) return null;
     const [start, stop] = this.span();
     const { width } = this;
@@ -153,5 +187,5 @@ export class LineView {
 
 // Where queries end and keys begin for this width.
 function columns(width) {
-  return { left: Math.round(width * 0.36), right: Math.round(width * 0.64) };
+  return { left: Math.round(width * 0.26), right: Math.round(width * 0.74) };
 }

@@ -4,6 +4,21 @@ import { say, translate, translateFilled } from "./language.js";
 
 const known = {};
 
+// What the page itself colors the heads by.
+const OWN = {
+  kind: () => [say`Kind`, say`what the head does on texts made to test it. Heads without a color have no kind.`],
+  worth: () => [say`Worth for this prediction`, say`how much the log-probability of the predicted token falls without the head, in nats. Blue heads support it, orange ones oppose it.`],
+};
+
+export function isOwn(measure) {
+  return Object.hasOwn(OWN, measure);
+}
+
+// Whether 0 is in the middle of its colors.
+export function isSplit(measure) {
+  return measure === "patching" || measure === "worth";
+}
+
 const REPEATS = new Set(["induction", "duplicate_token"]);
 const FIRST = ["induction", "previous_token", "first_token", "duplicate_token", "normalized_entropy", "distance", "output_share"];
 
@@ -12,11 +27,11 @@ export function setMeasures(measures) {
 }
 
 export function labelOf(measure) {
-  return translateFilled(known[measure]?.label ?? "");
+  return isOwn(measure) ? OWN[measure]()[0] : translateFilled(known[measure]?.label ?? "");
 }
 
 export function definitionOf(measure) {
-  return translate(known[measure]?.about ?? "");
+  return isOwn(measure) ? OWN[measure]()[1] : translate(known[measure]?.about ?? "");
 }
 
 export function unitOf(measure) {
@@ -39,9 +54,14 @@ export function whyUndefined(measure) {
   return say`${labelOf(measure)} is undefined on this text, because it is too short.`;
 }
 
+// Between -1 and 1: the square root lets small worths be seen beside a large one.
+export function splitPart(measure, part) {
+  return measure === "worth" ? Math.sign(part) * Math.sqrt(Math.abs(part)) : part;
+}
+
 export function rangeOf(measure, values) {
   const present = values.filter((value) => value !== null);
-  if (measure === "patching") {
+  if (isSplit(measure)) {
     const most = Math.max(0.01, ...present.map(Math.abs));
     return [-most, most];
   }

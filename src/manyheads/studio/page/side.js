@@ -20,6 +20,7 @@ import { exampleOf, restored, stateOf } from "./state.js";
 import { joinedTokens, tokenLabel } from "./token_text.js";
 import { spacedTokens, Tokens } from "./tokens.js";
 import { Generation } from "./generation.js";
+import { Worth } from "./worth.js";
 
 const NOTHING = { positions: [], weights: [] };
 
@@ -35,6 +36,7 @@ export class Side {
     Object.assign(this, { tokens: [], groups: new Map(), losses: null, selected: [], ablated: new Set(), patched: new Set(), source: "", replaceWith: "zero" });
     Object.assign(this, { at: null, hovered: null, view: "lines", statistic: "induction", statistics: null, kinds: {}, nearest: {}, text: "", prediction: null });
     this.strip = new Tokens({ hover: (index) => this.hover(index), pick: (index) => this.select(index) });
+    this.worth = new Worth(this);
     this.atlas = new Atlas(this);
     this.predictions = new Predictions(this);
     this.attentionList = new AttentionList(this);
@@ -78,8 +80,14 @@ export class Side {
 
   // The measure that colors the heads: the selected one, or another if this text does not define it.
   get measure() {
+    if (this.#colorsByItself) return this.statistic;
     if (!this.statistics || isDefined(this.statistics, this.statistic)) return this.statistic;
     return inOrder(this.statistics).find((name) => isDefined(this.statistics, name)) ?? this.statistic;
+  }
+
+  // Whether the heads are colored by their kinds, or their worth for the prediction.
+  get #colorsByItself() {
+    return this.statistic === "kind" || (this.statistic === "worth" && this.worth.able);
   }
 
   get changed() {
@@ -157,6 +165,7 @@ export class Side {
   async run() {
     this.runSoon.cancel();
     this.generation.stop();
+    this.worth.stop();
     this.text = this.frame.prompt.value;
     this.hovered = null;
     const turn = ++this.#turn;
@@ -206,10 +215,15 @@ export class Side {
     setMeasures(response.measures);
     this.statistics = response.statistics;
     this.atlasTokens = response.tokens;
-    if (!Object.hasOwn(this.statistics, this.statistic)) this.statistic = inOrder(this.statistics)[0];
+    if (!Object.hasOwn(this.statistics, this.statistic) && !this.#colorsByItself) this.statistic = inOrder(this.statistics)[0];
     if (this.automaticHeads) this.selected = clearestHeads(this.statistics, response.heads);
     this.automaticHeads = false;
     this.redraw();
+    this.#measureWorth();
+  }
+
+  #measureWorth() {
+    if (this.measure === "worth") this.worth.start();
   }
 
   async #name() {
@@ -247,6 +261,7 @@ export class Side {
     try {
       this.prediction = await this.api.ask("predictions", { ...this.base, position: this.at, top_k: 6 });
       this.predictions.show(this.prediction);
+      this.#measureWorth();
       this.onChange();
     } catch (error) {
       this.failed(error);
@@ -416,6 +431,7 @@ export class Side {
   colorBy(name) {
     this.statistic = name;
     this.redraw();
+    this.#measureWorth();
   }
 
   addStatistic(name, heads, values) {

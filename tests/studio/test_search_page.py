@@ -86,6 +86,7 @@ def test_a_hit_is_explained_with_its_own_score(client: TestClient, index: str) -
 
 def test_what_cannot_be_searched_is_refused(client: TestClient) -> None:
     described = client.get("/api/models").json()["indexes"]
+    assert described[0]["queries"] == ["A cat", "שלום", "while it rained in Paris while"]
     assert [(each["name"], each["kind"], each["explains"]) for each in described] == [
         ("notes", "dense", True),
         ("late", "late", True),
@@ -120,6 +121,11 @@ def test_a_person_searches_and_sees_why(page: Page, searching: LiveServer) -> No
     page.goto(f"http://127.0.0.1:{searching.endpoint.port}/")
     expect(page).to_have_url(re.compile("search.html"))
     expect(page.locator("#query")).to_be_focused()
+    # Queries to try, with the whole width; the other half comes with the results.
+    expect(page.locator("#why")).to_be_hidden()
+    page.get_by_role("group", name="Queries to try").get_by_text("A cat").click()
+    expect(page.locator("#status")).to_contain_text("results")
+    page.locator("#query").fill("")
     page.keyboard.type(QUERY)
     page.keyboard.press("Enter")
     expect(page.locator("#status")).to_contain_text("4 results")

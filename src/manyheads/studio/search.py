@@ -19,6 +19,8 @@ from manyheads.tasks.search.match_explanation import check_explains, explain_hit
 from manyheads.tasks.search.match_result import HeadMethod, MatchExplanation, MatchSide
 
 MAX_HITS = 50
+# Queries to try, and how many words of a document without a title they have.
+EXAMPLES, EXAMPLE_WORDS = 3, 6
 # Tokens on each axis of the matrix: those with the largest values, in the order of the text.
 MAX_ROWS, MAX_COLUMNS = 40, 48
 
@@ -39,6 +41,7 @@ class SearchHandlers:
                 "kind": index.kind,
                 "documents": len(index),
                 "explains": index.kind != "bm25",
+                "queries": [_example_query(hit) for hit in index.sample(EXAMPLES)],
             }
             for name, index in self.indexes.items()
         ]
@@ -80,6 +83,11 @@ class SearchHandlers:
             remedy = f"use {names}" if names else "start the studio with --index INDEX"
             raise InputError(f"there is no index {name[:80]!r}", remedy)
         return self.indexes[name]
+
+
+def _example_query(hit: Hit) -> str:
+    """The title of a document, or its first words."""
+    return " ".join((hit.title or hit.text).split()[:EXAMPLE_WORDS])[:80]
 
 
 def _query(body: RequestBody) -> str:

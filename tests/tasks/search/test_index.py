@@ -190,6 +190,13 @@ def test_conditions_filter_by_metadata(dense: Index) -> None:
         numbers("number > (")
 
 
+def test_a_sample_is_spread_over_the_documents(dense: Index) -> None:
+    hits = dense.sample(3)
+    assert [hit.id for hit in hits] == [dense.ids[0], dense.ids[len(dense) // 2], dense.ids[-1]]
+    assert all(hit.start == 0 for hit in hits)
+    assert len(dense.sample(1000)) == len(dense)
+
+
 @pytest.mark.parametrize("held_bytes", [0, vector_store.HELD_BYTES])
 def test_later_searches_show_the_same_and_hold_only_small_texts(
     held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import { startThemes } from "./theme.js";
 
 const byId = (id) => document.getElementById(id);
 const [form, query, chosenIndex, count, results, why, status] = ["form", "query", "index", "count", "results", "why", "status"].map(byId);
+const found = document.querySelector("main.found");
 const api = new Api();
 let indexes = [];
 // The answer that is shown, the number of the selected result, and its explanation.
@@ -30,6 +31,20 @@ function writeAddress() {
   history.replaceState(null, "", `#${said}`);
 }
 
+// Before the first search: what can be asked.
+function showExamples() {
+  found.classList.add("fresh");
+  why.hidden = true;
+  const ask = (text) => {
+    query.value = text;
+    search();
+  };
+  const { queries } = indexes.find((each) => each.name === chosenIndex.value);
+  const buttons = queries.map((text) => h("button", { type: "button", dir: "auto", on: { click: () => ask(text) } }, text));
+  const words = say`Search for something, then select a result: its words and the heads of the model show why it matched.`;
+  results.replaceChildren(h("li", { class: "card" }, h("p", {}, words), h("div", { class: "row", role: "group", "aria-label": say`Queries to try` }, h("span", { class: "quiet" }, say`Try`), buttons)));
+}
+
 async function search() {
   const asked = { query: query.value, index: chosenIndex.value, top_k: Number(count.value) };
   if (!asked.query.trim()) {
@@ -44,6 +59,8 @@ async function search() {
   try {
     const { hits, seconds } = await api.ask("search", asked);
     shown = { ...asked, hits };
+    found.classList.remove("fresh");
+    why.hidden = false;
     status.textContent = hits.length ? say`${counted(hits.length)} {0|result|results} in ${decimal(1000 * seconds)} ms` : say`No document was found: try other words.`;
     announce(status.textContent);
     drawResults();
@@ -158,7 +175,7 @@ async function begin() {
     event.preventDefault();
     search();
   });
-  why.replaceChildren(h("p", { class: "empty" }, say`Search for something, then select a result: its words and the heads of the model show why it matched.`));
+  why.hidden = true;
   try {
     ({ indexes } = await api.models());
   } catch (error) {
@@ -173,7 +190,11 @@ async function begin() {
   readAddress();
   window.addEventListener("hashchange", () => location.reload());
   if (query.value.trim()) search();
-  else query.focus();
+  else {
+    showExamples();
+    chosenIndex.addEventListener("change", () => found.classList.contains("fresh") && showExamples());
+    query.focus();
+  }
 }
 
 begin();

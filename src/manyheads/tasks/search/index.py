@@ -1,6 +1,7 @@
 """An index of documents: created, changed and searched, on disk or in an object store."""
 
 import json
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -262,6 +263,14 @@ class Index:
             text = document.text if isinstance(document, Document) else "\n".join(texts)
             rankings.append(state.by_keywords(text, scope))
         return state.hits(_fused(rankings, top_k))
+
+    def sample(self, count: int = 3) -> list[Hit]:
+        """Documents spread over the index, each with its first chunk and no score."""
+        check_int("count", count, minimum=1)
+        state = self._state
+        places = np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)
+        rows = [int(np.argmax(state.names.document == place)) for place in places]
+        return state.hits([_Ranked(row, row, math.nan) for row in rows]) if rows else []
 
     def _depth(self, top_k: int) -> int:
         return max(FUSED, top_k) if self.kind == "hybrid" else top_k

@@ -67,7 +67,8 @@ def _after_value(script: str, place: int) -> int:
         if script[place] == "`":
             place += 1
             while script[place] != "`":
-                place = _after_value(script, place + 2) if script.startswith("${", place) else place + 1
+                inner = script.startswith("${", place)
+                place = _after_value(script, place + 2) if inner else place + 1
         elif script[place] == "{":
             place = _after_value(script, place + 1) - 1
         place += 1

@@ -83,7 +83,7 @@ console.log(JSON.stringify({
   plural: counts.map((count) => say`${count} {0|head|heads} in ${"A"}`),
   parts: sayParts`${2} {0|head|heads} in ${{ element: true }}`,
   labels: ["Close", "Open"].map(translate),
-  filled: ["the text has 9 tokens: use 5 (or 6).", "Close", "another sentence."].map(translateFilled),
+  filled: ["the text has 9 tokens: use 5 (or 6).", "Close", "another."].map(translateFilled),
 }));
 """
 
@@ -99,7 +99,7 @@ def test_nouns_follow_their_numbers() -> None:
     assert said["filled"] == [
         "В тексте 9 токенов: возьмите 5 (or 6).",
         "Закрыть",
-        "another sentence.",
+        "another.",
     ]
     english = run_script("en", SCRIPT)
     assert english["plural"][:2] == ["1 head in A", "2 heads in A"]

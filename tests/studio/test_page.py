@@ -300,6 +300,11 @@ def test_heads_are_colored_by_kind_and_by_their_worth(page: Page, studio: LiveSe
     expect(page.locator('.cell[data-head="L0H1"]')).to_have_attribute(
         "aria-label", re.compile(r"Worth for this prediction −?[\d.]+")
     )
+    # The pattern of every head in its square, and out again.
+    page.get_by_role("button", name="Patterns", exact=True).click()
+    expect(page.locator(".cell canvas")).to_have_count(12)
+    page.get_by_role("button", name="Patterns", exact=True).click()
+    expect(page.locator(".cell canvas")).to_have_count(0)
     # Another prediction has its own, also from a link.
     before = page.locator('.cell[data-head="L0H1"]').get_attribute("aria-label") or ""
     page.locator(".token").nth(4).click()

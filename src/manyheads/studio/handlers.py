@@ -190,8 +190,7 @@ class Handlers:
             )
         _check_lengths(len(text), len(source))
         answer, distractor = (
-            self._top_token(loaded, prompt, len(prompt) - 1, cancelled)
-            for prompt in (source, text)
+            self._top_token(loaded, prompt, len(prompt) - 1, cancelled) for prompt in (source, text)
         )
         if answer == distractor:
             raise InputError(

@@ -44,18 +44,17 @@ class HeadWorth:
         if self._inputs is None:
             # Tokenized here, because tensors of a request have no gradients.
             self._inputs = self._read()
-            result = importance(
-                self._loaded.model, self._inputs, self._metric, progress=False
-            )
+            estimate = importance(self._loaded.model, self._inputs, self._metric, progress=False)
             names = [name for heads in self._heads for name in heads]
-            return self._line("gradient", names, result["predicted"].means.tolist())
+            return self._line("gradient", names, estimate["predicted"].means.tolist())
         heads = next(self._chunks, None)
         if heads is None or cancelled():
             return None
         result = ablate(
             self._loaded.model, self._inputs, heads, metric=self._metric, progress=False
         )
-        changes = dict(zip(map(str, result.addresses), result["change"].means.tolist(), strict=True))
+        means = result["change"].means.tolist()
+        changes = dict(zip(map(str, result.addresses), means, strict=True))
         self._measured += len(heads)
         return self._line("ablation", heads, [changes[head] for head in heads])
 

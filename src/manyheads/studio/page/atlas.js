@@ -1,6 +1,7 @@
 // The atlas: a row per layer, a square per head, colored by a measure. Selected heads have a ring of
 // their own color; ablated heads are crossed out.
 
+import { AtlasPatterns } from "./atlas_patterns.js";
 import { css, diverging, inkOn, kindColor, sequential } from "./color.js";
 import { h, announce } from "./dom.js";
 import { counted, formatted } from "./format.js";
@@ -28,6 +29,7 @@ export class Atlas {
     this.low = h("span", { class: "number" });
     this.high = h("span", { class: "number" });
     this.colors = h("div", { class: "scale" }, this.low, this.bar, this.high);
+    this.patterns = new AtlasPatterns(side);
     this.kindColors = h("div", { class: "legend" });
     this.instead = h("p", { class: "instead", role: "note", hidden: true });
     // The head under the pointer has a line of its own, so that nothing jumps.
@@ -38,7 +40,7 @@ export class Atlas {
     this.element = h(
       "section",
       { class: "card place-heads", "aria-label": say`Heads` },
-      h("header", {}, h("h2", {}, say`Heads`), this.select),
+      h("header", {}, h("h2", {}, say`Heads`), this.select, this.patterns.button),
       this.instead,
       this.grid,
       this.colors,
@@ -78,7 +80,7 @@ export class Atlas {
         pointerleave: () => this.tell(null),
         focus: () => this.#focus(head),
       },
-    });
+    }, h("span", { "aria-hidden": "true" }));
     this.cells.set(head, cell);
     return cell;
   }
@@ -109,8 +111,8 @@ export class Atlas {
       cell.classList.toggle("patched", side.patched.has(head));
       cell.setAttribute("aria-selected", String(side.selected.includes(head)));
       cell.setAttribute("aria-label", this.#described(head, value));
-      const short = shortOf(side.kindOf(head));
-      if (cell.textContent !== short) cell.replaceChildren(h("span", { "aria-hidden": "true", class: side.kindOf(head) === "sink" ? "faint" : null }, short));
+      cell.firstChild.textContent = shortOf(side.kindOf(head));
+      cell.firstChild.classList.toggle("faint", side.kindOf(head) === "sink");
       cell.tabIndex = head === this.focused ? 0 : -1;
     });
     this.colors.hidden = measure === "kind";
@@ -120,6 +122,7 @@ export class Atlas {
     this.#list();
     this.#explain();
     this.tell(null);
+    this.patterns.draw();
   }
 
   // Measures that this text does not define are listed, and cannot be selected.

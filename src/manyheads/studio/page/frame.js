@@ -84,6 +84,12 @@ export function frame(side) {
       note.hidden = !note.textContent;
     },
 
+    // The heads have the wide column for themselves, or are beside the text again.
+    enlarge(is) {
+      if (is) left.insertBefore(side.atlas.element, views);
+      else right.insertBefore(side.atlas.element, side.patching.element);
+    },
+
     busy(is) {
       element.classList.toggle("reading", is);
       element.setAttribute("aria-busy", String(is));

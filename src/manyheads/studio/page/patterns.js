@@ -109,6 +109,6 @@ function rounded(weight) {
   return Number(weight.toPrecision(7));
 }
 
-function floats(encoded) {
+export function floats(encoded) {
   return new Float32Array(Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0)).buffer);
 }

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -35,6 +36,10 @@ def test_every_question_about_a_wrapped_decoder_is_answered() -> None:
         ask("kinds")
         ask("attention_map", heads=["L1H2"], rows=[0, 5], keys=[0, 5])
         ask("attention_from", heads=["L1H2"], position=3)
+        part = ask("explain_layer", layer=1, head=2).json()["attention"]
+        mixed = torch.tensor(part["weights"]) @ torch.tensor(part["value"])
+        torch.testing.assert_close(mixed, torch.tensor(part["mixed"]), atol=1e-4, rtol=0.0)
+        ask("explain_batch", text="w5 w6\nw7 w8 w9")
         plain = ask("predictions").json()
         edited = ask("predictions", edits={"ablated": ["L1H2"]}).json()
         assert plain != edited

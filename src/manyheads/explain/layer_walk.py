@@ -51,20 +51,25 @@ class Stage(Enum):
     RESULT = "result"  # n c, of a run without taps, on the kernel that the library chooses
 
 
-TAPS = {
-    Stage.INPUT: Site(-1, Tap.EMBEDDINGS),
-    Stage.QUERY: Site(0, Tap.QUERY),
-    Stage.KEY: Site(0, Tap.KEY),
-    Stage.VALUE: Site(0, Tap.VALUE),
-    Stage.SCORES: Site(0, Tap.SCORES),
-    Stage.WEIGHTS: Site(0, Tap.PATTERN),
-    Stage.HEAD_OUTPUTS: Site(0, Tap.HEAD_OUTPUT),
-    Stage.ATTENTION_OUTPUT: Site(0, Tap.OUTPUT),
-    Stage.ATTENTION_NORMED: Site(0, Tap.AFTER),
-    Stage.NEURONS: Site(0, Tap.INSIDE, Sublayer.FEEDFORWARD),
-    Stage.FEEDFORWARD_OUTPUT: Site(0, Tap.OUTPUT, Sublayer.FEEDFORWARD),
-    Stage.FEEDFORWARD_NORMED: Site(0, Tap.AFTER, Sublayer.FEEDFORWARD),
-}
+def stage_sites(layer: int) -> dict[Stage, Site]:
+    """Where a model shows the stages of a layer; the others are computed from these."""
+    feedforward = Sublayer.FEEDFORWARD
+    return {
+        Stage.INPUT: Site(-1, Tap.EMBEDDINGS),
+        Stage.QUERY: Site(layer, Tap.QUERY),
+        Stage.KEY: Site(layer, Tap.KEY),
+        Stage.VALUE: Site(layer, Tap.VALUE),
+        Stage.SCORES: Site(layer, Tap.SCORES),
+        Stage.WEIGHTS: Site(layer, Tap.PATTERN),
+        Stage.HEAD_OUTPUTS: Site(layer, Tap.HEAD_OUTPUT),
+        Stage.ATTENTION_OUTPUT: Site(layer, Tap.OUTPUT),
+        Stage.ATTENTION_NORMED: Site(layer, Tap.AFTER),
+        Stage.NEURONS: Site(layer, Tap.INSIDE, feedforward),
+        Stage.FEEDFORWARD_OUTPUT: Site(layer, Tap.OUTPUT, feedforward),
+        Stage.FEEDFORWARD_NORMED: Site(layer, Tap.AFTER, feedforward),
+    }
+
+
 ENTERS_ATTENTION = Site(0, Tap.BEFORE)
 ENTERS_FEEDFORWARD = Site(0, Tap.BEFORE, Sublayer.FEEDFORWARD)
 
@@ -271,9 +276,10 @@ def _check_model(model: Encoder) -> None:
 
 
 def _by_model(model: Encoder, batch: Ragged, sentence: int) -> dict[Stage, Tensor]:
-    record = Record([*TAPS.values(), ENTERS_ATTENTION, ENTERS_FEEDFORWARD])
+    sites = stage_sites(0)
+    record = Record([*sites.values(), ENTERS_ATTENTION, ENTERS_FEEDFORWARD])
     model(batch, watch=record)
-    stages = {stage: record[site].of(sentence) for stage, site in TAPS.items()}
+    stages = {stage: record[site].of(sentence) for stage, site in sites.items()}
     ids = batch.of(sentence)
     width = model.config.embedding.width
     stages[Stage.EMBEDDINGS] = model.embedding.tokens(ids) * model.config.embedding.scale

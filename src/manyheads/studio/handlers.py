@@ -16,15 +16,16 @@ from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.inputs.metrics import LogitDifference
 from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.results.addresses import heads_in
 from manyheads.lens.results.measure_names import describe_measure
 from manyheads.progress import Progress, listening
-from manyheads.studio import views
+from manyheads.studio import explain, views
 from manyheads.studio.generation import WatchedGeneration
 from manyheads.studio.models import LoadedModel, ModelStore, StudioInput
 from manyheads.studio.requests import LIMITS, HeadEdits, RequestBody
 from manyheads.studio.run_cache import IsCancelled, RunCache, TracedRun, trace_run
 from manyheads.studio.worth import HeadWorth
-from manyheads.taps import Site, Tap
+from manyheads.taps import Site, Sublayer, Tap
 
 MAX_CACHED_STATISTICS = 16
 # The fields of every request about one text or image.
@@ -245,6 +246,24 @@ class Handlers:
             )
         token = self._top_token(loaded, text, position, cancelled)
         return HeadWorth(loaded, body.text(), position, token)
+
+    def explain_layer(self, body: RequestBody, _: IsCancelled) -> dict[str, Any]:
+        """The numbers of one head and its layer, step by step."""
+        loaded, text = self._open(body, "model", "text", "image", "layer", "head")
+        layers = explain.only_stack(loaded).config.layers
+        layer = body.integer("layer", 0, len(layers) - 1, 0)
+        heads = heads_in(layers[layer], Sublayer.ATTENTION)
+        head = body.integer("head", 0, max(0, heads - 1), 0)
+        return explain.explain_layer(loaded, text, layer, head)
+
+    def explain_batch(self, body: RequestBody, _: IsCancelled) -> dict[str, Any]:
+        """The lines of a text as one batch, padded and end to end."""
+        body.check_fields("model", "text", "layer")
+        loaded = self.store[body.name("model")]
+        depth = len(explain.only_stack(loaded).config.layers)
+        layer = body.integer("layer", 0, depth - 1, 0)
+        texts = [line for line in body.text().splitlines() if line.strip()]
+        return explain.explain_batch(loaded, texts, layer)
 
     def _attention_at(
         self, body: RequestBody, cancelled: IsCancelled, *, incoming: bool

@@ -58,6 +58,7 @@ ERRORS = (
 POSTS = (
     *("tokens", "token_count", "statistics", "predictions", "patching", "comparison"),
     *("attention_from", "attention_to", "attention_rows", "attention_map"),
+    *("explain_layer", "explain_batch"),
 )
 LOG = logging.getLogger("manyheads.studio")
 

@@ -1,0 +1,3 @@
+import { addSentences } from "./language.js";
+
+addSentences("ru", {});

@@ -11,7 +11,7 @@ import "./russian_explain.js";
 import { startThemes } from "./theme.js";
 import { listedToken } from "./token_text.js";
 
-const TEXT = "The cat sat on the mat. The cat sat";
+const TEXT = "Mozart was born in Salzburg. Moz";
 const TEXTS = "The cat sat on the mat.\nIt rained.\nParis is the capital of France, and Rome of Italy.";
 // Patches per side of an image, so that every token can be drawn.
 const PATCHES = 4;
@@ -111,7 +111,7 @@ function drawControls(step) {
   byId("text-field").hidden = packing || image;
   byId("texts-field").hidden = !packing;
   byId("image-field").hidden = !image;
-  byId("token-field").hidden = packing;
+  byId("token-field").hidden = byId("head-field").hidden = packing;
   byId("cut").textContent = cutWords(packing, image);
   byId("cut").hidden = !byId("cut").textContent;
 }
@@ -148,8 +148,8 @@ function drawWords(step, now, place) {
   byId("title").textContent = step.title(now);
   byId("words").textContent = step.words(now);
   byId("formula").replaceChildren(...step.formula(now).filter(Boolean).map((part) => {
-    if (part.mark) return h("mark", {}, part.mark);
-    return part.sub ? h("sub", {}, part.sub) : part;
+    if (typeof part === "string") return part;
+    return part.mark ? h("mark", {}, part.mark) : h("sub", {}, part.sub);
   }));
   byId("facts").replaceChildren(...(step.facts?.(now) ?? []).filter(Boolean).map((fact) => h("li", { class: fact.good ? "good" : null }, fact.good ?? fact)));
   byId("back").disabled = place === 0;

@@ -10,17 +10,17 @@ const GAP = 10;
 
 export function drawTokens(view) {
   const scene = new Scene(view);
-  const high = view.em * 2.1;
+  const size = view.em * 1.25, high = size * 2.1;
   const side = Math.min(110, (view.width - 10) / 5);
-  let x = 0, y = view.em;
+  let x = 0, y = view.em * 2;
   view.tokens.forEach((token, place) => {
     const image = view.picture?.(place);
-    const w = image ? side : Math.min(view.width, Math.max(view.em * 2.4, shortToken(token, 14).length * view.em * 0.64 + 22));
+    const w = image ? side : Math.min(view.width, Math.max(size * 2.2, shortToken(token, 14).length * size * 0.64 + 22));
     const h = image ? side : high;
     // The class token has a line of its own before the rows of patches.
     const breaks = image ? image.column === 0 : x + w > view.width;
     if (breaks && x > 0) [x, y] = [0, y + h + view.em * 2.6];
-    scene.add({ ...tokenPart(view, place, { x, y, w, h }), kind: image ? "chip patch" : "chip center", delay: place * 25 });
+    scene.add({ ...tokenPart(view, place, { x, y, w, h, size }), kind: image ? "chip patch" : "chip center", delay: place * 25 });
     if (view.ids) scene.label(`id${place}`, String(view.ids[place]), x, y + h + 3, w, { kind: "label center", from: `t${place}`, delay: place * 25, tone: "number" });
     x += w + (image ? 4 : GAP);
   });
@@ -226,10 +226,10 @@ export function drawMix(view) {
   const { attention, at } = view;
   const weights = weightsOf(view)[at];
   const left = view.label + GAP, cell = view.em * 4;
-  const x = left + cell + 30;
+  const x = left + cell + 46;
   const w = view.width - x;
   const top = Math.max(...weights);
-  scene.tokens({ more: (token) => ({ opacity: 0.35 + 0.65 * Math.min(1, weights[token] / top) }) });
+  scene.tokens({ more: (token) => ({ opacity: token === at ? 1 : 0.4 + 0.6 * Math.min(1, weights[token] / top) }) });
   scene.label("title-w", say`weight`, left, 0, cell + 20);
   weights.forEach((weight, key) => {
     const look = weightCell(weight, pairWords(view, at, key));
@@ -250,7 +250,7 @@ export function drawMix(view) {
   });
   scene.lines = weights.map((weight, key) => ({ weight, key })).filter(({ weight }) => weight > 0.03).map(({ key }) => {
     const from = FIRST_ROW + key * view.row + view.row / 2 - 3;
-    return { d: `M ${x - 4} ${from} C ${x - 14} ${from}, ${x - 14} ${y + view.row / 2}, ${x - 4} ${y + view.row / 2}`, kind: key === weights.indexOf(top) ? "after" : "" };
+    return { d: `M ${x - 4} ${from} C ${x - 24} ${from}, ${x - 24} ${y + view.row / 2}, ${x - 4} ${y + view.row / 2}`, kind: key === weights.indexOf(top) ? "after" : "" };
   });
   scene.hint = say`Point at the sum to see how a channel is added up.`;
   return scene;

@@ -13,7 +13,8 @@ export function drawJoined(view) {
   const { at, joined } = view;
   const heads = joined.heads[at];
   const most = largest(heads), strongest = Math.max(...joined.sizes[at]);
-  const across = Math.min(heads.length, Math.max(2, Math.floor(view.width / (view.em * 9))));
+  const fit = Math.max(2, Math.floor(view.width / (view.em * 9)));
+  const across = Math.ceil(heads.length / Math.ceil(heads.length / fit));
   const w = (view.width - (across - 1) * 8) / across;
   const block = view.em * 5.4;
   scene.label("title-heads", say`outputs of all heads for ${quoted(view, at)}`, 0, 0, view.width, { tone: "strong" });
@@ -26,7 +27,7 @@ export function drawJoined(view) {
     scene.add({ key: `size${head}`, kind: "bar", x, y: y + view.em * 1.6 + view.row + 1, w: Math.max(2, (w * size) / strongest), h: view.em * 0.5, tone: own ? "" : "soft", from: `head${head}`, tell: say`Head ${head} writes a vector of length ${decimal(size)} for ${quoted(view, at)}` });
   });
   const y = FIRST_ROW + Math.ceil(heads.length / across) * block + view.em * 0.5;
-  scene.add({ key: "wo", kind: "box", text: `W_O: ${view.inner} → ${view.width_of_model}`, x: view.width / 2 - view.em * 8, y, w: view.em * 16, h: view.em * 2.2 });
+  scene.add({ key: "wo", kind: "box", text: say`output matrix: ${view.inner} → ${view.width_of_model}`, x: view.width / 2 - view.em * 8, y, w: view.em * 16, h: view.em * 2.2 });
   if (view.written) {
     scene.label("title-a", say`what attention writes for ${quoted(view, at)}`, 0, y + view.em * 2.6, view.width, { tone: "strong" });
     scene.add({ key: `a${at}`, kind: "strip", x: 0, y: y + view.em * 4.4, w: view.width, h: view.row, values: view.written[at], most: largest(view.written), chosen: true, from: "o", delay: 350, tell: (channel) => (channel === null ? say`${view.written[at].slice(0, 6).map(decimal).join(", ")} … (${view.width_of_model} numbers)` : say`Channel ${channel}: ${decimal(view.written[at][channel])}`) });

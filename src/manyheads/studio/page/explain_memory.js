@@ -20,7 +20,7 @@ function counts(view) {
 function cutHint(view) {
   const { tokens, heads } = counts(view);
   if (tokens === view.tokens.length && heads === view.attention.heads) return "";
-  return ` ${say`Drawn: ${tokens} of ${view.tokens.length} tokens, ${heads} of ${view.attention.heads} heads.`}`;
+  return ` ${say`Tokens drawn: ${tokens} of ${view.tokens.length}; heads: ${heads} of ${view.attention.heads}.`}`;
 }
 
 // One piece of memory: the numbers of one token in one head.
@@ -31,7 +31,7 @@ function piece(view, token, head, box) {
   const color = headColor(head);
   return {
     key: `m${token}_${head}`, kind: "block", text: box.w > view.em * 2.6 ? `${token},${head}` : "", fill: alpha(color, head === view.head ? 0.85 : 0.38), ink: head === view.head ? "#fff" : "", chosen: head === view.head,
-    tell: say`Token ${token} ${shortToken(view.tokens[token], 12)}, head ${head}: ${size} numbers from place ${start} on; the first is ${view.layout.first[token][head]}`, ...box,
+    tell: say`Token ${token} ${shortToken(view.tokens[token], 12)}, head ${head}: ${size} numbers starting at ${start}; the first is ${view.layout.first[token][head]}`, ...box,
   };
 }
 
@@ -78,7 +78,7 @@ export function drawView(view) {
     for (let head = 0; head < heads; head += 1) scene.add(piece(view, token, head, { x: left + head * w, y: 30 + token * view.row, w: w - 4, h: view.row - 5, delay: head * 20 }));
   }
   strides(scene, query, 30 + tokens * view.row + view.em, [say`batch`, say`tokens`, say`heads`, say`width`]);
-  scene.hint = say`A piece keeps its place in memory; only the way to it is counted anew.` + cutHint(view);
+  scene.hint = say`Every piece stays where it is in memory; only its index changes.` + cutHint(view);
   return scene;
 }
 
@@ -92,7 +92,7 @@ function strides(scene, { shape, stride }, y, names) {
     const x = (place + 1) * w;
     scene.label(`axis${place}`, name, x, y, w, { kind: "label center", tone: "strong" });
     scene.add({ key: `size${place}`, kind: "box", text: String(shape[place]), x: x + 4, y: y + view.em * 1.7, w: w - 8, h: view.em * 1.7, tell: say`${name}: ${shape[place]}` });
-    scene.add({ key: `stride${place}`, kind: "box", text: String(stride[place]), x: x + 4, y: y + view.em * 3.6, w: w - 8, h: view.em * 1.7, tell: say`To the next along “${name}”: ${stride[place]} numbers further, ${stride[place] * view.layout.bytes} bytes` });
+    scene.add({ key: `stride${place}`, kind: "box", text: String(stride[place]), x: x + 4, y: y + view.em * 3.6, w: w - 8, h: view.em * 1.7, tell: say`One step along “${name}”: ${stride[place]} numbers, ${stride[place] * view.layout.bytes} bytes` });
   });
 }
 
@@ -223,13 +223,19 @@ export function drawBlockMask(view) {
     for (let query = 0; query < length; query += 1) {
       const seen = batch.visible[sentence][query];
       scene.add({
-        key: `p${sentence}_${query}`, kind: "area", x: first + seen.indexOf(1) * step, y: first + query * step, w: (seen.lastIndexOf(1) - seen.indexOf(1) + 1) * step - 1, h: step - 1, fill: alpha(headColor(sentence), 0.8),
+        key: `p${sentence}_${query}`, kind: "area", x: first, y: first + query * step, w: length * step, h: step - 1, fill: cells(seen, step, alpha(headColor(sentence), 0.8)),
         tell: say`Sentence ${sentence + 1}, ${shortToken(batch.texts[sentence][query], 14)}: sees ${seen.reduce((sum, one) => sum + one, 0)} of the ${total} tokens in the batch`,
       });
     }
     const x = side + view.em;
     if (view.width - side > view.em * 12) scene.label(`sentence${sentence}`, say`sentence ${sentence + 1}`, x, first, view.em * 10);
   });
-  scene.hint = say`Rows are queries, columns are keys. What is empty is never computed.`;
+  scene.hint = say`Rows are queries, columns are keys.`;
   return scene;
+}
+
+// One row of the mask: a square where the key is visible.
+function cells(seen, step, color) {
+  const stops = seen.map((is, key) => `${is ? color : "transparent"} ${key * step}px ${(key + 1) * step - 1}px, transparent ${(key + 1) * step - 1}px ${(key + 1) * step}px`);
+  return `linear-gradient(to right, ${stops.join(", ")})`;
 }

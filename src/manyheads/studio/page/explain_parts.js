@@ -1,8 +1,9 @@
 // What the drawings are made of: tokens in a column, columns of strips, a matrix, bars of one row.
 
 import { css, inkOn, weightColor } from "./color.js";
+import { h } from "./dom.js";
 import { decimal, percent } from "./format.js";
-import { say } from "./language.js";
+import { currentLanguage, say } from "./language.js";
 import { signed } from "./explain_stage.js";
 import { shortToken, visibleToken } from "./token_text.js";
 
@@ -10,7 +11,8 @@ export const FIRST_ROW = 30;
 
 // A token as it stands in a sentence.
 export function quoted(view, token) {
-  return `“${visibleToken(view.tokens[token]).trim()}”`;
+  const text = visibleToken(view.tokens[token]).trim();
+  return currentLanguage() === "ru" ? `«${text}»` : `“${text}”`;
 }
 
 export function largest(rows) {
@@ -91,7 +93,7 @@ export function matrix(scene, { x, y, side, cell, from }) {
   const top = y + view.em * 4.6;
   const text = Math.min(view.em * 0.8, step * 0.42);
   for (let key = 0; key < count; key += 1) {
-    scene.add({ key: `c${key}`, kind: "column", text: shortToken(view.tokens[key], 9) || "␣", x: x + view.label + key * step, y, w: step - 1, h: view.em * 4.4, from: `t${key}`, stays: true, size: Math.min(view.em * 0.85, step * 0.8), tone: key === view.key ? "marked" : "" });
+    scene.add({ key: `c${key}`, kind: "column", content: h("span", {}, shortToken(view.tokens[key], 9) || "␣"), x: x + view.label + key * step, y, w: step - 1, h: view.em * 4.4, from: `t${key}`, stays: true, size: Math.min(view.em * 0.85, step * 0.8) });
   }
   for (let query = 0; query < count; query += 1) {
     scene.add(tokenPart(view, query, { x, y: top + query * step, w: view.label - 6, h: step - 2, size: Math.min(view.em * 0.95, step * 0.7) }));
@@ -99,7 +101,7 @@ export function matrix(scene, { x, y, side, cell, from }) {
       const look = cell(query, key);
       scene.add({
         key: `s${query}_${key}`, kind: "cell", x: x + view.label + key * step, y: top + query * step, w: step - 1, h: step - 1, from: from?.(query, key), fill: look.hollow ? "" : css(look.color), ink: look.hollow ? "" : inkOn(look.color),
-        text: step >= view.em * 2 ? look.text : "", size: text, hollow: look.hollow, tell: look.tell, delay: query * 10, tone: query === view.at ? "row" : "",
+        text: step >= view.em * 2 ? look.text : "", size: text, hollow: look.hollow, tell: look.tell, delay: query * 10, tone: query === view.at ? "own" : "",
       });
     }
   }
@@ -116,7 +118,7 @@ export function bars(scene, values, { x, y, w, step, most, text, hidden, tell, t
   const { view } = scene;
   const low = Math.min(0, ...values.filter((value, key) => value !== null && !hidden?.(key)));
   const number = view.em * 4;
-  const name = labels ? Math.min(view.label, w * 0.34) : 0;
+  const name = labels ? Math.min(view.em * 5.2, w * 0.3) : 0;
   const room = w - name - number;
   const zero = low < 0 ? room * 0.4 : 0;
   const unit = most ? (room - zero) / most : 0;

@@ -56,14 +56,14 @@ const LAYER = [
     id: "rotate",
     able: (view) => hasScores(view) && view.attention.plain_query,
     title: () => say`Positions by rotation`,
-    words: () => say`Each pair of channels of a query and of a key is turned by an angle that grows with the position. So a score depends on how far apart two tokens are, not on where they are.`,
+    words: () => say`Each pair of channels of a query and of a key is rotated by an angle that grows with the position. So a score depends on how far apart two tokens are, not on where they are.`,
     formula: () => ["q", { sub: "m" }, " → R(m θ) q", { sub: "m" }],
     facts: (view) => {
       const { position, size } = view.attention;
       return [
-        say`${quoted(view, view.at)} is at position ${view.at}: its first pair turns by ${decimal(view.at * position.frequencies[0])} radians, the next ones ever more slowly.`,
-        position.rotated < size && say`Only ${position.rotated} of ${size} channels are turned.`,
-        say`Values are not turned.`,
+        say`${quoted(view, view.at)} is at position ${view.at}: its first pair rotates by ${decimal(view.at * position.frequencies[0])} radians, the next ones more and more slowly.`,
+        position.rotated < size && say`Only ${position.rotated} of ${size} channels are rotated.`,
+        say`Values are not rotated.`,
       ];
     },
     draw: (view) => head.drawHeads(view, true),
@@ -72,7 +72,7 @@ const LAYER = [
     id: "scores",
     able: hasScores,
     title: () => say`One query meets every key`,
-    words: (view) => say`The query of ${quoted(view, view.at)} is multiplied with every key, channel by channel, and the ${view.attention.size} products are added up. A large sum means: this key is what the query looks for.`,
+    words: (view) => say`The query of ${quoted(view, view.at)} is multiplied by every key, channel by channel, and the ${view.attention.size} products are added up. A large sum means that this key is what the query looks for.`,
     formula: () => ["q · k = q", { sub: "1" }, "k", { sub: "1" }, " + … + q", { sub: "d" }, "k", { sub: "d" }],
     facts: (view) => {
       const best = bestOf(view.attention.products[view.at]);
@@ -94,13 +94,13 @@ const LAYER = [
     title: () => say`Scaling`,
     words: (view) => {
       const { attention } = view;
-      if (!attention.scale_is_root) return say`This model multiplies the products by ${decimal(attention.scale)}, a number of its own; the paper divides by √${attention.size} = ${decimal(Math.sqrt(attention.size))}.`;
+      if (!attention.scale_is_root) return say`This model multiplies the products by ${decimal(attention.scale)}, a factor of its own; the paper divides by √${attention.size} = ${decimal(Math.sqrt(attention.size))}.`;
       const plain = softmaxRows({ ...attention, scores: attention.products }, 1)[view.at];
       const scaled = softmaxRows(attention, 1)[view.at];
       return say`Sums of ${attention.size} products are large, so they are divided by √${attention.size} = ${decimal(Math.sqrt(attention.size))}. Without it, the best key of ${quoted(view, view.at)} would get ${percent(Math.max(...plain))} of the weight; with it, ${percent(Math.max(...scaled))}.`;
     },
     formula: () => paper(2),
-    facts: (view) => [view.attention.softcap && say`Then scores are bent: ${view.attention.softcap} · tanh(score / ${view.attention.softcap}), so that none is larger than ${view.attention.softcap}.`, view.attention.scale_is_root && say`The colors have the same scale as before: one sees the numbers shrink.`],
+    facts: (view) => [view.attention.softcap && say`Then scores are soft-capped: ${view.attention.softcap} · tanh(score / ${view.attention.softcap}), so that none exceeds ${view.attention.softcap}.`, view.attention.scale_is_root && say`The color scale is the same as before, so you see the numbers shrink.`],
     draw: head.drawScaled,
   },
   {
@@ -113,7 +113,7 @@ const LAYER = [
       if (position.kind === "T5Buckets") return say`A learned number for each distance is added to the score; far distances share one.`;
       if (position.kind === "Shaw") return say`Each distance has a learned vector. Its product with the query is added to the score, and another such vector to the values.`;
       if (position.kind === "Disentangled") return say`Each distance has a learned vector, which is compared with the query and with the key. Both products are added to the score.`;
-      return say`The model adds a number of its own to each score.`;
+      return say`The model adds a number to each score.`;
     },
     formula: () => [say`score = q · k / √d + position`],
     draw: head.drawBias,
@@ -124,7 +124,7 @@ const LAYER = [
     title: () => say`Mask`,
     words: (view) => maskWords(view.attention.mask, view.tokens.length),
     formula: () => [say`score = −∞ where the key is hidden`],
-    facts: (view) => [maskFact(view), say`Padding needs no mask here: there is none, see the third chapter.`],
+    facts: (view) => [maskFact(view), say`There is no padding here that would need a mask: see the third chapter.`],
     draw: head.drawMask,
   },
   {
@@ -169,7 +169,7 @@ const LAYER = [
     id: "mixer",
     able: (view) => Boolean(view.mixer?.weights),
     title: () => say`A mixer instead of attention`,
-    words: (view) => say`Layer ${view.layer} has no softmax but a mixer, ${view.mixer.name}: it carries a state from token to token. The weights that this amounts to are drawn as attention would show them; they may be negative.`,
+    words: (view) => say`Layer ${view.layer} has no softmax but a mixer, ${view.mixer.name}: its weights are not a softmax of scores. They are drawn here as attention would show them, and may be negative.`,
     formula: () => [say`output = sum of weights × values`],
     facts: (view) => [attentionLayers(view)],
     draw: head.drawMixer,
@@ -178,13 +178,13 @@ const LAYER = [
     id: "heads",
     able: (view) => Boolean(view.joined),
     title: () => say`Heads side by side`,
-    words: (view) => say`All ${view.layers[view.layer].heads} heads work at once, each with matrices of its own. Their outputs are concatenated, ${view.inner} numbers, and W_O mixes them into one vector of ${view.width_of_model}.`,
+    words: (view) => say`All ${view.layers[view.layer].heads} heads work at once, each with matrices of its own. Their outputs are concatenated, ${view.inner} numbers, and the output matrix mixes them into one vector of ${view.width_of_model}.`,
     formula: () => ["MultiHead = Concat(head", { sub: "1" }, ", …, head", { sub: "h" }, ") W", { sub: "O" }],
     facts: (view) => {
       const sizes = view.joined.sizes[view.at];
       const best = bestOf(sizes);
       const final = view.attention?.gates.find((gate) => gate.at === "final");
-      return [say`For ${quoted(view, view.at)} head ${best} writes most; head ${view.head} is number ${1 + sizes.filter((size) => size > sizes[view.head]).length} of ${sizes.length}.`, say`Of each head the first ${view.joined.heads[0][0].length} channels are drawn.`, final && say`A gate scales the result: ${decimal(final.mean[view.at])} on average.`];
+      return [best === view.head ? say`For ${quoted(view, view.at)} this head writes the longest vector of all ${sizes.length}.` : say`For ${quoted(view, view.at)} head ${best} writes the longest vector; head ${view.head} is number ${1 + sizes.filter((size) => size > sizes[view.head]).length} of ${sizes.length}.`, say`Of each head the first ${view.joined.heads[0][0].length} channels are drawn.`, final && say`A gate scales the result: ${decimal(final.mean[view.at])} on average.`];
     },
     draw: layer.drawJoined,
   },
@@ -220,7 +220,7 @@ const LAYER = [
     title: () => say`The next layer`,
     words: (view) => (view.layers.length === 1 ? say`This model has one layer.` : say`The new x enters the next layer, where all of it happens again with other matrices: ${view.layers.length} times in this model. The vector after the last layer gives the answer.`),
     formula: ({ final_norm: norm }) => [norm ? say`answer = softmax(norm(x) U)` : say`answer = softmax(x U)`],
-    facts: (view) => [view.mixer && !view.mixer.weights && say`Layer ${view.layer} has a mixer, ${view.mixer.name}, without weights between tokens, so that there is no attention to draw.`, attentionLayers(view), view.final_norm && say`${view.final_norm} comes before the answer.`],
+    facts: (view) => [view.mixer && !view.mixer.weights && say`Layer ${view.layer} has a mixer, ${view.mixer.name}, without weights between tokens, so there is no attention to draw.`, attentionLayers(view), view.final_norm && say`${view.final_norm} comes before the answer.`],
     draw: layer.drawNext,
   },
 ];
@@ -240,7 +240,7 @@ const MEMORY = [
     id: "row",
     able: (view) => Boolean(view.layout?.parts),
     title: () => say`One row per token`,
-    words: (view) => say`One matrix product makes queries, keys and values of all heads at once. Memory is a line: after the ${view.layout.views.joined.shape[2]} numbers of one token come those of the next.`,
+    words: (view) => say`One matrix product makes queries, keys and values of all heads at once. Memory is one line: after the ${view.layout.views.joined.shape[2]} numbers of one token come those of the next.`,
     formula: () => ["[Q K V] = x [W", { sub: "Q" }, " W", { sub: "K" }, " W", { sub: "V" }, "]"],
     facts: (view) => [say`${view.layout.dtype}, ${view.layout.bytes} bytes per number: ${kilobytes(view.layout.views.joined.shape, view.layout.bytes)} for this text.`],
     draw: memory.drawRow,
@@ -248,7 +248,7 @@ const MEMORY = [
   {
     id: "split",
     able: (view) => Boolean(view.layout),
-    title: () => say`Heads are a way of counting`,
+    title: () => say`Splitting into heads is a view`,
     words: (view) => say`The queries become [batch, tokens, heads, width] = ${memory.shapeText(view.layout.views.query.shape)} without a copy: a stride says how far to step in memory for the next token, the next head, the next channel.`,
     formula: (view) => [say`place = offset + token × ${view.layout.views.query.stride[1]} + head × ${view.layout.views.query.stride[2]} + channel`],
     facts: (view) => {
@@ -263,7 +263,7 @@ const MEMORY = [
     title: () => say`One head after another`,
     words: () => say`Many kernels want all tokens of a head together: [batch, heads, tokens, width]. Transposing only exchanges two strides; a copy then moves the numbers into this order.`,
     formula: (view) => [say`strides ${memory.shapeText(view.layout.views.by_head.stride)} → after the copy ${memory.shapeText(view.layout.views.copied.stride)}`],
-    facts: (view) => [say`Attention never mixes heads, so that each piece can be computed on its own.`, say`Kernels that read strides, as flash attention does, need no copy.`],
+    facts: (view) => [say`Attention never mixes heads, so each piece can be computed on its own.`, say`Kernels that read strides, as flash attention does, need no copy.`],
     draw: memory.drawByHead,
   },
   {
@@ -280,14 +280,14 @@ const PACKING = [
   {
     id: "padded",
     title: () => say`Padded to one length`,
-    words: () => say`Sentences have different lengths, and a tensor has straight edges. Usually the short ones are filled up with padding, which is computed with all the rest.`,
+    words: () => say`Sentences have different lengths, but a tensor is rectangular. Usually the short ones are filled up with padding, which is computed like everything else.`,
     formula: (view) => [say`${view.batch.lengths.length} × ${Math.max(...view.batch.lengths)} = ${view.batch.cost.padded_tokens} tokens for ${view.batch.cost.packed_tokens} real ones`],
     draw: memory.drawPadded,
   },
   {
     id: "cost",
     title: () => say`What padding costs`,
-    words: (view) => say`Every layer works on padding too, and scores grow with the square of the length: ${percent(1 - view.batch.cost.packed_scores / view.batch.cost.padded_scores)} of the scores would be for nothing here.`,
+    words: (view) => say`Every layer works on padding too, and scores grow with the square of the length: ${percent(1 - view.batch.cost.packed_scores / view.batch.cost.padded_scores)} of the scores would be wasted here.`,
     formula: () => [say`batch × longest² instead of the sum of length²`],
     draw: memory.drawCost,
   },

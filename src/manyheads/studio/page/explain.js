@@ -279,6 +279,7 @@ function controls() {
   }));
   byId("image").addEventListener("click", () => byId("file").click());
   byId("file").addEventListener("change", () => images.take(byId("file").files[0]));
+  if (window.innerWidth <= 900) byId("choices").open = false;
   byId("model").replaceChildren(...models.map(({ name }) => h("option", { value: name }, name)));
   byId("model").value = chosen.model.name;
   byId("model-field").hidden = models.length < 2;

@@ -59,7 +59,7 @@ export function drawHeads(view, turned = false) {
   const left = view.label + GAP, room = view.width - left;
   const stream = view.normed ?? view.before;
   const narrow = stream && !turned ? room * 0.2 : 0;
-  const dial = turned ? Math.min(room * 0.34, 280) : 0;
+  const dial = turned && !view.narrow ? Math.min(room * 0.34, 280) : 0;
   const count = turned ? 2 : 3;
   const w = (room - narrow - (narrow ? 26 : 0) - dial - (count - 1) * 14) / count;
   if (narrow) {
@@ -75,17 +75,18 @@ export function drawHeads(view, turned = false) {
   columns.slice(0, count).forEach(([name, title, rows], place) => {
     scene.strips(name, title, rows, { x: left + narrow + (narrow ? 26 : 0) + place * (w + 14), w, from: "x", most: largest(name === "v" ? rows : attention.query.concat(attention.key)), total: rows[0].length });
   });
-  if (turned) dials(scene, view, view.width - dial + 16, dial - 16);
+  if (turned && view.narrow) dials(scene, view, 0, view.width, scene.height + view.em, 3);
+  else if (turned) dials(scene, view, view.width - dial + 16, dial - 16, FIRST_ROW, 2);
   scene.hint = turned ? say`Dashed: a pair of channels of the query before its rotation. Blue: after it.` : say`Point at a strip to read its numbers.`;
   return scene;
 }
 
 // Pairs of channels of the chosen query as arrows, before and after they are turned.
-function dials(scene, view, x, w) {
+function dials(scene, view, x, w, y, across) {
   const { attention, at } = view;
   const { position } = attention;
   const half = position.rotated / 2;
-  const side = Math.min(w / 2 - 8, view.em * 7);
+  const side = Math.min(w / across - 14, view.em * 7);
   position.angles[at].forEach((_, pair) => {
     const pick = (row) => [row[pair], row[pair + half]];
     const [was, is] = [pick(attention.plain_query[at]), pick(attention.query[at])];
@@ -93,10 +94,10 @@ function dials(scene, view, x, w) {
     const arrow = ([a, b], kind) => s("line", { class: kind, x1: 0, y1: 0, x2: ((a / size) * 40).toFixed(2), y2: ((-b / size) * 40).toFixed(2) });
     const content = s("svg", { viewBox: "-50 -50 100 100", width: "100%", height: "100%", "aria-hidden": "true" }, s("circle", { r: 45 }), arrow(was, "was"), arrow(is, "is"));
     const angle = decimal(at * position.frequencies[pair]);
-    const top = FIRST_ROW + Math.floor(pair / 2) * (side + view.em * 2);
-    const across = x + (pair % 2) * (side + 14);
-    scene.add({ key: `dial${pair}`, kind: "dial", x: across, y: top, w: side, h: side, content, from: `q${at}`, tell: say`Channels ${pair} and ${pair + half}: position ${at} × ${decimal(position.frequencies[pair])} = ${angle} radians` });
-    scene.label(`dial-label${pair}`, say`${angle} rad`, across, top + side, side, { kind: "label center" });
+    const top = y + Math.floor(pair / across) * (side + view.em * 2);
+    const left = x + (pair % across) * (side + 14);
+    scene.add({ key: `dial${pair}`, kind: "dial", x: left, y: top, w: side, h: side, content, from: `q${at}`, tell: say`Channels ${pair} and ${pair + half}: position ${at} × ${decimal(position.frequencies[pair])} = ${angle} radians` });
+    scene.label(`dial-label${pair}`, say`${angle} rad`, left, top + side, side, { kind: "label center" });
   });
 }
 

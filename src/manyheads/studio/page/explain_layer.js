@@ -27,7 +27,7 @@ export function drawJoined(view) {
     scene.add({ key: `size${head}`, kind: "bar", x, y: y + view.em * 1.6 + view.row + 1, w: Math.max(2, (w * size) / strongest), h: view.em * 0.5, tone: own ? "" : "soft", from: `head${head}`, tell: say`Head ${head} writes a vector of length ${decimal(size)} for ${quoted(view, at)}` });
   });
   const y = FIRST_ROW + Math.ceil(heads.length / across) * block + view.em * 0.5;
-  scene.add({ key: "wo", kind: "box", text: say`output matrix: ${view.inner} → ${view.width_of_model}`, x: view.width / 2 - view.em * 8, y, w: view.em * 16, h: view.em * 2.2 });
+  scene.add({ key: "wo", kind: "box", text: say`output matrix: ${view.inner} → ${view.width_of_model}`, x: view.width / 2 - view.em * 10, y, w: view.em * 20, h: view.em * 2.2 });
   if (view.written) {
     scene.label("title-a", say`what attention writes for ${quoted(view, at)}`, 0, y + view.em * 2.6, view.width, { tone: "strong" });
     scene.add({ key: `a${at}`, kind: "strip", x: 0, y: y + view.em * 4.4, w: view.width, h: view.row, values: view.written[at], most: largest(view.written), chosen: true, from: "o", delay: 350, tell: (channel) => (channel === null ? say`${view.written[at].slice(0, 6).map(decimal).join(", ")} … (${view.width_of_model} numbers)` : say`Channel ${channel}: ${decimal(view.written[at][channel])}`) });
@@ -76,7 +76,7 @@ export function drawNext(view) {
   const right = w + view.em * 3;
   layers.forEach((layer, index) => {
     const last = index === view.layer;
-    const name = layer.kind === "attention" ? say`layer ${index}: ${layer.heads} heads` : layer.kind === "mixer" ? say`layer ${index}: mixer` : say`layer ${index}: no heads`;
+    const name = view.narrow ? say`layer ${index}` : layer.kind === "attention" ? say`layer ${index}: ${layer.heads} heads` : layer.kind === "mixer" ? say`layer ${index}: mixer` : say`layer ${index}: no heads`;
     scene.add({ key: `layer${index}`, kind: "box", text: name, x: 0, y: FIRST_ROW + index * (high + 3), w, h: high, size: Math.min(view.em, high * 0.62), chosen: last, act: () => view.open(index), name: say`Go to layer ${index}`, tell: say`Click to follow the text through layer ${index}` });
   });
   scene.label("title-layers", say`layers`, 0, 0, w, { tone: "strong" });
@@ -84,8 +84,9 @@ export function drawNext(view) {
   if (view.leaves) scene.add({ key: `n${at}`, kind: "strip", x: right, y: FIRST_ROW, w: view.width - right, h: view.row, values: view.leaves[at], most: largest(view.leaves), chosen: true, from: "t", tell: (channel) => (channel === null ? say`${view.leaves[at].slice(0, 6).map(decimal).join(", ")} … (${view.width_of_model} numbers)` : say`Channel ${channel}: ${decimal(view.leaves[at][channel])}`) });
   const top = view.predictions?.top ?? [];
   if (top.length) {
-    const y = FIRST_ROW + view.row + view.em * 3.4;
-    scene.label("title-pred", predictionTitle(view), right, y - view.em * 2, view.width - right, { tone: "strong" });
+    const title = view.em * (view.narrow ? 3.6 : 2);
+    const y = FIRST_ROW + view.row + title + view.em * 1.4;
+    scene.label("title-pred", predictionTitle(view), right, y - title, view.width - right, { tone: "strong wrap", h: title });
     const name = Math.min((view.width - right) * 0.42, view.em * 11), number = view.em * 4, room = view.width - right - name - number;
     top.slice(0, 6).forEach(({ text, probability }, place) => {
       const under = y + place * view.em * 2;

@@ -1,6 +1,6 @@
 // The second chapter: where the numbers of heads lie in memory. The third: three sentences in one batch.
 
-import { alpha, headColor } from "./color.js";
+import { alpha, dark, headColor } from "./color.js";
 import { say } from "./language.js";
 import { Scene } from "./explain_parts.js";
 import { shortToken } from "./token_text.js";
@@ -23,6 +23,11 @@ function cutHint(view) {
   return ` ${say`Tokens drawn: ${tokens} of ${view.tokens.length}; heads: ${heads} of ${view.attention.heads}.`}`;
 }
 
+function chosenInk(is) {
+  if (!is) return "";
+  return dark() ? "#10141c" : "#ffffff";
+}
+
 // One piece of memory: the numbers of one token in one head.
 function piece(view, token, head, box) {
   const { stride, offset } = view.layout.views.query;
@@ -30,7 +35,7 @@ function piece(view, token, head, box) {
   const start = offset + token * stride[1] + head * stride[2];
   const color = headColor(head);
   return {
-    key: `m${token}_${head}`, kind: "block", text: box.w > view.em * 2.6 ? `${token},${head}` : "", fill: alpha(color, head === view.head ? 0.85 : 0.38), ink: head === view.head ? "#fff" : "", chosen: head === view.head,
+    key: `m${token}_${head}`, kind: "block", text: box.w > view.em * 2.6 ? `${token},${head}` : "", fill: alpha(color, head === view.head ? 0.85 : 0.38), ink: chosenInk(head === view.head), chosen: head === view.head,
     tell: say`Token ${token} ${shortToken(view.tokens[token], 12)}, head ${head}: ${size} numbers starting at ${start}; the first is ${view.layout.first[token][head]}`, ...box,
   };
 }
@@ -72,7 +77,7 @@ export function drawView(view) {
   const { query } = view.layout.views;
   const { tokens, heads } = counts(view);
   const left = view.label + 10, w = Math.min((view.width - left) / heads, view.em * 7);
-  for (let head = 0; head < heads; head += 1) scene.label(`mh${head}`, say`head ${head}`, left + head * w, 0, w, { kind: "label center", tone: head === view.head ? "strong" : "" });
+  for (let head = 0; head < heads; head += 1) scene.label(`mh${head}`, w > view.em * 4.4 ? say`head ${head}` : String(head), left + head * w, 0, w, { kind: "label center", tone: head === view.head ? "strong" : "" });
   for (let token = 0; token < tokens; token += 1) {
     scene.add(labelOf(view, token, 30 + token * view.row));
     for (let head = 0; head < heads; head += 1) scene.add(piece(view, token, head, { x: left + head * w, y: 30 + token * view.row, w: w - 4, h: view.row - 5, delay: head * 20 }));
@@ -126,7 +131,7 @@ export function drawShared(view) {
     scene.add({ key: `kv${group}`, kind: "box", text: small * shared > view.em * 3 ? `K, V ${group}` : String(group), x, y, w: w - 8, h: view.em * 2.4, chosen: own, tell: say`Keys and values ${group} serve heads ${group * shared} to ${group * shared + shared - 1}` });
     for (let member = 0; member < shared; member += 1) {
       const head = group * shared + member;
-      scene.add({ key: `m0_${head}`, kind: "block", text: small > view.em * 1.6 ? String(head) : "", fill: alpha(headColor(head), head === view.head ? 0.85 : 0.38), ink: head === view.head ? "#fff" : "", x: x + member * ((w - 8) / shared), y: view.em * 2.2, w: (w - 8) / shared - 2, h: view.em * 2.2, tell: say`Head ${head} reads keys and values ${group}` });
+      scene.add({ key: `m0_${head}`, kind: "block", text: small > view.em * 1.6 ? String(head) : "", fill: alpha(headColor(head), head === view.head ? 0.85 : 0.38), ink: chosenInk(head === view.head), x: x + member * ((w - 8) / shared), y: view.em * 2.2, w: (w - 8) / shared - 2, h: view.em * 2.2, tell: say`Head ${head} reads keys and values ${group}` });
       const from = x + (member + 0.5) * ((w - 8) / shared);
       scene.lines.push({ d: `M ${from} ${view.em * 4.5} L ${x + (w - 8) / 2} ${view.em * 9}`, kind: head === view.head ? "after" : "" });
     }

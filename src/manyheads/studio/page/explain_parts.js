@@ -91,7 +91,7 @@ export function matrix(scene, { x, y, side, cell, from }) {
   const count = view.tokens.length;
   const step = side / count;
   const top = y + view.em * 4.6;
-  const text = Math.min(view.em * 0.8, step * 0.42);
+  const text = Math.min(view.em * 0.8, step * 0.38);
   for (let key = 0; key < count; key += 1) {
     scene.add({ key: `c${key}`, kind: "column", content: h("span", {}, shortToken(view.tokens[key], 9) || "␣"), x: x + view.label + key * step, y, w: step - 1, h: view.em * 4.4, from: `t${key}`, stays: true, size: Math.min(view.em * 0.85, step * 0.8) });
   }
@@ -133,11 +133,12 @@ export function bars(scene, values, { x, y, w, step, most, text, hidden, tell, t
 }
 
 export function weightCell(weight, words) {
-  return { color: weightColor(weight), text: weight >= 0.005 ? percent(weight) : "", tell: say`Weight ${words}: ${percent(weight)}` };
+  return { color: weightColor(weight), text: weight >= 0.0095 ? percent(weight) : "", tell: say`Weight ${words}: ${percent(weight)}` };
 }
 
 export function scoreCell(value, most, tell) {
-  return { color: signed(value, most), text: decimal(value), tell };
+  // Two digits fit into a cell; what is pointed at has more.
+  return { color: signed(value, most), text: (Math.abs(value) < 9.95 ? value.toFixed(1) : String(Math.round(value))).replace("-", "−"), tell };
 }
 
 // The weights of all rows from the scores, at a temperature, as the model has them at 1.

@@ -13,7 +13,9 @@ const ATTENTION = ["softmax(", "Q Kᵀ", " / √d", ")", " V"];
 
 // The formula of the paper with the part of this step marked.
 function paper(...marked) {
-  return ["Attention(Q, K, V) = ", ...ATTENTION.map((text, place) => (marked.includes(place) ? { mark: text } : text))];
+  const [first, last] = [marked[0], marked.at(-1) + 1];
+  const text = (from, to) => ATTENTION.slice(from, to).join("");
+  return [`Attention(Q, K, V) = ${text(0, first)}`, { mark: text(first, last) }, text(last)];
 }
 
 const LAYER = [
@@ -37,7 +39,7 @@ const LAYER = [
     able: hasScores,
     title: () => say`Query, key, value`,
     words: (view) => say`Head ${view.head} of layer ${view.layer} multiplies each vector by three learned matrices. A query says what a token looks for, a key what it offers, a value what it passes on: ${view.attention.size} numbers each.`,
-    formula: () => ["Q = x W", { sub: "Q" }, "   K = x W", { sub: "K" }, "   V = x W", { sub: "V" }],
+    formula: () => ["Q = x W", { sub: "Q" }, ",  K = x W", { sub: "K" }, ",  V = x W", { sub: "V" }],
     facts: (view) => {
       const { attention } = view;
       const inner = attention.gates.filter(({ at }) => at !== "output" && at !== "final");

@@ -9,7 +9,7 @@ import { ImageView } from "./image_view.js";
 import { changeLanguage, currentLanguage, say, translatePage } from "./language.js";
 import "./russian_explain.js";
 import { startThemes } from "./theme.js";
-import { listedToken } from "./token_text.js";
+import { listedToken, shortToken, visibleToken } from "./token_text.js";
 
 const TEXT = "Mozart was born in Salzburg. Moz";
 const TEXTS = "The cat sat on the mat.\nIt rained.\nParis is the capital of France, and Rome of Italy.";
@@ -30,8 +30,19 @@ function view() {
     ...data, width_of_model: data.width, width: stage.width, batch, predictions, em, narrow, at: chosen.at, temperature: chosen.temperature,
     inner: data.attention ? data.attention.heads * data.attention.size : data.width,
     row: Math.max(em * 1.35, Math.min(em * 2.2, (em * 36) / count)), label: Math.max(em * 4.2, Math.min(em * 8, stage.width * 0.19)),
+    short: (token, most) => patchName(data.tokens[token])?.join("·") ?? (shortToken(data.tokens[token], most) || "␣"), called: tokenName,
     choose, open: (layer) => choose(chosen.at, layer), picture: images && data.ids === null ? pictureOf : null,
   };
+}
+
+// “row 2, column 3” of an image, as the server names its patches.
+function patchName(token) {
+  return data.ids ? null : /^row (\d+), column (\d+)$/.exec(token)?.slice(1) ?? null;
+}
+
+function tokenName(token) {
+  const patch = patchName(data.tokens[token]);
+  return patch ? say`patch ${patch[0]}·${patch[1]}` : visibleToken(data.tokens[token]).trim();
 }
 
 function pictureOf(token) {
@@ -57,7 +68,7 @@ async function load() {
     const known = data?.layers[chosen.layer]?.heads ?? chosen.model.layers.find(({ layer }) => layer === chosen.layer)?.heads ?? 1;
     chosen.head = Math.min(chosen.head, Math.max(0, known - 1));
     data = await api.ask("explain_layer", { model: name, ...input(), layer: chosen.layer, head: chosen.head });
-    if (chosen.at === null || chosen.at >= data.tokens.length) chosen.at = data.tokens.length - 1;
+    if (chosen.at === null || chosen.at >= data.tokens.length) chosen.at = data.ids ? data.tokens.length - 1 : 0;
     if (batch?.model !== name || batch.layer !== chosen.layer) await loadBatch();
     await loadPredictions();
   } catch (error) {
@@ -104,7 +115,7 @@ function drawControls(step) {
   byId("head").value = chosen.head;
   byId("head").disabled = heads < 2;
   byId("head-now").textContent = heads ? `${chosen.head} / ${heads - 1}` : "–";
-  byId("token").replaceChildren(...data.tokens.map((token, place) => h("option", { value: place }, `${place} ${listedToken(token)}`)));
+  byId("token").replaceChildren(...data.tokens.map((token, place) => h("option", { value: place }, data.ids ? `${place} ${listedToken(token)}` : tokenName(place))));
   byId("token").value = chosen.at;
   const packing = step.chapter.id === "packing";
   const image = chosen.model.input === "image";
@@ -294,7 +305,12 @@ function controls() {
   });
   document.addEventListener("keydown", keys);
   window.addEventListener("hashchange", () => location.reload());
-  new ResizeObserver(debounce(60, () => draw(false))).observe(byId("stage").parentElement);
+  let width = stage.width;
+  new ResizeObserver(debounce(60, () => {
+    // Steps change the height; only another width needs another drawing.
+    if (stage.width !== width) draw(false);
+    width = stage.width;
+  })).observe(byId("stage"));
 }
 
 function keys(event) {

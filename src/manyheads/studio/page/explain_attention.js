@@ -4,7 +4,6 @@ import { s } from "./dom.js";
 import { percent, decimal } from "./format.js";
 import { say } from "./language.js";
 import { bars, FIRST_ROW, largest, matrix, pairWords, quoted, scoreCell, Scene, softmaxRows, sumOf, tokenPart, weightCell } from "./explain_parts.js";
-import { shortToken } from "./token_text.js";
 
 const GAP = 10;
 
@@ -13,13 +12,13 @@ export function drawTokens(view) {
   const size = view.em * 1.25, high = size * 2.1;
   const side = Math.min(110, (view.width - 10) / 5);
   let x = 0, y = view.em * 2;
-  view.tokens.forEach((token, place) => {
+  view.tokens.forEach((_, place) => {
     const image = view.picture?.(place);
-    const w = image ? side : Math.min(view.width, Math.max(size * 2.2, shortToken(token, 14).length * size * 0.64 + 22));
+    const w = image ? side : Math.min(view.width, Math.max(size * 2.2, view.short(place, 14).length * size * 0.64 + 22));
     const h = image ? side : high;
     // The class token has a line of its own before the rows of patches.
     const breaks = image ? image.column === 0 : x + w > view.width;
-    if (breaks && x > 0) [x, y] = [0, y + h + view.em * 2.6];
+    if (breaks && x > 0) [x, y] = [0, y + (image && view.picture(place - 1) ? side + 4 : high + view.em * 2.6)];
     scene.add({ ...tokenPart(view, place, { x, y, w, h, size }), kind: image ? "chip patch" : "chip center", delay: place * 25 });
     if (view.ids) scene.label(`id${place}`, String(view.ids[place]), x, y + h + 3, w, { kind: "label center", from: `t${place}`, delay: place * 25, tone: "number" });
     x += w + (image ? 4 : GAP);

@@ -36,7 +36,7 @@ function piece(view, token, head, box) {
   const color = headColor(head);
   return {
     key: `m${token}_${head}`, kind: "block", text: box.w > view.em * 2.6 ? `${token},${head}` : "", fill: alpha(color, head === view.head ? 0.85 : 0.38), ink: chosenInk(head === view.head), chosen: head === view.head,
-    tell: say`Token ${token} ${shortToken(view.tokens[token], 12)}, head ${head}: ${size} numbers starting at ${start}; the first is ${view.layout.first[token][head]}`, ...box,
+    tell: say`Token ${token} ${view.short(token, 12)}, head ${head}: ${size} numbers starting at ${start}; the first is ${view.layout.first[token][head]}`, ...box,
   };
 }
 
@@ -69,7 +69,7 @@ export function drawRow(view) {
 }
 
 function labelOf(view, token, y) {
-  return { key: `t${token}`, kind: "label end", text: shortToken(view.tokens[token], 12), x: 0, y, w: view.label, h: view.row - 5 };
+  return { key: `t${token}`, kind: "label end", text: view.short(token, 12), x: 0, y, w: view.label, h: view.row - 5 };
 }
 
 export function drawView(view) {

@@ -5,13 +5,12 @@ import { h } from "./dom.js";
 import { decimal, percent } from "./format.js";
 import { currentLanguage, say } from "./language.js";
 import { signed } from "./explain_stage.js";
-import { shortToken, visibleToken } from "./token_text.js";
 
 export const FIRST_ROW = 30;
 
 // A token as it stands in a sentence.
 export function quoted(view, token) {
-  const text = visibleToken(view.tokens[token]).trim();
+  const text = view.called(token);
   return currentLanguage() === "ru" ? `«${text}»` : `“${text}”`;
 }
 
@@ -73,8 +72,8 @@ export class Scene {
 export function tokenPart(view, token, place) {
   const image = view.picture?.(token);
   return {
-    key: `t${token}`, kind: image ? "chip patch" : "chip", text: image ? "" : shortToken(view.tokens[token], 14) || "␣", chosen: token === view.at, act: () => view.choose(token), image,
-    name: say`Query ${quoted(view, token)}, token ${token}`, tell: view.ids ? say`Token ${token}: ${quoted(view, token)}, number ${view.ids[token]} of the vocabulary` : say`Token ${token}: ${view.tokens[token]}`, ...place,
+    key: `t${token}`, kind: image ? "chip patch" : "chip", text: image ? "" : view.short(token, 14), chosen: token === view.at, act: () => view.choose(token), image,
+    name: say`Query ${quoted(view, token)}, token ${token}`, tell: view.ids ? say`Token ${token}: ${quoted(view, token)}, number ${view.ids[token]} of the vocabulary` : say`Token ${token}: ${quoted(view, token)}`, ...place,
   };
 }
 
@@ -93,7 +92,7 @@ export function matrix(scene, { x, y, side, cell, from }) {
   const top = y + view.em * 4.6;
   const text = Math.min(view.em * 0.8, step * 0.38);
   for (let key = 0; key < count; key += 1) {
-    scene.add({ key: `c${key}`, kind: "column", content: h("span", {}, shortToken(view.tokens[key], 9) || "␣"), x: x + view.label + key * step, y, w: step - 1, h: view.em * 4.4, from: `t${key}`, stays: true, size: Math.min(view.em * 0.85, step * 0.8) });
+    scene.add({ key: `c${key}`, kind: "column", content: h("span", {}, view.short(key, 9)), x: x + view.label + key * step, y, w: step - 1, h: view.em * 4.4, from: `t${key}`, stays: true, size: Math.min(view.em * 0.85, step * 0.8) });
   }
   for (let query = 0; query < count; query += 1) {
     scene.add(tokenPart(view, query, { x, y: top + query * step, w: view.label - 6, h: step - 2, size: Math.min(view.em * 0.95, step * 0.7) }));
@@ -126,7 +125,7 @@ export function bars(scene, values, { x, y, w, step, most, text, hidden, tell, t
     const gone = hidden?.(key) ?? false;
     const size = gone ? 0 : Math.max(-zero || -room, Math.min(room - zero, (value ?? 0) * unit));
     const at = y + key * step;
-    if (labels) scene.add({ key: `bl${key}`, kind: "label end", text: shortToken(view.tokens[key], 10) || "␣", x, y: at, w: name - 6, h: step - 2, from: `t${key}`, size: Math.min(view.em * 0.9, step * 0.75) });
+    if (labels) scene.add({ key: `bl${key}`, kind: "label end", text: view.short(key, 10), x, y: at, w: name - 6, h: step - 2, from: `t${key}`, size: Math.min(view.em * 0.9, step * 0.75) });
     scene.add({ key: `b${key}`, kind: "bar", x: x + name + zero + Math.min(0, size), y: at + step * 0.18, w: Math.max(1, Math.abs(size)), h: step * 0.56, tone: gone ? "gone" : tone?.(key) ?? (size < 0 ? "minus" : ""), from: `k${key}` });
     scene.add({ key: `bn${key}`, kind: "number", text: gone ? "−∞" : text(value, key), x: x + w - number, y: at, w: number, h: step - 2, size: Math.min(view.em * 0.9, step * 0.75), tell: tell(key), from: `k${key}`, tone: gone ? "gone" : "" });
   });

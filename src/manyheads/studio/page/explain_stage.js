@@ -79,7 +79,8 @@ export class Stage {
   #place(element, part) {
     const { style } = element;
     const able = Boolean(part.tell || part.act);
-    element.className = ["part", part.kind, part.chosen && "chosen", part.hollow && "hollow", part.act && "acts", part.tone].filter(Boolean).join(" ");
+    // Their names have a prefix: other pages of the studio have strips and cells of their own.
+    element.className = ["part", ...`${part.kind} ${part.tone ?? ""}`.split(" ").filter(Boolean).map((name) => `x-${name}`), part.chosen && "chosen", part.hollow && "hollow", part.act && "acts"].filter(Boolean).join(" ");
     style.transform = `translate(${round(part.x)}px, ${round(part.y)}px)`;
     style.width = `${round(part.w)}px`;
     style.height = `${round(part.h)}px`;

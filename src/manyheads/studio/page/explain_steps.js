@@ -212,7 +212,7 @@ const LAYER = [
         view.residual.startsWith("parallel") && say`It reads what attention read, not what it wrote: both branches are parallel.`,
         feedforward.active && say`${percent(feedforward.active[at])} of the neurons are above zero for ${quoted(view, at)}.`,
         feedforward.strongest && say`Its strongest neurons: ${feedforward.strongest[at].map(([neuron, value]) => `${neuron} (${decimal(value)})`).join(", ")}.`,
-        feedforward.inside && feedforward.hidden > view.channels && say`The first ${feedforward.inside[0].length} of ${feedforward.hidden} neurons are drawn.`,
+        feedforward.inside && feedforward.hidden > feedforward.inside[0].length && say`The first ${feedforward.inside[0].length} of ${feedforward.hidden} neurons are drawn.`,
       ];
     },
     draw: layer.drawFeedForward,

@@ -30,6 +30,7 @@ addSentences("ru", {
   "The image is shrunk to {0} × {1} patches, so that every number can be drawn. The third chapter, on sentences, needs a model of text.": "Изображение уменьшено до {0} × {1} патчей, чтобы показать каждое число. Третья глава, о предложениях, есть только у текстовых моделей.",
   "The model reads the first {0} of {1} tokens here, so that every number can be drawn.": "Здесь модель читает первые {0} из {1} токенов, чтобы показать каждое число.",
   "This model is damaged ({0}).": "Эта модель повреждена ({0}).",
+  "patch {0}·{1}": "патч {0}·{1}",
   "Step {0}: {1}": "Шаг {0}: {1}",
   sharp: "резче",
   "1: the model": "1: как в модели",

@@ -245,7 +245,7 @@ export function drawMix(view) {
   if (gate) rows.push(["g", gate.operation === "multiply" ? say`× gate` : say`+ gate`, spread(gate.values[at], mixed.length)], ["og", say`output`, attention.output[at]]);
   rows.forEach(([name, title, row], place) => {
     const under = y + place * (view.row + 4);
-    scene.label(`sum-${name}`, title, left - view.em * 2, under, x - left + view.em * 2 - 10, { kind: "label end", tone: "strong" });
+    scene.label(`sum-${name}`, title, left - view.em * 2, under, x - left + view.em * 2 - 32, { kind: "label end", tone: "strong" });
     scene.add({ key: name, kind: "strip", x, y: under, w, h: view.row - 2, values: row.slice(0, view.channels), most: name === "g" ? 1 : largest([mixed]), chosen: place === rows.length - 1, from: name === "o" ? `v${weights.indexOf(top)}` : "o", delay: 300 + 150 * place, tell: (channel) => sumWords(view, weights, name, title, row, channel) });
   });
   scene.lines = weights.map((weight, key) => ({ weight, key })).filter(({ weight }) => weight > 0.03).map(({ key }) => {

@@ -1,12 +1,13 @@
 // How attention works: one text through the open model, step by step. What is chosen stands in the address.
 
-import { Api, errorMessage, wasAborted } from "./api.js";
-import { announce, debounce, h, showError } from "./dom.js";
+import { Api, errorMessage, showError, wasAborted } from "./api.js";
+import { announce, debounce, h } from "./dom.js";
 import { CHAPTERS, stepsFor } from "./explain_steps.js";
 import { Stage } from "./explain_stage.js";
 import { decimal } from "./format.js";
 import { ImageView } from "./image_view.js";
-import { changeLanguage, currentLanguage, say, translatePage } from "./language.js";
+import { say, startLanguages, translatePage } from "./language.js";
+import "./russian.js";
 import "./russian_explain.js";
 import { startThemes } from "./theme.js";
 import { listedToken, shortToken, visibleToken } from "./token_text.js";
@@ -208,14 +209,16 @@ function go(place) {
 
 const here = () => steps.findIndex(({ id }) => id === chosen.step);
 
-const remember = debounce(200, () => {
+function save() {
   const said = new URLSearchParams({ m: chosen.model.name, l: chosen.layer, h: chosen.head, at: chosen.at, s: chosen.step });
   if (chosen.model.input === "text") said.set("t", chosen.text);
   if (chosen.texts !== TEXTS) said.set("b", chosen.texts);
-  if (chosen.temperature !== 1) said.set("x", decimal(chosen.temperature));
+  if (chosen.temperature !== 1) said.set("x", chosen.temperature.toPrecision(3));
   if (document.documentElement.classList.contains("presenting")) said.set("p", "1");
   history.replaceState(null, "", `#${said}`);
-});
+}
+
+const remember = debounce(200, save);
 
 // Anybody may have written the address: what the models do not have is left out.
 function readAddress() {
@@ -232,7 +235,7 @@ function readAddress() {
   chosen.text = said.get("t") ?? TEXT;
   chosen.texts = said.get("b") ?? TEXTS;
   chosen.step = said.get("s") ?? "tokens";
-  const warm = Number((said.get("x") ?? "1").replace(",", "."));
+  const warm = Number(said.get("x") ?? 1);
   chosen.temperature = warm >= 0.1 && warm <= 10 ? warm : 1;
   if (said.get("p") === "1") present(true);
 }
@@ -330,11 +333,7 @@ function keys(event) {
 async function begin() {
   startThemes(() => draw(false));
   translatePage();
-  const other = currentLanguage() === "ru" ? ["en", "English"] : ["ru", "Русский"];
-  byId("language").textContent = other[1];
-  byId("language").lang = other[0];
-  byId("language").addEventListener("click", () => changeLanguage(other[0]));
-  document.title = say`How attention works`;
+  startLanguages(byId("language"), save);
   try {
     ({ models } = await api.models());
   } catch (error) {

@@ -1,6 +1,7 @@
 // The second chapter: where the numbers of heads lie in memory. The third: three sentences in one batch.
 
 import { alpha, dark, headColor } from "./color.js";
+import { counted, decimal, percent } from "./format.js";
 import { say } from "./language.js";
 import { Scene } from "./explain_parts.js";
 import { shortToken } from "./token_text.js";
@@ -36,7 +37,7 @@ function piece(view, token, head, box) {
   const color = headColor(head);
   return {
     key: `m${token}_${head}`, kind: "block", text: box.w > view.em * 2.6 ? `${token},${head}` : "", fill: alpha(color, head === view.head ? 0.85 : 0.38), ink: chosenInk(head === view.head), chosen: head === view.head,
-    tell: say`Token ${token} ${view.short(token, 12)}, head ${head}: ${size} numbers starting at ${start}; the first is ${view.layout.first[token][head]}`, ...box,
+    tell: say`Token ${token} ${view.short(token, 12)}, head ${head}: ${size} numbers starting at ${start}; the first is ${decimal(view.layout.first[token][head])}`, ...box,
   };
 }
 
@@ -82,7 +83,7 @@ export function drawView(view) {
     scene.add(labelOf(view, token, 30 + token * view.row));
     for (let head = 0; head < heads; head += 1) scene.add(piece(view, token, head, { x: left + head * w, y: 30 + token * view.row, w: w - 4, h: view.row - 5, delay: head * 20 }));
   }
-  strides(scene, query, 30 + tokens * view.row + view.em, [say`batch`, say`tokens`, say`heads`, say`width`]);
+  strides(scene, query, 30 + tokens * view.row + view.em, [say`batch`, say`token`, say`head`, say`width`]);
   scene.hint = say`Every piece stays where it is in memory; only its index changes.` + cutHint(view);
   return scene;
 }
@@ -111,7 +112,7 @@ export function drawByHead(view) {
     scene.label(`mh${head}`, say`head ${head}`, 0, 30 + head * h, left - 8, { kind: "label end", h: h - 4, tone: head === view.head ? "strong" : "" });
     for (let token = 0; token < tokens; token += 1) scene.add(piece(view, token, head, { x: left + token * w, y: 30 + head * h, w: w - 3, h: h - 5, delay: head * 40 }));
   }
-  strides(scene, copied, 30 + heads * h + view.em, [say`batch`, say`heads`, say`tokens`, say`width`]);
+  strides(scene, copied, 30 + heads * h + view.em, [say`batch`, say`head`, say`token`, say`width`]);
   scene.hint = say`Each head is now one piece of ${copied.stride[1]} numbers.` + cutHint(view);
   return scene;
 }
@@ -136,7 +137,7 @@ export function drawShared(view) {
       scene.lines.push({ d: `M ${from} ${view.em * 4.5} L ${x + (w - 8) / 2} ${view.em * 9}`, kind: head === view.head ? "after" : "" });
     }
   }
-  strides(scene, layout.views.shared, view.em * 13, [say`batch`, say`tokens`, say`groups`, say`shared`, say`width`]);
+  strides(scene, layout.views.shared, view.em * 13, [say`batch`, say`token`, say`group`, say`shared`, say`width`]);
   scene.hint = say`A stride of 0 reads the same numbers again: nothing is copied.`;
   return scene;
 }
@@ -180,7 +181,7 @@ export function drawCost(view) {
   });
   const { cost } = batch;
   const lines = [
-    [say`tokens`, cost.padded_tokens, cost.packed_tokens],
+    [say`tokens in all`, cost.padded_tokens, cost.packed_tokens],
     [say`scores in ${batch.heads} heads`, cost.padded_scores, cost.packed_scores],
   ];
   const y = side + view.em * 4, w = view.width / 4;
@@ -188,8 +189,8 @@ export function drawCost(view) {
   lines.forEach(([name, padded, packed], row) => {
     const under = y + view.em * (2 + row * 3);
     scene.label(`cost-name${row}`, name, 0, under, w, { tone: "strong wrap", h: view.em * 2.4 });
-    const waste = `${Math.round(100 * (1 - packed / padded))}%`;
-    [padded.toLocaleString("en"), packed.toLocaleString("en"), waste].forEach((text, place) => scene.add({ key: `cost${row}_${place}`, kind: "box", text, x: (place + 1) * w + 4, y: under, w: w - 8, h: view.em * 2.2, chosen: place === 1, tell: `${name}: ${text}` }));
+    const waste = percent(1 - packed / padded);
+    [counted(padded), counted(packed), waste].forEach((text, place) => scene.add({ key: `cost${row}_${place}`, kind: "box", text, x: (place + 1) * w + 4, y: under, w: w - 8, h: view.em * 2.2, chosen: place === 1, tell: `${name}: ${text}` }));
   });
   scene.hint = say`Striped: scores of padding.`;
   return scene;

@@ -2,7 +2,7 @@
 
 import { css, inkOn, weightColor } from "./color.js";
 import { h } from "./dom.js";
-import { decimal, percent } from "./format.js";
+import { decimal, fixed, percent } from "./format.js";
 import { currentLanguage, say } from "./language.js";
 import { signed } from "./explain_stage.js";
 
@@ -137,7 +137,7 @@ export function weightCell(weight, words) {
 
 export function scoreCell(value, most, tell) {
   // Two digits fit into a cell; what is pointed at has more.
-  return { color: signed(value, most), text: (Math.abs(value) < 9.95 ? value.toFixed(1) : String(Math.round(value))).replace("-", "−"), tell };
+  return { color: signed(value, most), text: fixed(value, Math.abs(value) < 9.95 ? 1 : 0), tell };
 }
 
 // The weights of all rows from the scores, at a temperature, as the model has them at 1.

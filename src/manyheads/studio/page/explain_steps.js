@@ -1,7 +1,7 @@
 // The steps: for each its title, its words, its formula, what this model has of its own, and its drawing.
 
 import * as head from "./explain_attention.js";
-import { decimal, percent } from "./format.js";
+import { decimal, fixed, percent } from "./format.js";
 import { say, translate } from "./language.js";
 import * as layer from "./explain_layer.js";
 import * as memory from "./explain_memory.js";
@@ -313,7 +313,7 @@ const PACKING = [
 
 function kilobytes(shape, bytes) {
   const size = shape.reduce((product, axis) => product * axis, bytes);
-  return size < 1e6 ? say`${(size / 1024).toFixed(1)} KiB` : say`${(size / 1024 ** 2).toFixed(1)} MiB`;
+  return size < 1e6 ? say`${fixed(size / 1024, 1)} KiB` : say`${fixed(size / 1024 ** 2, 1)} MiB`;
 }
 
 export const CHAPTERS = [

@@ -100,12 +100,32 @@ def attend_without(
 
     If `renormalize`, the softmax is taken over the other keys; otherwise their weights stay.
     """
-    sequence, rows = row[0], slice(row[1], row[1] + 1)
-    scored, links = _scores(q, k, request, sequence, rows), removed.unsqueeze(1)
+    weights = weights_without(q, k, request, row, removed, renormalize=renormalize)
+    rows = slice(row[1], row[1] + 1)
+    return _mix(weights.unsqueeze(1), v, request, row[0], rows).squeeze(0)
+
+
+def weights_without(
+    q: Queries,
+    k: Keys,
+    request: Request,
+    row: tuple[int, int],
+    removed: Bool[Tensor, "h s"],
+    *,
+    renormalize: bool,
+) -> Float[Tensor, "h s"]:
+    """The weights of one query that `attend_without` mixes values with."""
+    scored = _scores(q, k, request, row[0], slice(row[1], row[1] + 1)).squeeze(1)
     if renormalize:
-        scored = scored.masked_fill(links, -torch.inf)
-    pattern = _softmax(scored, request)[0]
-    return _mix(pattern.masked_fill(links, 0.0), v, request, sequence, rows).squeeze(0)
+        scored = scored.masked_fill(removed, -torch.inf)
+    pattern = _softmax(scored.unsqueeze(1), request)[0].squeeze(1)
+    return pattern.masked_fill(removed, 0.0)
+
+
+def per_query_head(x: Values, heads: int, request: Request) -> Float[Tensor, "m h e"]:
+    """Values (or keys) as each of the query heads reads them."""
+    shared = _shared(x, request)
+    return shared.repeat_interleave(heads // shared.shape[1], dim=1)
 
 
 def rows_per_chunk(heads: int, keys: int) -> int:

@@ -31,6 +31,7 @@ from manyheads.lens.attribution.gradients import (
     integrate_inputs,
 )
 from manyheads.lens.attribution.position_influence import influence
+from manyheads.lens.attribution.source_tokens import TokenRoute, TokenRoutes, token_routes
 from manyheads.lens.causal.ablation import (
     Ablation,
     CumulativeAblation,
@@ -151,6 +152,8 @@ __all__ = [
     "SyntaxProbe",
     "TaskVerdict",
     "TokenAttribution",
+    "TokenRoute",
+    "TokenRoutes",
     "TokenLift",
     "TopActivation",
     "TopKeys",
@@ -200,6 +203,7 @@ __all__ = [
     "score_circuits",
     "shapley",
     "statistics",
+    "token_routes",
     "top_keys",
     "typology",
     "weight_similarity",

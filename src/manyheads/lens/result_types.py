@@ -5,7 +5,7 @@ from typing import Any
 
 from manyheads.argument_checks import checked
 from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys
-from manyheads.lens.attribution import attribute, direct_logits, gradients
+from manyheads.lens.attribution import attribute, direct_logits, gradients, source_tokens
 from manyheads.lens.causal import (
     ablation,
     attention_links,
@@ -59,6 +59,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         Statistics,
         SyntaxProbe,
         gradients.TokenAttribution,
+        source_tokens.TokenRoutes,
         TopKeys,
     )
 }

@@ -263,3 +263,14 @@ def test_runs_that_do_not_match_are_refused() -> None:
         patch(model, CLEAN, CLEAN, METRIC)
     with refuses(InputError, "'cross'", '"feedforward"'):
         patch(model, CLEAN, CORRUPTED, METRIC, components=("cross",))
+
+
+def test_layers_are_patched_one_by_one_as_together() -> None:
+    model, options = small(DECODERS["gpt2"]), {"components": ("residual",), "positions": "each"}
+    together = patch(model, CLEAN, CORRUPTED, METRIC, **options).recovered
+    alone = patch(model, CLEAN, CORRUPTED, METRIC, layers=[1], **options).recovered
+    assert alone == {
+        site: pytest.approx(value) for site, value in together.items() if site.layer == 1
+    }
+    with refuses(InputError, "there is no layer 2", "use 0 to 1"):
+        patch(model, CLEAN, CORRUPTED, METRIC, layers=[2], **options)

@@ -1,6 +1,6 @@
 """Where a logit comes from: what every head and layer adds to it, and what each layer would say."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -19,6 +19,7 @@ from manyheads.lens.weights import circuits
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.layer import Residual
+from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import ClassHead, ReadoutLayer
 from manyheads.parts import feedforward, norms
 from manyheads.ragged import Lengths, Ragged
@@ -93,19 +94,37 @@ def attribute_logits(
     >>> logits.completeness < 1e-5
     True
     """
+    walk = walk_back(model, read_inputs(model, texts), answer, distractor, at=at, edits=edits)
+    return walk.result()
+
+
+def walk_back(
+    model: Model,
+    inputs: ModelInputs,
+    answer: Sequence[int] | None,
+    distractor: Sequence[int] | None,
+    *,
+    at: At,
+    edits: Mapping[Site, cached_run.EditFunction] | None = None,
+    recorder: Callable[[list[Site]], cached_run.ActivationEditor] | None = None,
+) -> "BackwardWalk":
+    """The walk of `attribute_logits`; a `recorder` makes the watcher of the run from its sites."""
     scope = cached_run.head_scope(model)
     readout = _linear_readout(model)
     _check_stream(scope)
-    inputs = read_inputs(model, texts)
     with eval_mode(model), torch.no_grad():
-        record = cached_run.ActivationEditor(edits or {}, _sites(scope))
+        sites = _sites(scope)
+        record = (
+            cached_run.ActivationEditor(edits or {}, sites) if recorder is None else recorder(sites)
+        )
         model.run_inputs(inputs, record)
         final = record[Site(-1, Tap.FINAL, stack=scope.stack_name)]
         rows = _rows(readout, final, at)
         towards, bias, logits = _direction(readout, model.table, final, rows, answer, distractor)
-        walk = (_BackwardWalk if model.native else _WrappedWalk)(scope, record, rows, towards)
+        walk = (BackwardWalk if model.native else _WrappedWalk)(scope, record, rows, towards)
+        walk.bias, walk.logits = bias, logits
         walk.run()
-    return walk.result(bias, logits)
+    return walk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +141,7 @@ class _Rows:
         return summed.index_add(0, self.owners, values)
 
 
-class _BackwardWalk:
+class BackwardWalk:
     """Carries the logit's direction down to the embeddings, summing what each part adds."""
 
     def __init__(
@@ -134,8 +153,10 @@ class _BackwardWalk:
     ) -> None:
         self.scope, self.record, self.rows = scope, record, rows
         self.towards = towards[rows.owners] * rows.weights[:, None]
-        self.bias = towards.new_zeros(rows.texts)
-        self.heads: dict[addresses.Block, Tensor] = {}
+        self.bias = self.logits = towards.new_zeros(rows.texts)
+        self.heads: dict[addresses.Block, Float[Tensor, "b h"]] = {}
+        # What the output of each head is multiplied by, for each row.
+        self.directions: dict[addresses.Block, Float[Tensor, "m h d"]] = {}
         self.layers: dict[tuple[Sublayer, int], Tensor] = {}
 
     def run(self) -> None:
@@ -152,7 +173,7 @@ class _BackwardWalk:
                     residual = getattr(module, f"{sublayer.value}_residual")
                     self._sublayer(layer, sublayer, inner, residual)
 
-    def result(self, bias: Float[Tensor, " b"], logits: Float[Tensor, " b"]) -> DirectLogits:
+    def result(self) -> DirectLogits:
         blocks = tuple(sorted(self.heads, key=lambda block: (block.layer, block.sublayer.value)))
         by_head = torch.cat([self.heads[block] for block in blocks], dim=1).cpu()
         entered = self._value(-1, Tap.EMBEDDINGS, Sublayer.ATTENTION)
@@ -163,13 +184,13 @@ class _BackwardWalk:
                 blocks=blocks,
                 means={"logit": means.numpy()},
                 errors={"logit": errors.numpy()},
-                metadata={"texts": len(by_head), "logit": float(logits.mean())},
+                metadata={"texts": len(by_head), "logit": float(self.logits.mean())},
             ),
             by_head=by_head,
             layers={key: by_text.cpu() for key, by_text in self.layers.items()},
             embedding=self._along(entered, self.towards).cpu(),
-            bias=(self.bias + bias).cpu(),
-            logits=logits.cpu(),
+            bias=self.bias.cpu(),
+            logits=self.logits.cpu(),
         )
 
     def _value(self, layer: int, tap: Tap, sublayer: Sublayer) -> Tensor:
@@ -191,9 +212,10 @@ class _BackwardWalk:
         weight: Float[Tensor, "c hd"],
         towards: Float[Tensor, "m c"],
     ) -> None:
-        along = (towards @ weight).unflatten(-1, outputs.shape[1:]) * outputs
+        directions = (towards @ weight).unflatten(-1, outputs.shape[1:])
         block = addresses.Block(layer, outputs.shape[1], self.scope.stack_name, sublayer)
-        self.heads[block] = self.rows.by_text(along.sum(-1))
+        self.directions[block] = directions
+        self.heads[block] = self.rows.by_text((directions * outputs).sum(-1))
 
     def _sublayer(
         self, layer: int, sublayer: Sublayer, inner: nn.Module, residual: Residual
@@ -249,7 +271,7 @@ class _BackwardWalk:
             self.towards = circuits.folded(self.towards, norm) / divisor
 
 
-class _WrappedWalk(_BackwardWalk):
+class _WrappedWalk(BackwardWalk):
     """The same through layers of `transformers`: what they add is what they leave behind."""
 
     def run(self) -> None:
@@ -435,10 +457,12 @@ def logit_lens(
     *,
     at: At = "last",
     top_k: int = 5,
+    edits: Mapping[Site, cached_run.EditFunction] | None = None,
 ) -> LogitLens:
     """Apply the final norm and the readout to the residual stream after every layer.
 
-    The method is from nostalgebraist, "interpreting GPT: the logit lens" (2020).
+    The method is from nostalgebraist, "interpreting GPT: the logit lens" (2020). `edits` change
+    activations of the run.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -455,7 +479,7 @@ def logit_lens(
     with eval_mode(model), torch.no_grad():
         sites = [cached_run.layer_input_site(stack, layer) for layer in range(len(stack.layers))]
         final = Site(-1, Tap.FINAL, stack=scope.stack_name)
-        record = cached_run.ActivationEditor({}, [*sites, final])
+        record = cached_run.ActivationEditor(edits or {}, [*sites, final])
         model.run_inputs(inputs, record)
         indices = token_indices(record[final].lengths, at)
         rows = [stack.final_norm(record[site].values[indices]) for site in sites]

@@ -114,7 +114,7 @@ def cut(
         for batch in evaluation.batches:
             bound, inputs = evaluation.bind(batch), evaluation.inputs.select(batch)
             for version, own in enumerate(((), resolved)):
-                cutter = _LinkCutter(model, own, batch, renormalize=renormalize)
+                cutter = LinkCutter(model, own, batch, renormalize=renormalize)
                 model.run_hidden(inputs, cutter)
                 if logits:
                     seen[version].append(_last_logits(model, cutter.hidden))
@@ -187,7 +187,7 @@ def _last_logits(model: build.Model, hidden: Ragged) -> Float[Tensor, "b v"]:
     return readout.logits(x, model.table).float().cpu()
 
 
-class _LinkCutter:
+class LinkCutter:
     """A watcher that recomputes the output of each query that loses keys, in the heads concerned.
 
     `hidden` is the input of the readout.
@@ -230,7 +230,7 @@ class _LinkCutter:
             self._inputs[site.tap] = value
             if len(self._inputs) == len(INPUTS):
                 # Wrapped models have the request only now.
-                self._request = _full_request(self._stacks[site.stack], site, self._inputs)
+                self._request = full_request(self._stacks[site.stack], site, self._inputs)
         return None
 
     def _without(self, site: Site, mixed: Ragged) -> Ragged:
@@ -238,7 +238,7 @@ class _LinkCutter:
         assert request is not None, "queries, keys and values come first"
         self._request, self._inputs = None, {}
         output, tensors = mixed.values.clone(), [inputs[tap].values for tap in INPUTS]
-        for (sequence, row), links in self._rows(site, request).items():
+        for (sequence, row), links in self.removals(site, request).items():
             keys, heads = request.keys.each[sequence], sorted({head for head, _ in links})
             removed = torch.zeros(output.shape[1], keys, dtype=torch.bool, device=output.device)
             for head, key in links:
@@ -250,12 +250,12 @@ class _LinkCutter:
             output[request.queries.starts[sequence] + row, heads] = own[heads].to(output.dtype)
         return mixed.with_values(output)
 
-    def _rows(
+    def removals(
         self, site: Site, request: Request
     ) -> Mapping[tuple[int, int], list[tuple[int, int]]]:
         """For each query of a sequence that loses keys, the heads and these keys."""
         rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for link in self._links[self._place(site)]:
+        for link in self._links.get(self._place(site), ()):
             texts = self._batch if link.text is None else [link.text]
             for text in texts:
                 sequence = text - self._batch.start
@@ -275,7 +275,7 @@ class _LinkCutter:
         return rows
 
 
-def _full_request(stack: Stack, site: Site, inputs: Mapping[Tap, Ragged]) -> Request:
+def full_request(stack: Stack, site: Site, inputs: Mapping[Tap, Ragged]) -> Request:
     """The request to the kernel at a site, with all that affects the output."""
     query, key, _ = (inputs[tap] for tap in INPUTS)
     request = stack.request(site.layer, site.sublayer, query, key)

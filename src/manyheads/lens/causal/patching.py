@@ -149,6 +149,7 @@ def patch(
     *,
     components: Sequence[Component] = ("head",),
     positions: Positions = "all",
+    layers: Sequence[int] | None = None,
     targets: Targets | None = None,
     stack: cached_run.StackName | None = None,
     sublayer: Sublayer = Sublayer.ATTENTION,
@@ -158,8 +159,8 @@ def patch(
     """Activation patching: one component of one layer at a time, at all positions or at each.
 
     "head" is a head's output; "attention", "cross" and "feedforward" are what the sublayer adds to
-    the residual stream; "residual" is the stream that enters a layer. Metric and targets are those
-    of the clean run. Ctrl-C keeps the results so far.
+    the residual stream; "residual" is the stream that enters a layer. `layers` are those to patch,
+    by default all. Metric and targets are those of the clean run. Ctrl-C keeps the results so far.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -170,7 +171,7 @@ def patch(
     scope = cached_run.head_scope(model, stack, sublayer)
     with eval_mode(model), torch.no_grad():
         runs = RunPair.of(scope, clean, corrupted, metric, targets, batch_tokens=batch_tokens)
-        patches = list(_patches(runs, components, positions))
+        patches = list(_patches(runs, components, positions, layers))
         return _measure(runs, patches, progress)
 
 
@@ -238,17 +239,27 @@ def _sites(scope: cached_run.HeadScope, layer: int) -> dict[Component, Site]:
 
 
 def _patches(
-    runs: RunPair, components: Sequence[Component], positions: Positions
+    runs: RunPair,
+    components: Sequence[Component],
+    positions: Positions,
+    layers: Sequence[int] | None,
 ) -> Iterator[Patch]:
     chosen = range(runs.lengths.longest) if positions == "each" else (None,)
-    layers_of_stack = range(len(runs.scope.stack.layers))
+    depth = len(runs.scope.stack.layers)
+    for layer in layers or ():
+        if not 0 <= layer < depth:
+            raise InputError(f"there is no layer {layer}", f"use 0 to {depth - 1}")
     for component in components:
-        layers = [layer for layer in layers_of_stack if component in _sites(runs.scope, layer)]
-        if not layers:
+        own = [
+            layer
+            for layer in (range(depth) if layers is None else layers)
+            if component in _sites(runs.scope, layer)
+        ]
+        if not own:
             raise InputError(
                 f"no layer has a component {component!r}",
                 'use "head", "residual", "attention", "cross" or "feedforward"',
             )
-        for layer in layers:
+        for layer in own:
             heads = range(runs.scope.heads_of(layer)) if component == "head" else (None,)
             yield from (Patch(component, layer, head, at) for head in heads for at in chosen)

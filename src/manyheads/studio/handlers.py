@@ -11,6 +11,7 @@ from torch import Tensor
 from manyheads.decoding.generation_config import GenerationConfig
 from manyheads.decoding.sampling import Greedy, Sample
 from manyheads.errors import InputError
+from manyheads.lens.causal.attention_links import read_links
 from manyheads.lens.causal.patching import patch
 from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.inputs.cached_run import EditFunction
@@ -217,6 +218,11 @@ class Handlers:
             raise InputError(f"{loaded.name} cannot generate text", "use a decoder")
         edits = body.edits(loaded.model)
         temperature = body.number("temperature", 0.0, LIMITS.temperature, 0.0)
+        if edits.links:
+            raise InputError(
+                "links are cut between tokens of the prompt only",
+                "restore them before generating",
+            )
         clean = self._run(loaded, text, HeadEdits(), cancelled)
         config = GenerationConfig(
             max_new_tokens=body.integer("max_new_tokens", 1, LIMITS.max_new_tokens, 24),
@@ -225,8 +231,8 @@ class Handlers:
         )
         # Patched heads have outputs for the tokens of the prompt only; those after it run as usual.
         source = self._source(loaded, edits, cancelled)
-        in_prompt = _edit_functions(edits, clean, source)
-        later = _edit_functions(replace(edits, patched=()), clean, None)
+        in_prompt = edit_functions(edits, clean, source)
+        later = edit_functions(replace(edits, patched=()), clean, None)
         heads = body.heads(loaded.model)
         return WatchedGeneration(
             loaded, text, config, heads=heads, prompt_edits=in_prompt, edits=later
@@ -295,7 +301,9 @@ class Handlers:
 
         def run_edited() -> TracedRun:
             source = self._source(loaded, edits, cancelled)
-            return trace(text.inputs, _edit_functions(edits, clean, source))
+            functions = edit_functions(edits, clean, source)
+            links = read_links(loaded.model, edits.links, 1) if edits.links else ()
+            return trace(text.inputs, functions, links=links, keep=edits.layers)
 
         return self.cache.get((text.key, edits), run_edited)
 
@@ -319,7 +327,7 @@ class Handlers:
         return int(logits[0].argmax())
 
 
-def _edit_functions(
+def edit_functions(
     edits: HeadEdits, clean: TracedRun, source: TracedRun | None
 ) -> dict[Site, EditFunction]:
     """The changes to head outputs, by site.

@@ -4,9 +4,9 @@ import json
 import math
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from manyheads.errors import InputError
 from manyheads.lens.results.addresses import find_heads, head_names
@@ -43,10 +43,13 @@ class Limits:
     statistics_tokens: int = 2048
     # As `lens.kinds` by default, so that both give the same labels; fewer for a large model.
     large_parameters: int = 50_000_000
-    # Patching runs the model once per head.
+    # Patching runs the model once per head, or once per layer and token.
     patching_tokens: int = 256
     # The worth of heads too, though only from the layer of a head on.
     worth_tokens: int = 1024
+    # Attribution records every layer at every token.
+    attribution_tokens: int = 1024
+    cut_links: int = 64
     queued: int = 32
     cache_bytes: int = 1_500_000_000
 
@@ -72,6 +75,8 @@ class DisconnectedError(Exception):
 
 
 ReplaceWith = Literal["zero", "mean"]
+REPLACEMENTS: tuple[ReplaceWith, ...] = ("zero", "mean")
+Option = TypeVar("Option", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +90,26 @@ class RawImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadEdits:
-    """Heads that are ablated, and heads whose output is patched in from another text."""
+    """Heads that are ablated, heads patched from another text, and attention links that are cut.
+
+    A link is a head, a query and a key.
+    """
 
     ablated: tuple[Head, ...] = ()
     replace_with: ReplaceWith = "zero"
     patched: tuple[Head, ...] = ()
     source: str | None = None
+    links: tuple[tuple[Head, int, int], ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not (self.ablated or self.patched)
+        return not (self.ablated or self.patched or self.links)
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """The layers with edits."""
+        linked = (head for head, _, _ in self.links)
+        return frozenset(head.layer for head in (*self.ablated, *self.patched, *linked))
 
 
 def parse_body(body: bytes) -> "RequestBody":
@@ -153,6 +168,13 @@ class RequestBody:
             raise _wrong(field, "true or false", value)
         return value
 
+    def choice(self, field: str, options: Sequence[Option]) -> Option:
+        """One of some words, by default the first."""
+        value = self._fields.get(field, options[0])
+        if value not in options:
+            raise _wrong(field, " or ".join(f'"{option}"' for option in options), value)
+        return cast(Option, value)
+
     def integer(self, field: str, minimum: int, maximum: int, default: int | None = None) -> int:
         value = self._fields.get(field, default)
         if not _is_integer(value) or not minimum <= cast(int, value) <= maximum:
@@ -207,20 +229,40 @@ class RequestBody:
         value = self._fields.get("edits", {})
         if not isinstance(value, dict):
             raise _wrong("edits", "an object, as in {}", value)
-        inner = RequestBody(value).check_fields("ablated", "replace_with", "patched", "source")
-        replace_with = value.get("replace_with", "zero")
-        if replace_with not in ("zero", "mean"):
-            raise _wrong("replace_with", '"zero" or "mean"', replace_with)
+        inner = RequestBody(value).check_fields(
+            "ablated", "replace_with", "patched", "source", "links"
+        )
         patched = inner.heads(model, "patched", LIMITS.edited_heads)
         source = inner.text("source") if patched else None
         ablated = inner.heads(model, "ablated", LIMITS.edited_heads)
         # Sorted, so that the same edits have the same key in the cache.
         return HeadEdits(
             ablated=tuple(sorted(ablated)),
-            replace_with=cast(ReplaceWith, replace_with),
+            replace_with=inner.choice("replace_with", REPLACEMENTS),
             patched=tuple(sorted(set(patched) - set(ablated))),
             source=source,
+            links=inner._links(model),
         )
+
+    def _links(self, model: Model) -> tuple[tuple[Head, int, int], ...]:
+        value = self._fields.get("links", [])
+        if not isinstance(value, list) or not all(map(_is_link, value)):
+            raise _wrong("links", 'a list of links, as in [["L5H1", 7, 2]]', value)
+        if len(value) > LIMITS.cut_links:
+            raise InputError(f"{len(value)} links are cut", f"cut at most {LIMITS.cut_links}")
+        links = {
+            (address.head, query, key)
+            for name, query, key in value
+            for address in find_heads(model, [name])
+        }
+        return tuple(sorted(links))
+
+    def token(self, field: str) -> int | str | None:
+        """A token or class by its number or as a word; None if the request leaves it out."""
+        value = self._fields.get(field)
+        if value is None or _is_integer(value):
+            return cast(int | None, value)
+        return self.name(field)
 
     def image(self) -> RawImage | None:
         """The image, if the request has one instead of a text."""
@@ -251,6 +293,13 @@ class RequestBody:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_link(value: object) -> bool:
+    match value:
+        case [str(), int() as query, int() as key]:
+            return _is_integer(query) and _is_integer(key) and min(query, key) >= 0
+    return False
 
 
 def _wrong(field: str, expected: str, value: object) -> InputError:

@@ -1,7 +1,7 @@
 """Cached runs of a model, from which any window of any head's pattern can be computed."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyheads.lens.causal.attention_links import Link, LinkCutter
 from manyheads.lens.inputs.cached_run import EditFunction
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, ScoreReader, Tile, TiledScores
 from manyheads.models import build, model_interface
@@ -43,6 +44,8 @@ class TracedRun:
     hidden: Ragged = field(init=False)
     means: dict[int, Float[Tensor, "_ _"]] = field(default_factory=dict)
     outputs: dict[int, Float[Tensor, "_ _ _"]] = field(default_factory=dict)
+    # The keys that a query of a head does not read, because these links are cut.
+    cuts: dict[tuple[Head, int], list[int]] = field(default_factory=dict)
     _sums: dict[tuple[int, int], Float[Tensor, "_ t"]] = field(default_factory=dict)
     _losses: Float[Tensor, " _"] | None = None
 
@@ -72,7 +75,23 @@ class TracedRun:
         scored, _ = scores.scores(Tile(0, rows, keys), scores.keys_of(0), range(group, group + 1))
         window = scored[member]
         visible = (window > HIDDEN_SCORE / 10) & (sums > -torch.inf)
-        return torch.where(visible, (window - sums.clamp(min=HIDDEN_SCORE)).exp(), 0.0)
+        weights = torch.where(visible, (window - sums.clamp(min=HIDDEN_SCORE)).exp(), 0.0)
+        for row in rows:
+            if (head, row) in self.cuts:
+                weights[row - rows.start] = self._cut_row(head, row)[keys.start : keys.stop]
+        return weights
+
+    def _cut_row(self, head: Head, row: int) -> Float[Tensor, " s"]:
+        """The weights of a query without the keys that it does not read."""
+        scores = self.layers[head.layer]
+        group, member = divmod(head.head, scores.group_size)
+        tile = Tile(0, range(row, row + 1), range(self.length))
+        scored = scores.scores(tile, scores.keys_of(0), range(group, group + 1))[0][member, 0]
+        scored = scored.masked_fill(scored <= HIDDEN_SCORE / 10, -torch.inf)
+        scored[self.cuts[head, row]] = -torch.inf
+        if scores.request.sink is not None:
+            scored = torch.cat((scored, scores.request.sink[head.head].float()[None]))
+        return scored.softmax(-1).nan_to_num(0.0)[: self.length]
 
     def blocks(self, rows: range) -> list[range]:
         """Split queries into blocks whose weights on all keys fit into memory at once."""
@@ -143,16 +162,22 @@ def trace_run(
     inputs: model_interface.ModelInputs,
     changes: Mapping[Site, EditFunction] | None = None,
     *,
+    links: Sequence[Link] = (),
     keep: frozenset[int] = frozenset(),
     cancelled: IsCancelled = never_cancelled,
 ) -> TracedRun:
-    """Run a model on one text or image, with the outputs of some heads changed.
+    """Run a model on one text or image, with the outputs of some heads changed or links cut.
 
-    `keep` are the layers whose head outputs are tensors, for patching another run.
+    `keep` are the layers whose head outputs are stored, for patching another run.
     """
     run = TracedRun(model=model, inputs=inputs)
+    for link in links:
+        assert isinstance(link.query, int), "links of the page have positions"
+        assert isinstance(link.key, int), "links of the page have positions"
+        run.cuts.setdefault((link.head.head, link.query), []).append(link.key)
+    cutter = LinkCutter(model, links, range(1), renormalize=True)
     with build.eval_mode(model), torch.inference_mode():
-        model.run_hidden(inputs, _RunRecorder(run, changes or {}, keep, cancelled))
+        model.run_hidden(inputs, _RunRecorder(run, changes or {}, cutter, keep, cancelled))
     return run
 
 
@@ -162,6 +187,7 @@ class _RunRecorder:
 
     run: TracedRun
     changes: Mapping[Site, EditFunction]
+    cutter: LinkCutter
     keep: frozenset[int]
     cancelled: IsCancelled
     reader: ScoreReader = field(init=False)
@@ -171,11 +197,12 @@ class _RunRecorder:
 
     def wants(self, site: Site) -> bool:
         recorded = site.tap in (Tap.HEAD_OUTPUT, Tap.FINAL) or self.reader.wants(site)
-        return site.sublayer is Sublayer.ATTENTION and recorded
+        return (site.sublayer is Sublayer.ATTENTION and recorded) or self.cutter.wants(site)
 
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | None:
         if self.cancelled():
             raise DisconnectedError
+        cut = self.cutter.see(site, value) if self.cutter.wants(site) else None
         if self.reader.wants(site):
             tiled = self.reader.see(site, value)
             if tiled is not None:
@@ -184,12 +211,14 @@ class _RunRecorder:
         assert isinstance(value, Ragged), "no other pattern is requested"
         if site.tap is Tap.FINAL:
             self.run.hidden = value
-            return None
+        if site.tap is not Tap.HEAD_OUTPUT:
+            return cut
         self.run.means[site.layer] = value.values.double().mean(0).to(value.values.dtype)
-        if site.layer in self.keep:
-            self.run.outputs[site.layer] = value.values
         change = self.changes.get(site)
-        return None if change is None else value.map(change)
+        edited = value if change is None else value.map(change)
+        if site.layer in self.keep:
+            self.run.outputs[site.layer] = edited.values
+        return edited
 
 
 class RunCache:

@@ -34,6 +34,7 @@ from manyheads.studio.queue import RequestQueue
 from manyheads.studio.requests import LIMITS, DisconnectedError, RequestBody, RequestError
 from manyheads.studio.run_cache import IsCancelled
 from manyheads.studio.security import Endpoint, SecurityMiddleware, is_loopback
+from manyheads.studio.why import WhyHandlers
 
 if TYPE_CHECKING:
     from manyheads.studio.search import SearchHandlers
@@ -59,6 +60,7 @@ POSTS = (
     *("tokens", "token_count", "statistics", "predictions", "patching", "comparison"),
     *("attention_from", "attention_to", "attention_rows", "attention_map"),
     *("explain_layer", "explain_batch"),
+    *("why_lens", "why_parts", "why_places"),
 )
 LOG = logging.getLogger("manyheads.studio")
 
@@ -72,7 +74,7 @@ def make_app(
     indexes: Sequence[tuple[str, "Index"]] = (),
 ) -> Starlette:
     """The studio as an ASGI app; with indexes it has a page to search them."""
-    handlers, search = Handlers(ModelStore(models)), None
+    handlers, search = WhyHandlers(ModelStore(models)), None
     if indexes:
         from manyheads.studio.search import SearchHandlers
 

@@ -41,7 +41,7 @@ def with_reason(handler: Handler) -> Handler:
         try:
             return handler(self, body, cancelled)
         except _NoViewError as error:
-            return {"reason": str(error.__cause__ or error)}
+            return {"reason": str(error.__cause__)}
 
     return answer
 
@@ -59,9 +59,10 @@ class WhyHandlers(Handlers):
         question = self._question(body, cancelled, "top_k")
         top_k = body.integer("top_k", 1, LIMITS.predictions, 3)
         if question.loaded.output == "classes":
-            raise _NoViewError(
-                "This model reads one class from the end of its last layer: the layers before it "
-                "have no words to show."
+            raise _NoViewError from InputError(
+                "this model reads one class from the end of its last layer, and the layers before "
+                "it have no words to show",
+                "see which heads spoke for the class",
             )
         # What was edited is replaced by what the edited run computed.
         outputs = {
@@ -142,7 +143,9 @@ class WhyHandlers(Handlers):
         question = self._question(body, cancelled, "source", "component", "layer", edits=False)
         loaded, text, at = question.loaded, question.text, question.position
         if loaded.model.reads_images:
-            raise _NoViewError("Patching compares two prompts, and this model reads images.")
+            raise _NoViewError from InputError(
+                "patching compares two prompts, and this model reads images", "use a text model"
+            )
         component = body.choice("component", COMPONENTS)
         source = loaded.read_text(body.text("source"))
         _check_prompts(len(text), len(source))
@@ -151,9 +154,9 @@ class WhyHandlers(Handlers):
         other_run = self._run(loaded, source, HeadEdits(), cancelled)
         answer = int(_logits(loaded, other_run, at).argmax())
         if answer == question.target:
-            raise _NoViewError(
-                f"The model predicts {loaded.output_text(answer)!r} for both prompts: change "
-                "something that its prediction depends on."
+            raise _NoViewError from InputError(
+                f"the model predicts {loaded.output_text(answer)!r} for both prompts",
+                "change something that its prediction depends on",
             )
         metric = LogitDifference(answer=(answer,), distractor=(question.target,), at=(at,))
 
@@ -193,11 +196,13 @@ class WhyHandlers(Handlers):
         loaded, text = self._open(body, *names, "position", "target", *fields)
         position = body.integer("position", 0, len(text) - 1, len(text) - 1)
         if loaded.output == "none":
-            raise _NoViewError("This model outputs vectors and predicts no word.")
+            raise _NoViewError from InputError(
+                "this model outputs vectors and predicts no word", "use a model that does"
+            )
         if len(text) > LIMITS.attribution_tokens:
-            raise _NoViewError(
-                f"The text has {len(text):,} tokens, and every layer is recorded at each of them: "
-                f"use at most {LIMITS.attribution_tokens:,}."
+            raise _NoViewError from InputError(
+                f"the text has {len(text):,} tokens, and every layer is recorded at each of them",
+                f"use at most {LIMITS.attribution_tokens:,}",
             )
         run = self._run(loaded, text, body.edits(loaded.model), cancelled)
         return _Question(loaded, text, run, position, body.token("target"))
@@ -325,11 +330,11 @@ def _routes(result: TokenRoutes) -> dict[str, Any]:
 
 def _check_prompts(length: int, source_length: int) -> None:
     if length != source_length:
-        raise _NoViewError(
-            f"The other prompt has {source_length} tokens and this one {length}: use prompts with "
-            "the same number of tokens, so that each place has its counterpart."
+        raise _NoViewError from InputError(
+            f"the other prompt has {source_length} tokens and this one {length}",
+            "use prompts with the same number of tokens",
         )
     if length > LIMITS.patching_tokens:
-        raise _NoViewError(
-            f"The prompts have {length:,} tokens: use at most {LIMITS.patching_tokens}."
+        raise _NoViewError from InputError(
+            f"the prompts have {length:,} tokens", f"use at most {LIMITS.patching_tokens}"
         )

@@ -34,12 +34,13 @@ export function frame(side) {
     tabs.append(h("button", { type: "button", role: "tab", "data-view": name, on: { click: () => side.setView(name) } }, label));
   }
   const place = h("div", { class: "view", role: "tabpanel", "aria-label": say`Attention` });
-  const views = h("section", { class: "card place-views", "aria-label": say`Attention` }, h("header", {}, h("h2", {}, say`Attention`), side.lines.pager, tabs), place);
+  const views = h("section", { class: "card place-views", "aria-label": say`Attention` }, h("header", {}, h("h2", {}, say`Attention`), side.lines.pager, tabs), side.cuts.element, place, side.cuts.hint);
 
   const left = h("div", { class: "column" }, input, tokens, views);
   const right = h("div", { class: "column answers" }, side.predictions.element, side.atlas.element, side.patching.element);
   const title = h("h2", { class: "side-title", hidden: true });
-  const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right), side.predictions.summary);
+  const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right), side.why.element, side.predictions.summary);
+  side.predictions.legend.after(side.why.button);
 
   function drawExamples() {
     const buttons = (side.model.examples ?? []).map((each) => h("button", { type: "button", class: "plain", "aria-pressed": String(each.text === side.text), on: { click: () => side.open(each) } }, translate(each.name)));

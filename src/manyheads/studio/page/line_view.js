@@ -62,7 +62,7 @@ export class LineView {
     const found = await patterns.rows(side.selected, start, stop);
     if (patterns !== side.patterns) return;
     this.width = this.#width();
-    this.room.replaceChildren(this.drawing(found, start, stop, side.focus, this.width));
+    this.room.replaceChildren(this.drawing(found, start, stop, side.focus, this.width, true));
     this.#drawPager(start, stop);
     await this.#drawPatterns(patterns);
   }
@@ -90,7 +90,8 @@ export class LineView {
     }));
   }
 
-  drawing(found, start, stop, focus, width) {
+  // On the page the lines of the selected token can be clicked.
+  drawing(found, start, stop, focus, width, clickable = false) {
     const { side } = this;
     const { left, right } = columns(width);
     const bend = (right - left) * 0.42;
@@ -98,6 +99,7 @@ export class LineView {
     const height = (stop - start) * ROW + 34;
     const y = (place) => (place - start) * ROW + 34 + ROW / 2;
     const ink = [];
+    const targets = [];
     side.selected.forEach((head, order) => {
       // Lines of two heads between the same tokens lie side by side.
       const aside = 3 * (order - (side.selected.length - 1) / 2);
@@ -112,9 +114,11 @@ export class LineView {
           const behind = !chosen && !towards;
           if (weight < (behind ? BACKGROUND : least) || key < start || key >= stop) return;
           const opacity = behind ? 0.16 * weight : (chosen ? 0.12 + 0.8 * weight : 0.35 * weight) * (focus === null ? 0.75 : 1);
+          const path = `M${left} ${y(query) + aside}C${left + bend} ${y(query) + aside} ${right - bend} ${y(key) + aside} ${right} ${y(key) + aside}`;
+          if (clickable && !behind) targets.push(side.cuts.over(path, head, query, key, weight));
           ink.push(
             s("path", {
-              d: `M${left} ${y(query) + aside}C${left + bend} ${y(query) + aside} ${right - bend} ${y(key) + aside} ${right} ${y(key) + aside}`,
+              d: path,
               fill: "none", stroke: side.colorOf(head), "stroke-width": (behind ? 1.2 : 0.8 + 3.4 * weight).toFixed(2), "stroke-opacity": opacity.toFixed(3),
               "stroke-dasharray": towards && !chosen ? "3 4" : null, "stroke-linecap": "round",
             }),
@@ -133,7 +137,7 @@ export class LineView {
       s("text", { x: left - 10, y: 18, "text-anchor": "end", class: "dim", "font-size": "12.5" }, say`query`),
       s("text", { x: right + 10, y: 18, class: "dim", "font-size": "12.5" }, say`key`),
     ];
-    const drawing = s("svg", { class: "lines", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.#description(start, stop) }, titles, ink, words);
+    const drawing = s("svg", { class: "lines", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": this.#description(start, stop) }, titles, ink, words, targets);
     drawing.style.maxWidth = `${width}px`;
     return drawing;
   }

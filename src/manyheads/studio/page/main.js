@@ -65,7 +65,7 @@ function compare() {
   }
   const given = sides[0].state();
   const other = models.find((each) => each.name !== given.m && each.input === sides[0].model.input);
-  const intact = { ...given, o: "", p: "", q: undefined };
+  const intact = { ...given, o: "", p: "", k: undefined, q: undefined };
   difference.start();
   if (other) add({ ...intact, m: other.name, h: undefined });
   else add(sides[0].changed ? intact : { ...given, t: sides[0].example?.source || given.t });

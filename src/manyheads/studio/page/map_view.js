@@ -29,7 +29,7 @@ export class MapView {
       this.#explain();
       side.hover(null);
     });
-    this.canvas.addEventListener("click", (event) => side.select(this.#under(event)?.query ?? null));
+    this.canvas.addEventListener("click", (event) => this.#click(this.#under(event)));
     this.overview.addEventListener("click", (event) => this.#move(event));
   }
 
@@ -161,6 +161,14 @@ export class MapView {
     const row = Math.floor(((event.clientY - box.top) / scale - top) / cell);
     if (column < 0 || row < 0 || column >= count || row >= count) return null;
     return { query: this.at.rows[0] + row, key: this.at.keys[0] + column, value: this.shown.weights[row * count + column] };
+  }
+
+  // A click selects a token; in the row of the selected one it cuts a link.
+  #click(cell) {
+    const { side } = this;
+    const isLink = cell && cell.query === side.at && (cell.value > 0 || side.cuts.isCut(this.head, cell.query, cell.key));
+    if (isLink) side.toggleLink(this.head, cell.query, cell.key);
+    else side.select(cell?.query ?? null);
   }
 
   #point(event) {

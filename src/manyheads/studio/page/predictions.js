@@ -95,7 +95,9 @@ export class Predictions {
     const change = first.before === null ? [] : [` ${say`(${percent(first.before)} before)`}`];
     this.summary.replaceChildren(`${TITLES[response.output]()}: `, h("span", { class: "word" }, visibleToken(first.text)), ` ${percent(first.probability)}`, ...change);
     if (first.before !== null) this.legend.append(h("span", {}, h("span", { class: "tick" }), say`before the heads were changed`));
-    if (side.changed) announce(say`With ${counted(side.ablated.size + side.patched.size)} {0|head|heads} edited: ${first.text.trim()} ${percent(first.probability)}`);
+    const edited = side.ablated.size + side.patched.size;
+    if (!edited && side.links.length) announce(say`With ${counted(side.links.length)} {0|link|links} cut: ${first.text.trim()} ${percent(first.probability)}`);
+    if (edited) announce(say`With ${counted(edited)} {0|head|heads} edited: ${first.text.trim()} ${percent(first.probability)}`);
   }
 
   // A model of vectors: how similar they are to those of the unchanged model.

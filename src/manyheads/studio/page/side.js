@@ -16,10 +16,12 @@ import { MapView } from "./map_view.js";
 import { inOrder, isDefined, setMeasures, clearestHeads } from "./measures.js";
 import { Patching } from "./patching.js";
 import { Patterns } from "./patterns.js";
-import { exampleOf, restored, stateOf } from "./state.js";
+import { exampleOf, MOST_LINKS, restored, stateOf } from "./state.js";
 import { joinedTokens, tokenLabel } from "./token_text.js";
 import { spacedTokens, Tokens } from "./tokens.js";
 import { Generation } from "./generation.js";
+import { Why } from "./why_card.js";
+import { CutLinks } from "./why_links.js";
 import { Worth } from "./worth.js";
 
 const NOTHING = { positions: [], weights: [] };
@@ -33,7 +35,7 @@ export class Side {
     this.failed = (error, words = errorMessage(error)) => {
       if (!wasAborted(error)) showError(words);
     };
-    Object.assign(this, { tokens: [], groups: new Map(), losses: null, selected: [], ablated: new Set(), patched: new Set(), source: "", replaceWith: "zero" });
+    Object.assign(this, { tokens: [], groups: new Map(), losses: null, selected: [], ablated: new Set(), patched: new Set(), links: [], linksOf: "", source: "", replaceWith: "zero" });
     Object.assign(this, { at: null, hovered: null, view: "lines", statistic: "induction", statistics: null, kinds: {}, nearest: {}, text: "", prediction: null });
     this.strip = new Tokens({ hover: (index) => this.hover(index), pick: (index) => this.select(index) });
     this.worth = new Worth(this);
@@ -45,6 +47,8 @@ export class Side {
     this.imageView = new ImageView(this);
     this.generation = new Generation(this);
     this.patching = new Patching(this);
+    this.cuts = new CutLinks(this);
+    this.why = new Why(this);
     this.runSoon = debounce(450, () => this.run());
     this.#showSoon = debounce(30, () => this.#show());
     this.frame = frame(this);
@@ -73,6 +77,10 @@ export class Side {
     return this.isVision ? !this.imageView.pixels : !this.text;
   }
 
+  get input() {
+    return this.isVision ? this.imageView.pixels : this.text;
+  }
+
   // The example that is shown, if it is one.
   get example() {
     return exampleOf(this.model, this.text);
@@ -91,7 +99,7 @@ export class Side {
   }
 
   get changed() {
-    return this.ablated.size + this.patched.size > 0;
+    return this.ablated.size + this.patched.size + this.links.length > 0;
   }
 
   get base() {
@@ -102,7 +110,7 @@ export class Side {
   #edits() {
     if (!this.changed) return {};
     const patched = this.patched.size ? { patched: [...this.patched], source: this.source } : {};
-    return { ablated: [...this.ablated], replace_with: this.replaceWith, ...patched };
+    return { ablated: [...this.ablated], replace_with: this.replaceWith, ...patched, links: this.links };
   }
 
   colorOf(head) {
@@ -144,7 +152,7 @@ export class Side {
     this.generation.past = [];
     const { example } = this;
     Object.assign(this, { statistics: null, tokens: [], kinds: {}, nearest: {}, patterns: null });
-    const state = { ...this.state(), m: name, o: "", p: "", q: undefined, h: undefined, at: undefined };
+    const state = { ...this.state(), m: name, o: "", p: "", k: undefined, q: undefined, h: undefined, at: undefined };
     // Another model has other examples, but keeps what was typed.
     this.restore(example ? { ...state, t: undefined, c: undefined } : state);
   }
@@ -168,6 +176,8 @@ export class Side {
     this.worth.stop();
     this.text = this.frame.prompt.value;
     this.hovered = null;
+    // Links belong to the tokens of one text.
+    if (this.input !== this.linksOf) Object.assign(this, { links: [], linksOf: this.input });
     const turn = ++this.#turn;
     if (this.blank) {
       this.#empty();
@@ -206,6 +216,7 @@ export class Side {
     Object.assign(this, { tokens: [], groups: new Map(), losses: null, at: null, patterns: null, statistics: null, atlasTokens: null, prediction: null });
     this.frame.busy(false);
     this.frame.empty();
+    this.why.update();
     this.redraw();
   }
 
@@ -240,6 +251,7 @@ export class Side {
     }
     this.atlas.measuring.textContent = "";
     this.atlas.draw();
+    this.why.named();
     this.onChange();
   }
 
@@ -262,6 +274,7 @@ export class Side {
       this.prediction = await this.api.ask("predictions", { ...this.base, position: this.at, top_k: 6 });
       this.predictions.show(this.prediction);
       this.#measureWorth();
+      this.why.update();
       this.onChange();
     } catch (error) {
       this.failed(error);
@@ -273,6 +286,8 @@ export class Side {
     this.atlas.draw();
     this.predictions.draw();
     this.patching.draw();
+    this.cuts.draw();
+    this.why.draw();
     this.frame.draw();
     this.#show();
     this.onChange();
@@ -385,6 +400,24 @@ export class Side {
   restoreHeads() {
     this.ablated.clear();
     this.patched.clear();
+    this.links = [];
+    this.#edited();
+  }
+
+  toggleLink(head, query, key) {
+    const rest = this.links.filter((link) => link.join() !== [head, query, key].join());
+    const cut = rest.length === this.links.length;
+    if (cut && rest.length >= MOST_LINKS) {
+      showError(say`${MOST_LINKS} links are cut, the maximum: restore one first.`);
+      return;
+    }
+    this.links = cut ? [...rest, [head, query, key]] : rest;
+    announce(cut ? say`Link cut` : say`Link restored`);
+    this.#edited();
+  }
+
+  restoreLinks() {
+    this.links = [];
     this.#edited();
   }
 

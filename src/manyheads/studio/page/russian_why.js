@@ -1,0 +1,1 @@
+import { addSentences } from "./language.js"; addSentences("ru", {});

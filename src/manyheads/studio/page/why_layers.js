@@ -1,0 +1,61 @@
+// When did the model know? Each layer read as if it were the last: its first guesses, and the probability of
+// the word as a curve that runs down through the layers.
+
+import { h, s } from "./dom.js";
+import { percent } from "./format.js";
+import { say } from "./language.js";
+import { listedToken, shorten } from "./token_text.js";
+import { Question } from "./why_question.js";
+
+const ROW = 32;
+
+export class LayerCurve {
+  constructor(side) {
+    this.side = side;
+    this.question = new Question(say`When did the model know?`, say`Each layer is read as if it were the last: the final norm and the output weights are applied to what it leaves (the logit lens). Early layers often speak another language, so that their words may mean little.`);
+    this.element = this.question.element;
+  }
+
+  show(lens) {
+    if (!this.question.answered(lens)) return;
+    const { steps, target } = lens;
+    this.question.summary.textContent = this.#summary(lens);
+    const rows = steps.map((step, place) => this.#row(step, place, target));
+    const points = steps.map((step, place) => `${(100 * step.probability).toFixed(2)},${(place + 0.5) * ROW}`);
+    const curve = s("svg", { class: "curve", viewBox: `0 0 100 ${steps.length * ROW}`, preserveAspectRatio: "none", "aria-hidden": "true" }, s("polyline", { points: points.join(" "), fill: "none", "vector-effect": "non-scaling-stroke" }));
+    const title = (label) => h("span", { role: "columnheader" }, label);
+    const ends = h("span", { class: "curve-ends", "aria-hidden": "true" }, h("span", {}, percent(0)), h("span", {}, percent(1)));
+    const head = h("div", { class: "layer-row layer-head", role: "row" }, title(say`after`), title(ends), title(say`probability`), title(say`first guesses`));
+    const list = h("div", { class: "layer-rows", role: "presentation" }, h("div", { class: "curve-room", role: "presentation" }, curve), ...rows);
+    this.question.body.replaceChildren(h("div", { class: "layers", role: "table", tabindex: 0, "aria-label": say`The first guesses after each layer` }, head, list));
+  }
+
+  #row(step, place, target) {
+    const words = step.top.map((each) =>
+      h("span", { class: `guess${each.id === target.id ? " is-target" : ""}`, title: percent(each.probability), vars: { "--sure": each.probability.toFixed(3) } }, shorten(listedToken(each.text), 12)),
+    );
+    const dot = h("i", { vars: { "--at": `${(100 * step.probability).toFixed(2)}%` } });
+    return h(
+      "div",
+      { class: `layer-row${step.rank === 0 ? " is-first" : ""}`, role: "row" },
+      h("span", { class: "layer-name", role: "rowheader" }, layerName(place)),
+      h("span", { class: "curve-cell", role: "cell", "aria-hidden": "true" }, dot),
+      h("span", { class: "number", role: "cell" }, percent(step.probability)),
+      h("span", { class: "guesses", role: "cell" }, ...words),
+    );
+  }
+
+  #summary({ steps, settled, target }) {
+    const word = listedToken(target.text);
+    const last = listedToken(steps.at(-1).top[0].text);
+    if (settled === null) return say`“${word}” is not the first guess: the last layer prefers “${last}”.`;
+    if (settled === 0) return say`“${word}” is the first guess from the start.`;
+    const before = listedToken(steps[settled - 1].top[0].text);
+    if (settled === 1) return say`“${word}” is the first guess from layer 0 on; the embedding alone says “${before}”.`;
+    return say`“${word}” is the first guess from layer ${settled - 1} on; after layer ${settled - 2} it was still “${before}”.`;
+  }
+}
+
+function layerName(place) {
+  return place === 0 ? say`embedding` : `L${place - 1}`;
+}

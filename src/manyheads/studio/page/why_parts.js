@@ -1,0 +1,125 @@
+// Which heads spoke for it? What each part of the model adds to the logit, as a waterfall from the embedding to the
+// sum: the heads of a layer are one row that opens, and the ten strongest heads have names.
+
+import { headLink } from "./atlas.js";
+import { h } from "./dom.js";
+import { fixed } from "./format.js";
+import { kindName } from "./kinds.js";
+import { say } from "./language.js";
+import { listedToken } from "./token_text.js";
+import { added, Question } from "./why_question.js";
+
+const STRONGEST = 10;
+
+export class Waterfall {
+  constructor(side) {
+    this.side = side;
+    this.open = new Set();
+    this.question = new Question(
+      say`Which heads spoke for it?`,
+      say`Each part writes into the residual stream, and what it writes is read along the output direction of the word (minus that of the other word). All norms keep the divisor that they had in this run, so that the parts add up to the logits exactly. What a head adds through later heads and MLPs counts for those.`,
+    );
+    this.summary = this.question.summary;
+    this.element = this.question.element;
+  }
+
+  show(response) {
+    if (!this.question.answered(response)) {
+      this.response = null;
+      return;
+    }
+    this.response = response;
+    this.draw();
+  }
+
+  draw() {
+    const { response } = this;
+    if (!response) return;
+    const { target, foil, value } = response;
+    const [word, rival] = [target, foil].map((each) => (each ? listedToken(each.text) : ""));
+    if (!foil) this.summary.textContent = say`The logit of “${word}” is ${fixed(value, 2)}.`;
+    else if (value >= 0) this.summary.textContent = say`“${word}” leads “${rival}” by ${fixed(value, 2)} in the logits.`;
+    else this.summary.textContent = say`“${word}” is behind “${rival}” by ${fixed(-value, 2)} in the logits.`;
+    if (response.capped) this.summary.append(` ${say`(Before this model's cap on logits.)`}`);
+    const rows = this.#rows();
+    const ends = rows.flatMap((row) => [row.from, row.to]);
+    this.low = Math.min(0, ...ends);
+    this.span = Math.max(0, ...ends) - this.low || 1;
+    const list = h("ol", { class: "waterfall", vars: { "--zero": this.#at(0) } }, ...rows.filter((row) => !row.parent || this.open.has(row.parent)).map((row) => this.#row(row)));
+    this.question.body.replaceChildren(list, ...this.#strongest());
+  }
+
+  // Every row begins where the one before it ended.
+  #rows() {
+    const { response } = this;
+    const rows = [];
+    let at = 0;
+    const add = (row) => {
+      rows.push({ ...row, from: at, to: at + row.value });
+      if (!row.folds) at += row.value;
+    };
+    add({ name: say`Embedding`, value: response.embedding });
+    for (const { layer, heads, feedforward, mixer } of response.layers) {
+      if (heads.length) add({ name: say`L${layer} heads`, value: total(heads), folds: `L${layer}` });
+      for (const each of heads) add({ name: each.head, value: each.value, parent: `L${layer}` });
+      if (mixer !== undefined) add({ name: say`L${layer} mixer`, value: mixer });
+      if (feedforward !== undefined) add({ name: say`L${layer} MLP`, value: feedforward });
+    }
+    add({ name: say`Biases`, value: response.biases });
+    at = 0;
+    add({ name: response.foil ? say`Difference of the logits` : say`Logit`, value: response.value, sum: true });
+    return rows;
+  }
+
+  #row({ name, value, from, to, folds, parent, sum }) {
+    const [measured] = (parent && this.side.kinds[name]) || [];
+    const label = folds
+      ? h("button", { type: "button", class: "fold", "aria-expanded": String(this.open.has(folds)), "aria-label": say`${name}, ${added(value)}: show its heads`, on: { click: (event) => this.#fold(folds, event.currentTarget) } }, name)
+      : h("span", { class: "part-name" }, parent ? headLink(this.side, name) : name, measured ? h("small", {}, kindName(measured.name)) : null);
+    const vars = { "--from": this.#at(Math.min(from, to)), "--wide": `${(100 * Math.abs(value)) / this.span}%` };
+    const is = [value < 0 ? "against" : "for", sum ? "is-sum" : "", parent ? "is-head" : ""].filter(Boolean).join(" ");
+    return h("li", { class: is, "data-part": name }, label, h("span", { class: "fall", vars, "aria-hidden": "true" }, h("i")), h("span", { class: "number" }, added(value)));
+  }
+
+  #at(value) {
+    return `${((100 * (value - this.low)) / this.span).toFixed(2)}%`;
+  }
+
+  #fold(layer, button) {
+    if (!this.open.delete(layer)) this.open.add(layer);
+    const place = [...this.question.body.querySelectorAll(".fold")].indexOf(button);
+    this.draw();
+    this.question.body.querySelectorAll(".fold")[place]?.focus();
+  }
+
+  #strongest() {
+    const heads = this.response.layers.flatMap((layer) => layer.heads);
+    const best = heads.toSorted((one, other) => Math.abs(other.value) - Math.abs(one.value)).slice(0, STRONGEST);
+    if (!best.length) return [];
+    const most = Math.max(...best.map((each) => Math.abs(each.value))) || 1;
+    const items = best.map(({ head, value }) =>
+      h(
+        "li",
+        { class: value < 0 ? "against" : "for" },
+        headLink(this.side, head),
+        h("span", { class: "kind-name" }, this.#kind(head)),
+        h("span", { class: "both-ways", vars: { "--wide": `${(50 * Math.abs(value)) / most}%` }, "aria-hidden": "true" }, h("i")),
+        h("span", { class: "number" }, added(value)),
+      ),
+    );
+    const title = best.length < heads.length ? say`The ${best.length} strongest of ${heads.length} heads` : say`All heads, the strongest first`;
+    return [h("h4", {}, title), h("ol", { class: "strongest" }, ...items)];
+  }
+
+  #kind(head) {
+    const { kinds, nearest } = this.side;
+    if (!(head in kinds)) return Object.keys(kinds).length ? "" : "…";
+    const [first] = kinds[head];
+    if (first) return kindName(first.name);
+    return nearest[head] ? say`nearest: ${kindName(nearest[head].name)}` : say`no kind`;
+  }
+}
+
+function total(heads) {
+  return heads.reduce((sum, each) => sum + each.value, 0);
+}

@@ -1,0 +1,31 @@
+// What the parts of the card "Why this word?" have in common.
+
+import { h } from "./dom.js";
+import { fixed } from "./format.js";
+import { translateFilled } from "./language.js";
+
+// One question of the card: its title, what to know about the answer, and the answer or why there is none.
+export class Question {
+  constructor(title, about) {
+    this.summary = h("p", { class: "why-summary" });
+    this.reason = h("p", { class: "why-reason", role: "note", hidden: true });
+    this.body = h("div", { class: "why-body" });
+    this.heading = h("h3", {}, title);
+    this.element = h("section", { class: "why-part", "aria-label": title }, this.heading, this.summary, this.reason, this.body, h("p", { class: "quiet why-about" }, about));
+  }
+
+  // Whether there is an answer.
+  answered(response) {
+    const reason = response.reason ? translateFilled(response.reason) : "";
+    this.reason.textContent = reason.charAt(0).toUpperCase() + reason.slice(1);
+    this.reason.hidden = !reason;
+    this.body.hidden = this.summary.hidden = Boolean(reason);
+    return !reason;
+  }
+}
+
+// A logit with its sign.
+export function added(value) {
+  const text = fixed(Math.abs(value), 2);
+  return /[1-9]/.test(text) ? `${value < 0 ? "−" : "+"}${text}` : text;
+}

@@ -40,6 +40,17 @@ NOTES = {
 }
 
 
+# Why the lens has no answer for a model, shown in the card "Why this word?".
+REFUSALS = {
+    f"{reason}: use ablation, patching or integrated gradients."
+    for reason in (
+        "the readout of this model is not linear, so that its logits are no sums",
+        "this model reads its classes from the first token and a mean of the others",
+        "layer {0} has a convolution, which adds more than its sublayers do",
+    )
+}
+
+
 def said_in_scripts() -> set[str]:
     """say`...` and sayParts`...` as keys of the table."""
     result = set()
@@ -110,7 +121,8 @@ def sent_labels() -> set[str]:
     every = [*plain, *(example for group in examples.BUNDLED.values() for example in group)]
     named = {text for each in every for text in (each.name, each.about, each.button) if text}
     kinds = set(tomllib.loads(KINDS.read_text("utf-8"))) - {"silent"}
-    return {label.replace("{}", "{0}") for label in measures} | named | kinds | KIND_DETAILS | NOTES
+    sent = named | kinds | KIND_DETAILS | NOTES | REFUSALS
+    return {label.replace("{}", "{0}") for label in measures} | sent
 
 
 def sent_errors() -> set[str]:

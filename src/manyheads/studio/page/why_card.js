@@ -9,6 +9,7 @@ import { listedToken } from "./token_text.js";
 import { LayerCurve } from "./why_layers.js";
 import { Waterfall } from "./why_parts.js";
 import { Places } from "./why_places.js";
+import { namedWords, quoted } from "./why_question.js";
 import { Routes } from "./why_routes.js";
 import "./russian_why.js";
 
@@ -29,7 +30,7 @@ export class Why {
     this.parts = new Waterfall(side);
     this.routes = new Routes(side);
     this.places = new Places(side, () => this.target.id);
-    const choices = h("div", { class: "row why-choices" }, ...sayParts`Why ${this.target.element} rather than ${this.foil.element}?`);
+    const choices = h("div", { class: "why-choices" }, ...sayParts`Why ${this.target.element} rather than ${this.foil.element}?`);
     this.element = h(
       "section",
       { class: "card why", hidden: true },
@@ -117,7 +118,7 @@ export class Why {
     // A model whose logits are no sums has its words from the predictions.
     const candidates = parts.candidates ?? side.prediction.top;
     const probability = candidates.find((each) => each.id === target?.id)?.probability ?? lens.steps?.at(-1).probability;
-    const word = target ? listedToken(target.text) : "";
+    const [word] = target ? namedWords(target) : [""];
     this.title.textContent = word ? say`Why “${word}”?` : this.button.textContent;
     this.element.setAttribute("aria-label", this.title.textContent);
     this.about.replaceChildren(...(probability === undefined ? [] : [this.#saidAbout(word, percent(probability))]));
@@ -134,7 +135,7 @@ export class Why {
   #saidAbout(word, probability) {
     const { side } = this;
     const edited = side.changed ? ` ${say`The heads and links that you changed stay changed here.`}` : "";
-    const at = listedToken(side.tokens[side.at] ?? "");
+    const at = side.label(side.at);
     const about = { "next token": say`After “${at}” the model gives it ${probability}.`, "masked token": say`In place of “${at}” the model gives it ${probability}.` };
     return `${about[side.model.output] ?? say`The model gives it ${probability}.`}${edited}`;
   }
@@ -166,7 +167,7 @@ class WordChoice {
 
   show(words, chosen, extra) {
     const listed = chosen && !words.some((each) => each.id === chosen.id) ? [...words, chosen] : words;
-    const options = listed.map((each) => h("option", { value: each.id }, each.probability === undefined ? `“${listedToken(each.text)}”` : `“${listedToken(each.text)}” ${percent(each.probability)}`));
+    const options = listed.map((each) => h("option", { value: each.id }, each.probability === undefined ? quoted(listedToken(each.text)) : `${quoted(listedToken(each.text))} ${percent(each.probability)}`));
     const more = [...extra, [ANOTHER, say`another word…`]].map(([value, label]) => h("option", { value }, label));
     this.select.replaceChildren(...options, ...more);
     this.id = chosen?.id ?? null;

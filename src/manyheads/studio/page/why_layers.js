@@ -5,7 +5,7 @@ import { h, s } from "./dom.js";
 import { percent } from "./format.js";
 import { say } from "./language.js";
 import { listedToken, shorten } from "./token_text.js";
-import { Question } from "./why_question.js";
+import { namedWords, Question } from "./why_question.js";
 
 const ROW = 32;
 
@@ -46,11 +46,10 @@ export class LayerCurve {
   }
 
   #summary({ steps, settled, target }) {
-    const word = listedToken(target.text);
-    const last = listedToken(steps.at(-1).top[0].text);
+    const [word, last] = namedWords(target, steps.at(-1).top[0]);
     if (settled === null) return say`“${word}” is not the first guess: the last layer prefers “${last}”.`;
     if (settled === 0) return say`“${word}” is the first guess from the start.`;
-    const before = listedToken(steps[settled - 1].top[0].text);
+    const [, before] = namedWords(target, steps[settled - 1].top[0]);
     if (settled === 1) return say`“${word}” is the first guess from layer 0 on; the embedding alone says “${before}”.`;
     return say`“${word}” is the first guess from layer ${settled - 1} on; after layer ${settled - 2} it was still “${before}”.`;
   }

@@ -6,8 +6,7 @@ import { h } from "./dom.js";
 import { fixed } from "./format.js";
 import { kindName } from "./kinds.js";
 import { say } from "./language.js";
-import { listedToken } from "./token_text.js";
-import { added, Question } from "./why_question.js";
+import { added, namedWords, Question } from "./why_question.js";
 
 const STRONGEST = 10;
 
@@ -36,7 +35,7 @@ export class Waterfall {
     const { response } = this;
     if (!response) return;
     const { target, foil, value } = response;
-    const [word, rival] = [target, foil].map((each) => (each ? listedToken(each.text) : ""));
+    const [word, rival] = namedWords(target, foil);
     if (!foil) this.summary.textContent = say`The logit of “${word}” is ${fixed(value, 2)}.`;
     else if (value >= 0) this.summary.textContent = say`“${word}” leads “${rival}” by ${fixed(value, 2)} in the logits.`;
     else this.summary.textContent = say`“${word}” is behind “${rival}” by ${fixed(-value, 2)} in the logits.`;
@@ -63,7 +62,7 @@ export class Waterfall {
       if (heads.length) add({ name: say`L${layer} heads`, value: total(heads), folds: `L${layer}` });
       for (const each of heads) add({ name: each.head, value: each.value, parent: `L${layer}` });
       if (mixer !== undefined) add({ name: say`L${layer} mixer`, value: mixer });
-      if (feedforward !== undefined) add({ name: say`L${layer} MLP`, value: feedforward });
+      if (feedforward !== undefined) add({ name: `L${layer} MLP`, value: feedforward });
     }
     add({ name: say`Biases`, value: response.biases });
     at = 0;

@@ -6,13 +6,15 @@ import { css, diverging, inkOn } from "./color.js";
 import { announce, debounce, h } from "./dom.js";
 import { counted, percent } from "./format.js";
 import { say } from "./language.js";
-import { listedToken } from "./token_text.js";
-import { Question } from "./why_question.js";
+import { shortToken } from "./token_text.js";
+import { namedWords, Question, quoted } from "./why_question.js";
 
 // With more layers cells have no room for numbers.
 const NUMBERED = 10;
 // Rows without a cell of this size are folded once everything is measured.
 const QUIET = 0.01;
+// As the server says it.
+const IMAGES = "patching compares two prompts, and this model reads images: use a text model.";
 
 export class Places {
   constructor(side, target) {
@@ -26,7 +28,7 @@ export class Places {
     this.source = h("textarea", { rows: 2, "aria-label": say`Other prompt to compare with`, placeholder: say`The same text with one word changed`, spellcheck: "false", on: { input: () => this.countSoon() } });
     this.counts = h("p", { class: "counts quiet", role: "status" });
     this.parts = h("div", { class: "segments", role: "group", "aria-label": say`State to replace` });
-    for (const [name, label] of [["residual", say`Residual stream`], ["attention", say`Attention`], ["feedforward", say`MLP`]]) {
+    for (const [name, label] of [["residual", say`Residual stream`], ["attention", say`Attention`], ["feedforward", "MLP"]]) {
       this.parts.append(h("button", { type: "button", "data-part": name, on: { click: () => this.#choose(name) } }, label));
     }
     this.start = h("button", { type: "button", class: "primary", on: { click: () => (this.running ? this.stop() : this.run()) } });
@@ -48,7 +50,7 @@ export class Places {
 
   show() {
     const images = this.side.isVision;
-    this.question.answered(images ? { reason: say`Patching compares two prompts, and this model reads images.` } : {});
+    this.question.answered(images ? { reason: IMAGES } : {});
     this.source.parentElement.hidden = images;
     this.draw();
     this.#count();
@@ -144,7 +146,7 @@ export class Places {
     });
     const more = shown.length < rows.length ? h("button", { type: "button", class: "plain", on: { click: () => this.#showAll() } }, say`Show all tokens`) : null;
     const skipped = first ?? 0;
-    const note = skipped ? h("p", { class: "quiet" }, say`The first ${skipped} {0|token is|tokens are} the same in both prompts and cannot matter.`) : null;
+    const note = skipped ? h("p", { class: "quiet" }, say`${skipped} {0|token|tokens} at the start {0|is|are} the same in both prompts and cannot matter.`) : null;
     this.map.replaceChildren(...[note, h("div", { class: "places-scroll" }, h("table", { class: layers > NUMBERED ? "is-dense" : "", "aria-label": say`How much of the other answer each place restores` }, h("thead", {}, head), h("tbody", {}, lines))), more].filter(Boolean));
     if (!this.tip.textContent) this.tip.textContent = say`Rows are tokens, columns are layers: ${this.#states()}.`;
   }
@@ -171,7 +173,7 @@ export class Places {
   #name(place) {
     const { side } = this;
     const [own, other] = [side.tokens[place], this.response.source[place]];
-    const changed = own === other ? null : h("span", { class: "swapped" }, " → ", listedToken(other));
+    const changed = own === other ? null : h("span", { class: "swapped" }, " → ", shortToken(other, 14));
     return h("th", { scope: "row", class: changed ? "differs" : "" }, side.label(place, 14), changed);
   }
 
@@ -208,8 +210,9 @@ export class Places {
   #summary() {
     const { side, response, columns } = this;
     if (!response) return "";
-    const change = say`From “${listedToken(response.target.text)}” to “${listedToken(response.answer.text)}”:`;
-    const name = (place) => `“${side.label(place)}”`;
+    const [from, to] = namedWords(response.target, response.answer);
+    const change = say`From “${from}” to “${to}”:`;
+    const name = (place) => quoted(side.label(place));
     if (this.component !== "residual") {
       const cells = columns.flatMap((column, layer) => column.map((value, place) => [value ?? 0, place, layer])).sort((one, other) => other[0] - one[0]);
       const best = cells.slice(0, 3).map(([value, place, layer]) => `${name(place)} L${layer} ${percent(value)}`);

@@ -2,7 +2,8 @@
 
 import { h } from "./dom.js";
 import { fixed } from "./format.js";
-import { translateFilled } from "./language.js";
+import { say, translateFilled } from "./language.js";
+import { listedToken, shortToken } from "./token_text.js";
 
 // One question of the card: its title, what to know about the answer, and the answer or why there is none.
 export class Question {
@@ -22,6 +23,16 @@ export class Question {
     this.body.hidden = this.summary.hidden = Boolean(reason);
     return !reason;
   }
+}
+
+// Words as they stand in a sentence; where two differ only in their spaces, these are shown.
+export function namedWords(...words) {
+  const names = words.map((word) => shortToken(word?.text ?? "", 30));
+  return new Set(names).size === names.length ? names : words.map((word) => listedToken(word?.text ?? ""));
+}
+
+export function quoted(text) {
+  return say`“${text}”`;
 }
 
 // A logit with its sign.

@@ -6,8 +6,8 @@ import { h, s } from "./dom.js";
 import { percent } from "./format.js";
 import { kindName } from "./kinds.js";
 import { say } from "./language.js";
-import { listedToken, visibleToken } from "./token_text.js";
-import { added, Question } from "./why_question.js";
+import { visibleToken } from "./token_text.js";
+import { added, namedWords, Question, quoted } from "./why_question.js";
 
 const MOST_LINES = 14;
 const MOST_HEADS = 6;
@@ -49,10 +49,11 @@ export class Routes {
     // Heads in the order of their first words, so that lines cross little.
     const first = (head) => Math.min(...this.drawn.filter((each) => each.head === head).map((each) => each.token));
     heads.sort((one, other) => first(one) - first(other));
+    const [word, rival] = namedWords(...[response.target, response.foil].filter(Boolean));
     this.words = new Map();
     this.chips = new Map(heads.map((head) => [head, h("span", { class: "route-head" }, head, h("small", {}, added(parts.get(head))))]));
     this.parts = parts;
-    this.target = h("span", { class: "route-target" }, listedToken(response.target.text), response.foil ? h("small", {}, say`rather than “${listedToken(response.foil.text)}”`) : null);
+    this.target = h("span", { class: "route-target" }, word, rival ? h("small", {}, say`rather than “${rival}”`) : null);
     const text = h("p", { class: "route-text", dir: "auto" }, ...this.#text(response));
     this.ink = s("svg", { class: "route-lines", "aria-hidden": "true" });
     this.room.replaceChildren(this.ink, text, h("div", { class: "route-heads" }, ...this.chips.values()), h("div", { class: "route-end" }, this.target));
@@ -134,7 +135,7 @@ export class Routes {
   #summary(response) {
     const { side, question } = this;
     const best = response.tokens.map((value, place) => [place, value]).sort((one, other) => other[1] - one[1]).slice(0, 3).filter((each) => each[1] > 0);
-    const names = best.map(([place, value]) => `“${side.label(place)}” ${added(value)}`).join(", ");
+    const names = best.map(([place, value]) => `${quoted(side.label(place))} ${added(value)}`).join(", ");
     const heads = response.tokens.reduce((sum, value) => sum + value, 0) + response.rest;
     question.summary.textContent = best.length ? say`Heads add ${added(heads)} in all; most of it comes from ${names}.` : say`Heads add ${added(heads)} in all, and no word speaks for it.`;
   }

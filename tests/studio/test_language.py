@@ -14,7 +14,7 @@ from tests.studio import sentences
 PLACE = re.compile(r"\{(\d)(\|[^}]*)?\}")
 CYRILLIC = re.compile("[а-яё]", re.IGNORECASE)
 # The same in both languages.
-ALIKE = {"Ctrl Enter", "Esc", "cls"}
+ALIKE = {"Ctrl Enter", "Esc", "cls", "“{0}”"}
 LANGUAGE = sentences.PACKAGE / "pictures" / "page" / "language.js"
 NODE = shutil.which("node")
 

@@ -160,6 +160,13 @@ class WhyHandlers(Handlers):
             )
         metric = LogitDifference(answer=(answer,), distractor=(question.target,), at=(at,))
 
+        places = list(range(len(text)))
+        if loaded.output == "next token":
+            # Tokens before the first difference are the same, and later ones are not read.
+            pairs = zip(*(_ids(prompt) for prompt in (text, source)), strict=True)
+            first = next((place for place, (own, new) in enumerate(pairs) if own != new), 0)
+            places = places[first : at + 1]
+
         def check(_: Progress) -> None:
             if cancelled():
                 raise DisconnectedError
@@ -172,11 +179,13 @@ class WhyHandlers(Handlers):
                 text.inputs,
                 metric,
                 components=(component,),
-                positions="each",
+                positions=places,
                 layers=[layer],
                 progress=False,
             )
-        patches = (Patch(component, layer, position=position) for position in range(len(text)))
+        recovered = [0.0] * len(text)
+        for place in places:
+            recovered[place] = result[Patch(component, layer, position=place)]
         return {
             "answer": question.word(answer),
             "target": question.word(question.target),
@@ -185,7 +194,7 @@ class WhyHandlers(Handlers):
             "source": list(source.tokens),
             "clean": views.rounded(result.clean),
             "corrupted": views.rounded(result.corrupted),
-            "recovered": [views.rounded(result[place]) for place in patches],
+            "recovered": [views.rounded(fraction) for fraction in recovered],
         }
 
     def _question(
@@ -266,6 +275,11 @@ def _logits(loaded: LoadedModel, run: TracedRun, position: int) -> Float[Tensor,
     at = run.logits(torch.tensor([position], device=run.hidden.device))
     assert at is not None, "the model has a readout"
     return at[0]
+
+
+def _ids(text: StudioInput) -> list[int]:
+    assert text.inputs.ids is not None, "it is a text"
+    return text.inputs.ids.values.tolist()
 
 
 def _ask_lens(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -265,8 +265,9 @@ def test_runs_that_do_not_match_are_refused() -> None:
         patch(model, CLEAN, CORRUPTED, METRIC, components=("cross",))
 
 
-def test_layers_are_patched_one_by_one_as_together() -> None:
-    model, options = small(DECODERS["gpt2"]), {"components": ("residual",), "positions": "each"}
+def test_layers_and_positions_are_patched_one_by_one_as_together() -> None:
+    model = small(DECODERS["gpt2"])
+    options: dict[str, Any] = {"components": ("residual",), "positions": "each"}
     together = patch(model, CLEAN, CORRUPTED, METRIC, **options).recovered
     alone = patch(model, CLEAN, CORRUPTED, METRIC, layers=[1], **options).recovered
     assert alone == {
@@ -274,3 +275,11 @@ def test_layers_are_patched_one_by_one_as_together() -> None:
     }
     with refuses(InputError, "there is no layer 2", "use 0 to 1"):
         patch(model, CLEAN, CORRUPTED, METRIC, layers=[2], **options)
+    options["positions"] = [3, 6]
+    listed = patch(model, CLEAN, CORRUPTED, METRIC, **options).recovered
+    assert listed == {
+        site: pytest.approx(value) for site, value in together.items() if site.position in (3, 6)
+    }
+    options["positions"] = [7]
+    with refuses(InputError, "there is no position 7", "use 0 to 6"):
+        patch(model, CLEAN, CORRUPTED, METRIC, **options)

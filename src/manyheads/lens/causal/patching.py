@@ -21,7 +21,8 @@ from manyheads.ragged import Lengths
 from manyheads.taps import Head, Site, Sublayer, Tap
 
 Component = Literal["head", "residual", "attention", "cross", "feedforward"]
-Positions = Literal["all", "each"]
+# Of all tokens at once, of each in turn, or of those at some positions in turn.
+Positions = Literal["all", "each"] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,12 @@ def patch(
     batch_tokens: int | None = None,
     progress: bool = True,
 ) -> Patching:
-    """Activation patching: one component of one layer at a time, at all positions or at each.
+    """Activation patching: one component of one layer at a time, at all positions or one by one.
 
     "head" is a head's output; "attention", "cross" and "feedforward" are what the sublayer adds to
     the residual stream; "residual" is the stream that enters a layer. `layers` are those to patch,
-    by default all. Metric and targets are those of the clean run. Ctrl-C keeps the results so far.
+    by default all, and `positions` may be a list. Metric and targets are those of the clean run.
+    Ctrl-C keeps the results so far.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -244,7 +246,14 @@ def _patches(
     positions: Positions,
     layers: Sequence[int] | None,
 ) -> Iterator[Patch]:
-    chosen = range(runs.lengths.longest) if positions == "each" else (None,)
+    chosen: Sequence[int] | tuple[None] = (None,)
+    if positions != "all":
+        chosen = range(runs.lengths.longest) if positions == "each" else list(positions)
+        for position in chosen:
+            if not 0 <= position < runs.lengths.longest:
+                raise InputError(
+                    f"there is no position {position}", f"use 0 to {runs.lengths.longest - 1}"
+                )
     depth = len(runs.scope.stack.layers)
     for layer in layers or ():
         if not 0 <= layer < depth:

@@ -8,6 +8,9 @@ import { listedToken, shorten } from "./token_text.js";
 import { namedWords, Question } from "./why_question.js";
 
 const ROW = 32;
+// Of more layers those are folded in which the word is still unlikely.
+const MOST_ROWS = 14;
+const UNLIKELY = 0.01;
 
 export class LayerCurve {
   constructor(side) {
@@ -17,17 +20,38 @@ export class LayerCurve {
   }
 
   show(lens) {
-    if (!this.question.answered(lens)) return;
-    const { steps, target } = lens;
-    this.question.summary.textContent = this.#summary(lens);
-    const rows = steps.map((step, place) => this.#row(step, place, target));
-    const points = steps.map((step, place) => `${(100 * step.probability).toFixed(2)},${(place + 0.5) * ROW}`);
-    const curve = s("svg", { class: "curve", viewBox: `0 0 100 ${steps.length * ROW}`, preserveAspectRatio: "none", "aria-hidden": "true" }, s("polyline", { points: points.join(" "), fill: "none", "vector-effect": "non-scaling-stroke" }));
+    const other = JSON.stringify(lens.target) !== JSON.stringify(this.lens?.target);
+    if (other) this.all = false;
+    this.lens = this.question.answered(lens) ? lens : null;
+    if (this.lens) this.#draw();
+  }
+
+  #draw() {
+    const { steps, target } = this.lens;
+    this.question.summary.textContent = this.#summary(this.lens);
+    const likely = steps.findIndex((step) => step.probability >= UNLIKELY);
+    const from = steps.length <= MOST_ROWS || this.all ? 1 : Math.max(1, Math.min(likely < 0 ? steps.length : likely - 1, steps.length - MOST_ROWS / 2));
+    const places = [...steps.keys()].filter((place) => place === 0 || place >= from);
+    const rows = places.map((place) => this.#row(steps[place], place, target));
+    if (from > 1) rows.splice(1, 0, this.#fold(from));
+    // The folded layers are one row of the curve.
+    const down = (row) => (row && from > 1 ? row + 1.5 : row + 0.5) * ROW;
+    const points = places.map((place, row) => `${(100 * steps[place].probability).toFixed(2)},${down(row)}`);
+    const curve = s("svg", { class: "curve", viewBox: `0 0 100 ${rows.length * ROW}`, preserveAspectRatio: "none", "aria-hidden": "true" }, s("polyline", { points: points.join(" "), fill: "none", "vector-effect": "non-scaling-stroke" }));
     const title = (label) => h("span", { role: "columnheader" }, label);
     const ends = h("span", { class: "curve-ends", "aria-hidden": "true" }, h("span", {}, percent(0)), h("span", {}, percent(1)));
     const head = h("div", { class: "layer-row layer-head", role: "row" }, title(say`after`), title(ends), title(say`probability`), title(say`first guesses`));
     const list = h("div", { class: "layer-rows", role: "presentation" }, h("div", { class: "curve-room", role: "presentation" }, curve), ...rows);
-    this.question.body.replaceChildren(h("div", { class: "layers", role: "table", tabindex: 0, "aria-label": say`The first guesses after each layer` }, head, list));
+    this.question.body.replaceChildren(h("div", { class: "layers", role: "table", "aria-label": say`The first guesses after each layer` }, head, list));
+  }
+
+  #fold(from) {
+    const open = () => {
+      this.all = true;
+      this.#draw();
+    };
+    const name = from === 2 ? "L0" : `L0 – L${from - 2}`;
+    return h("div", { class: "layer-row is-fold", role: "row" }, h("span", { class: "layer-name", role: "rowheader" }, name), h("span"), h("span", { class: "number", role: "cell" }, "⋮"), h("span", { role: "cell" }, h("button", { type: "button", class: "plain", on: { click: open } }, say`Show all layers`)));
   }
 
   #row(step, place, target) {

@@ -9,6 +9,9 @@ import { say } from "./language.js";
 import { added, namedWords, Question } from "./why_question.js";
 
 const STRONGEST = 10;
+// Of more rows those are joined that add little, beside the largest one.
+const MOST_ROWS = 24;
+const LITTLE = 0.08;
 
 export class Waterfall {
   constructor(side) {
@@ -44,39 +47,42 @@ export class Waterfall {
     const ends = rows.flatMap((row) => [row.from, row.to]);
     this.low = Math.min(0, ...ends);
     this.span = Math.max(0, ...ends) - this.low || 1;
-    const list = h("ol", { class: "waterfall", vars: { "--zero": this.#at(0) } }, ...rows.filter((row) => !row.parent || this.open.has(row.parent)).map((row) => this.#row(row)));
+    const list = h("ol", { class: "waterfall", vars: { "--zero": this.#at(0) } }, ...rows.filter((row) => row.within.every((fold) => this.open.has(fold))).map((row) => this.#row(row)));
     this.question.body.replaceChildren(list, ...this.#strongest());
   }
 
-  // Every row begins where the one before it ended.
+  // Every row begins where the one before it ended; a row that opens has the sum of what is within it.
   #rows() {
     const { response } = this;
+    const parts = [];
+    for (const { layer, heads, feedforward, mixer } of response.layers) {
+      const inside = heads.map((each) => ({ name: each.head, value: each.value, head: true, inside: [] }));
+      if (heads.length) parts.push({ layer, name: say`L${layer} heads`, value: total(heads), folds: `L${layer}`, inside });
+      if (mixer !== undefined) parts.push({ layer, name: say`L${layer} mixer`, value: mixer, inside: [] });
+      if (feedforward !== undefined) parts.push({ layer, name: `L${layer} MLP`, value: feedforward, inside: [] });
+    }
     const rows = [];
     let at = 0;
-    const add = (row) => {
-      rows.push({ ...row, from: at, to: at + row.value });
-      if (!row.folds) at += row.value;
+    const add = ({ inside, ...row }, within = []) => {
+      rows.push({ ...row, within, from: at, to: at + row.value });
+      for (const each of inside) add(each, [...within, row.folds]);
+      if (!inside.length) at += row.value;
     };
-    add({ name: say`Embedding`, value: response.embedding });
-    for (const { layer, heads, feedforward, mixer } of response.layers) {
-      if (heads.length) add({ name: say`L${layer} heads`, value: total(heads), folds: `L${layer}` });
-      for (const each of heads) add({ name: each.head, value: each.value, parent: `L${layer}` });
-      if (mixer !== undefined) add({ name: say`L${layer} mixer`, value: mixer });
-      if (feedforward !== undefined) add({ name: `L${layer} MLP`, value: feedforward });
-    }
-    add({ name: say`Biases`, value: response.biases });
+    add({ name: say`Embedding`, value: response.embedding, inside: [] });
+    for (const part of joined(parts)) add(part);
+    add({ name: say`Biases`, value: response.biases, inside: [] });
     at = 0;
-    add({ name: response.foil ? say`Difference of the logits` : say`Logit`, value: response.value, sum: true });
+    add({ name: response.foil ? say`Difference of the logits` : say`Logit`, value: response.value, sum: true, inside: [] });
     return rows;
   }
 
-  #row({ name, value, from, to, folds, parent, sum }) {
-    const [measured] = (parent && this.side.kinds[name]) || [];
+  #row({ name, value, from, to, folds, head, within, sum }) {
+    const [measured] = (head && this.side.kinds[name]) || [];
     const label = folds
-      ? h("button", { type: "button", class: "fold", "aria-expanded": String(this.open.has(folds)), "aria-label": say`${name}, ${added(value)}: show its heads`, on: { click: (event) => this.#fold(folds, event.currentTarget) } }, name)
-      : h("span", { class: "part-name" }, parent ? headLink(this.side, name) : name, measured ? h("small", {}, kindName(measured.name)) : null);
+      ? h("button", { type: "button", class: "fold", "aria-expanded": String(this.open.has(folds)), "aria-label": say`${name}, ${added(value)}: show its parts`, on: { click: (event) => this.#fold(folds, event.currentTarget) } }, name)
+      : h("span", { class: "part-name" }, head ? headLink(this.side, name) : name, measured ? h("small", {}, kindName(measured.name)) : null);
     const vars = { "--from": this.#at(Math.min(from, to)), "--wide": `${(100 * Math.abs(value)) / this.span}%` };
-    const is = [value < 0 ? "against" : "for", sum ? "is-sum" : "", parent ? "is-head" : ""].filter(Boolean).join(" ");
+    const is = [value < 0 ? "against" : "for", sum ? "is-sum" : "", head ? "is-head" : "", within.length ? "is-within" : ""].filter(Boolean).join(" ");
     return h("li", { class: is, "data-part": name }, label, h("span", { class: "fall", vars, "aria-hidden": "true" }, h("i")), h("span", { class: "number" }, added(value)));
   }
 
@@ -121,4 +127,22 @@ export class Waterfall {
 
 function total(heads) {
   return heads.reduce((sum, each) => sum + each.value, 0);
+}
+
+// Neighbors that add little, as one row that opens.
+function joined(parts) {
+  if (parts.length <= MOST_ROWS) return parts;
+  const little = LITTLE * Math.max(...parts.map((part) => Math.abs(part.value)));
+  const groups = [];
+  for (const part of parts) {
+    const small = Math.abs(part.value) < little;
+    if (small && groups.at(-1)?.small) groups.at(-1).inside.push(part);
+    else groups.push({ small, inside: [part] });
+  }
+  return groups.flatMap(({ inside }) => (inside.length < 3 ? inside : [joinedRow(inside)]));
+}
+
+function joinedRow(inside) {
+  const [first, last] = [inside[0].layer, inside.at(-1).layer];
+  return { name: first === last ? `L${first}` : `L${first} – L${last}`, value: total(inside), folds: `small ${first}`, inside };
 }

@@ -27,8 +27,9 @@ export class Question {
 
 // Words as they stand in a sentence; where two differ only in their spaces, these are shown.
 export function namedWords(...words) {
-  const names = words.map((word) => shortToken(word?.text ?? "", 30));
-  return new Set(names).size === names.length ? names : words.map((word) => listedToken(word?.text ?? ""));
+  const texts = words.map((word) => word?.text ?? "");
+  const names = texts.map((text) => shortToken(text, 30));
+  return new Set(names).size === new Set(texts).size ? names : texts.map(listedToken);
 }
 
 export function quoted(text) {

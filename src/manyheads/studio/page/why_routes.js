@@ -132,11 +132,14 @@ export class Routes {
     return side.at;
   }
 
-  #summary(response) {
+  #summary({ tokens, rest }) {
     const { side, question } = this;
-    const best = response.tokens.map((value, place) => [place, value]).sort((one, other) => other[1] - one[1]).slice(0, 3).filter((each) => each[1] > 0);
-    const names = best.map(([place, value]) => `${quoted(side.label(place))} ${added(value)}`).join(", ");
-    const heads = response.tokens.reduce((sum, value) => sum + value, 0) + response.rest;
-    question.summary.textContent = best.length ? say`Heads add ${added(heads)} in all; most of it comes from ${names}.` : say`Heads add ${added(heads)} in all, and no word speaks for it.`;
+    const ranked = tokens.map((value, place) => [place, value]).sort((one, other) => other[1] - one[1]);
+    const named = (pairs) => pairs.map(([place, value]) => `${quoted(side.label(place))} ${added(value)}`).join(", ");
+    const backers = ranked.filter((pair) => pair[1] >= 0.005).slice(0, 2);
+    const others = ranked.filter((pair) => pair[1] <= -0.005).slice(-2).reverse();
+    const sum = tokens.reduce((sum, value) => sum + value, 0) + rest;
+    const parts = [say`Heads add ${added(sum)} in all.`, backers.length ? say`Most for it: ${named(backers)}.` : "", others.length ? say`Most against it: ${named(others)}.` : ""];
+    question.summary.textContent = parts.filter(Boolean).join(" ");
   }
 }

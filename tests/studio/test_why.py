@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from manyheads import load
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.lens.attribution.direct_logits import attribute_logits, logit_lens
 from manyheads.lens.attribution.source_tokens import token_routes
@@ -13,6 +14,7 @@ from manyheads.lens.causal.attention_links import cut
 from manyheads.lens.causal.patching import Patch, patch
 from manyheads.lens.inputs.metrics import LogitDifference
 from manyheads.progress import Progress
+from manyheads.studio.examples import BUNDLED
 from manyheads.studio.models import ModelStore
 from manyheads.studio.requests import LIMITS, DisconnectedError, RequestBody
 from manyheads.studio.security import Endpoint
@@ -214,3 +216,28 @@ def test_the_same_links_are_the_same_edits() -> None:
     assert edits.links == ((Head(0, 1), 2, 0), (Head(1, 0), 3, 1))
     assert edits.layers == {0, 1}
     assert not edits.empty
+
+
+def test_the_numbers_of_the_guide_hold() -> None:
+    example = BUNDLED["house-gpt"][0]
+    with TestClient(
+        make_app([("house-gpt", load("house-gpt"))], Endpoint(port=8765)), base_url=ADDRESS
+    ) as client:
+        fields = {"model": "house-gpt", "text": example.text}
+        cut_once = ask(client, "predictions", **fields, edits={"links": [["L2H6", 27, 3]]})
+        parts = ask(client, "why_parts", **fields)
+        lens = ask(client, "why_lens", **fields)
+        places = [
+            ask(client, "why_places", **fields, source=example.source, layer=layer)["recovered"]
+            for layer in (2, 3)
+        ]
+    assert cut_once["top"][0]["before"] == pytest.approx(0.82, abs=0.005)
+    assert cut_once["top"][0]["probability"] == pytest.approx(0.28, abs=0.005)
+    assert (parts["target"]["text"], parts["foil"]["text"]) == ("he", "ad")
+    assert parts["value"] == pytest.approx(2.88, abs=0.01)
+    heads = {head["head"]: head["value"] for layer in parts["layers"] for head in layer["heads"]}
+    assert (heads["L2H6"], heads["L2H7"]) == pytest.approx((2.85, 1.87), abs=0.01)
+    assert [route["token"] for route in parts["routes"][:2]] == [3, 3]
+    # Step 3 is after layer 2.
+    assert lens["settled"] == 3
+    assert [row.index(max(row)) for row in places] == [3, 27]

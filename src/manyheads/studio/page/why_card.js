@@ -30,11 +30,11 @@ export class Why {
     this.parts = new Waterfall(side);
     this.routes = new Routes(side);
     this.places = new Places(side, () => this.target.id);
-    const choices = h("div", { class: "why-choices" }, ...sayParts`Why ${this.target.element} rather than ${this.foil.element}?`);
+    this.choices = h("p", { class: "why-choices" }, ...this.#asks(true));
     this.element = h(
       "section",
       { class: "card why", hidden: true },
-      h("div", { class: "why-column" }, h("header", {}, this.title, close), this.about, choices, this.layers.element, this.parts.element, this.routes.element, this.places.element),
+      h("div", { class: "why-column" }, h("header", {}, this.title, close), this.about, this.choices, this.layers.element, this.parts.element, this.routes.element, this.places.element),
     );
     this.loadSoon = debounce(120, () => this.#load());
   }
@@ -124,12 +124,17 @@ export class Why {
     this.about.replaceChildren(...(probability === undefined ? [] : [this.#saidAbout(word, percent(probability))]));
     this.target.show(candidates, target, []);
     this.foil.show(candidates.filter((each) => each.id !== target?.id), parts.foil, [[ALONE, say`no other word`]]);
-    this.foil.disabled = Boolean(parts.reason);
+    // Without sums of logits there is nothing to compare.
+    if (this.foil.element.isConnected === Boolean(parts.reason)) this.choices.replaceChildren(...this.#asks(!parts.reason));
     this.layers.show(lens);
     this.parts.show(parts);
     this.routes.show(parts);
     this.places.show();
     if (!parts.reason) announce(this.parts.summary.textContent);
+  }
+
+  #asks(compares) {
+    return compares ? sayParts`Why ${this.target.element} rather than ${this.foil.element}?` : sayParts`Why ${this.target.element}?`;
   }
 
   #saidAbout(word, probability) {
@@ -174,10 +179,6 @@ class WordChoice {
     if (this.value !== ALONE) this.value = this.id;
     this.select.value = this.value === ALONE ? ALONE : String(this.id);
     this.#leave();
-  }
-
-  set disabled(is) {
-    this.select.disabled = is;
   }
 
   #picked() {

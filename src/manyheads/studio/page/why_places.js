@@ -129,6 +129,7 @@ export class Places {
     this.start.textContent = this.running ? (layers ? say`Stop (layer ${this.columns.length} of ${layers})` : say`Stop`) : say`Measure each place`;
     this.start.disabled = false;
     this.question.summary.textContent = this.#summary();
+    this.question.body.hidden = !response;
     if (!response) {
       this.map.replaceChildren();
       this.tip.textContent = "";

@@ -11,8 +11,9 @@ export class Question {
     this.summary = h("p", { class: "why-summary" });
     this.reason = h("p", { class: "why-reason", role: "note", hidden: true });
     this.body = h("div", { class: "why-body" });
+    this.about = h("p", { class: "quiet why-about" }, about);
     this.heading = h("h3", {}, title);
-    this.element = h("section", { class: "why-part", "aria-label": title }, this.heading, this.summary, this.reason, this.body, h("p", { class: "quiet why-about" }, about));
+    this.element = h("section", { class: "why-part", "aria-label": title }, this.heading, this.summary, this.reason, this.body, this.about);
   }
 
   // Whether there is an answer.
@@ -20,7 +21,7 @@ export class Question {
     const reason = response.reason ? translateFilled(response.reason) : "";
     this.reason.textContent = reason.charAt(0).toUpperCase() + reason.slice(1);
     this.reason.hidden = !reason;
-    this.body.hidden = this.summary.hidden = Boolean(reason);
+    this.body.hidden = this.summary.hidden = this.about.hidden = Boolean(reason);
     return !reason;
   }
 }

@@ -80,6 +80,8 @@ export class Routes {
       skipped = 0;
       const word = h("span", { class: `route-word ${value < 0 ? "against" : "for"}${place === side.at ? " is-at" : ""}`, title: added(value), vars: { "--strong": `${Math.round((55 * Math.abs(value)) / most)}%` } }, visibleToken(side.tokens[place] ?? ""));
       this.words.set(place, word);
+      // Patches of an image are no letters of a word.
+      if (side.isVision && shown.length) shown.push(" ");
       shown.push(word);
     });
     return shown;

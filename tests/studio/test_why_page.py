@@ -89,8 +89,8 @@ def test_places_are_measured_layer_by_layer_and_can_be_stopped(
     visit(page, studio)
     page.get_by_role("button", name="Why this word?").click()
     card = page.locator(".why")
-    start, counts = card.locator(".places-source .primary"), card.locator(".counts")
-    source = card.get_by_label("Other prompt to compare with")
+    start, counts = card.locator(".places-source .primary"), card.locator(".why-counts")
+    source = card.get_by_label("Prompt to compare with")
     expect(counts).to_contain_text("Type another prompt with 10 tokens")
     expect(start).to_be_disabled()
     source.fill("The dog sat")
@@ -107,7 +107,7 @@ def test_places_are_measured_layer_by_layer_and_can_be_stopped(
     card.locator("td[tabindex='0']").focus()
     page.keyboard.press("ArrowRight")
     expect(card.locator("td[data-row='0'][data-layer='1']")).to_be_focused()
-    expect(card.locator(".tip")).to_contain_text("“cat”, layer 1:")
+    expect(card.locator(".place-tip")).to_contain_text("“cat”, layer 1:")
     # A run that is stopped keeps what it has.
     page.route(
         "**/api/why_places",

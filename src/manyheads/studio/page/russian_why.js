@@ -58,7 +58,7 @@ addSentences("ru", {
   "Cut the link of {0} to “{1}”": "Разрезать связь головы {0} с «{1}»",
   "Which place matters?": "Какое место важно?",
   "Each cell is a run of the unchanged model in which only this token's state in this layer comes from the other prompt. 100% means that the answer becomes the other prompt's, 0% that nothing changes.": "Каждая клетка — прогон неизменённой модели, в котором из другого промпта взято только состояние этого токена в этом слое. 100% — ответ становится таким, как у другого промпта, 0% — ничего не меняется.",
-  "Other prompt to compare with": "Другой промпт для сравнения",
+  "Prompt to compare with": "Промпт для сравнения",
   "State to replace": "Какое состояние заменять",
   "Residual stream": "Остаточный поток",
   "Measure each place": "Измерить каждое место",

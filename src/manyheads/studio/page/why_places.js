@@ -25,14 +25,14 @@ export class Places {
     );
     this.element = this.question.element;
     this.countSoon = debounce(200, () => this.#count());
-    this.source = h("textarea", { rows: 2, "aria-label": say`Other prompt to compare with`, placeholder: say`The same text with one word changed`, spellcheck: "false", on: { input: () => this.countSoon() } });
-    this.counts = h("p", { class: "counts quiet", role: "status" });
+    this.source = h("textarea", { rows: 2, "aria-label": say`Prompt to compare with`, placeholder: say`The same text with one word changed`, spellcheck: "false", on: { input: () => this.countSoon() } });
+    this.counts = h("p", { class: "why-counts quiet", role: "status" });
     this.parts = h("div", { class: "segments", role: "group", "aria-label": say`State to replace` });
     for (const [name, label] of [["residual", say`Residual stream`], ["attention", say`Attention`], ["feedforward", "MLP"]]) {
       this.parts.append(h("button", { type: "button", "data-part": name, on: { click: () => this.#choose(name) } }, label));
     }
     this.start = h("button", { type: "button", class: "primary", on: { click: () => (this.running ? this.stop() : this.run()) } });
-    this.tip = h("p", { class: "tip" });
+    this.tip = h("p", { class: "place-tip" });
     this.map = h("div", { class: "places" });
     this.map.addEventListener("keydown", (event) => this.#key(event));
     this.map.addEventListener("pointerover", (event) => this.#point(event.target));

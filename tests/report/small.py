@@ -35,6 +35,28 @@ def decoder(*, layers: int = 2, heads: int = 2) -> Any:
     return model
 
 
+# The start token of the decoder below.
+START = 0
+
+
+def seq2seq() -> Any:
+    model: Any = build("transformer-base", layers=1, width=32, heads=2, vocabulary=320, seed=0)
+    for parameter in model.parameters():
+        parameter.data.mul_(3.0)
+    model.tokenizer = decoder().tokenizer
+    model.generation = {"decoder_start_token_id": START}
+    return model
+
+
+@cache
+def pairs_report() -> ReportData:
+    """Three maps: of the encoder, of the decoder, and between them."""
+    with quick_kinds():
+        return collect_report(
+            seq2seq(), [(EVIL, WORDS), (WORDS, "The dog sat.")], name="pairs", progress=False
+        )
+
+
 @cache
 def report() -> ReportData:
     return collect_report(
@@ -70,8 +92,11 @@ def _kinds(*_: Any, measured: Statistics, **__: Any) -> Kinds:
 
 @contextmanager
 def quick_kinds() -> Iterator[None]:
-    """Atlases whose kinds are made up: to measure them takes most of the time."""
-    with patch("manyheads.lens.corpus.atlas.find_kinds", _kinds):
+    """Atlases and reports whose kinds are made up: to measure them takes most of the time."""
+    with (
+        patch("manyheads.lens.corpus.atlas.find_kinds", _kinds),
+        patch("manyheads.lens.inspection.kinds", _kinds),
+    ):
         yield
 
 

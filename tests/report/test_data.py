@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 
 from manyheads.errors import InputError
-from manyheads.lens import inspect
+from manyheads.lens import ablate, inspect, patterns
 from manyheads.models.build import build
 from manyheads.models.readout import NoReadout
-from manyheads.report.data import collect_report, report_json, suggest_commands
-from manyheads.taps import Head
-from tests.report.small import WORDS, decoder, report, with_importance
+from manyheads.report.data import (
+    collect_report,
+    kind_words,
+    report_json,
+    short_kind,
+    suggest_commands,
+    telling_head,
+)
+from manyheads.taps import Head, Sublayer
+from tests.report.small import WORDS, decoder, pairs_report, quick_kinds, report, with_importance
 
 HEADS = (Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1))
 
@@ -40,7 +47,8 @@ def test_the_inspection_is_the_one_that_the_lens_makes() -> None:
 
 
 def test_gradients_are_used_on_request() -> None:
-    result = collect_report(decoder(), WORDS * 4, name="it", by="gradient", progress=False)
+    with quick_kinds():
+        result = collect_report(decoder(), WORDS * 4, name="it", by="gradient", progress=False)
     assert result.importance is not None
     assert result.importance.by == "gradient"
     # An estimate is no reason to call a head dead.
@@ -51,17 +59,61 @@ def test_a_model_of_vectors_is_compared_with_itself() -> None:
     bert = build("bert-base", layers=1, width=32, heads=2, hidden=64, vocabulary=320, seed=2)
     model: Any = build(replace(bert.config, readout=NoReadout()), seed=2)
     model.tokenizer = decoder().tokenizer
-    result = collect_report(model, WORDS * 4, name="it", progress=False)
+    with quick_kinds():
+        result = collect_report(model, WORDS * 4, name="it", progress=False)
     assert result.importance is not None
     assert result.importance.metric == "similarity"
     assert result.measures()[0].name == "similarity_drop"
-    with pytest.raises(InputError, match="--by ablation"):
+    with quick_kinds(), pytest.raises(InputError, match="--by ablation"):
         collect_report(model, WORDS * 4, name="it", by="gradient", progress=False)
 
 
 def test_too_few_tokens_are_refused() -> None:
     with pytest.raises(InputError, match=r"pattern_tokens .* got 1"):
         collect_report(decoder(), WORDS, name="it", pattern_tokens=1, progress=False)
+
+
+def test_an_encoder_decoder_has_three_maps_and_every_head_its_importance() -> None:
+    result = pairs_report()
+    names = ["encoder L0H0", "encoder L0H1", "decoder L0H0", "decoder L0H1"]
+    names += ["decoder L0H0 cross", "decoder L0H1 cross"]
+    assert [str(head) for head in result.inspection.addresses] == names
+    lengths = {"encoder": len(result.input.source_ids), "decoder": len(result.input.ids)}
+    for top in result.largest:
+        assert len(top.keys) == lengths[top.address.stack]
+    assert result.importance is not None
+    assert not np.isnan(result.importance.change).any()
+    texts = list(result.input.measured)
+    for stack, sublayer in (("encoder", Sublayer.ATTENTION), ("decoder", Sublayer.CROSS)):
+        peer = ablate(result.model, texts, stack=stack, sublayer=sublayer, progress=False)
+        mine = [result.importance.change[names.index(str(head))] for head in peer.addresses]
+        assert mine == pytest.approx(peer["change"].means.tolist(), rel=1e-4)
+
+
+def test_examples_are_the_texts_with_the_largest_weight() -> None:
+    result = report()
+    assert result.importance is not None
+    order = np.argsort(-result.importance.change, kind="stable")
+    assert list(result.examples) == [result.inspection.addresses[index] for index in order]
+    head, (first, *_) = next(iter(result.examples.items()))
+    largest = []
+    for text in result.input.measured:
+        weights = patterns(result.model, [text], head).of(head).weights
+        largest.append(float(weights[1:, 1:].max()))
+    assert first.activation == pytest.approx(max(largest), rel=1e-4)
+    assert largest[first.text] == pytest.approx(max(largest), rel=1e-4)
+    tokens = result.passages[first.text]["main"]
+    assert result.input.measured[first.text].startswith("".join(tokens[:3]))
+
+
+def test_the_page_opens_on_the_most_telling_kind() -> None:
+    inspection = pairs_report().inspection
+    best = telling_head(inspection)
+    assert inspection.labels(best)[0].kind == "induction"
+    assert kind_words(inspection, best) == short_kind(inspection, best) == "induction"
+    other = next(head for head in inspection.addresses if head.head.head == 1)
+    assert kind_words(inspection, other) == "closest: sink, 0.20 of the 0.30 it needs"
+    assert short_kind(inspection, other) == "near sink"
 
 
 def test_an_interrupted_inspection_gives_no_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,9 @@
-import re
-
 import pytest
 
 from manyheads.errors import InputError
 from manyheads.models.build import build
 from manyheads.report.inputs import check_model, read_text_input
-from tests.report.small import WORDS, decoder
+from tests.report.small import EVIL, START, WORDS, decoder, seq2seq
 
 
 def test_texts_stay_whole_up_to_a_number_of_tokens_and_keep_their_letters() -> None:
@@ -20,12 +18,24 @@ def test_texts_stay_whole_up_to_a_number_of_tokens_and_keep_their_letters() -> N
     assert len(result.measured) == 2
 
 
-@pytest.mark.parametrize(
-    ("size", "said"), [("vit-b16", "reads images"), ("transformer-base", "encoder and a decoder")]
-)
-def test_other_models_are_refused_in_plain_words(size: str, said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)):
-        check_model(build(size, layers=1, width=32, heads=2, seed=0), "it")
+def test_models_of_images_and_models_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(InputError, match="reads images"):
+        check_model(build("vit-b16", layers=1, width=32, heads=2, seed=0), "it")
+    with pytest.raises(InputError, match="has no tokenizer"):
+        check_model(build("gpt2", layers=1, width=32, heads=2, vocabulary=9, seed=0), "it")
+
+
+def test_an_encoder_decoder_reads_pairs() -> None:
+    model = seq2seq()
+    result = read_text_input(model, "it", [(EVIL, WORDS), (WORDS, EVIL)], measured=99, shown=20)
+    assert "".join(result.source_tokens) == EVIL[: len("".join(result.source_tokens))]
+    assert "".join(result.tokens[1:]) == WORDS[: len("".join(result.tokens[1:]))]
+    assert len(result.source_ids) == 20
+    assert result.ids[0] == START
+    assert result.shown == [(list(result.source_ids), list(result.ids))]
+    assert result.tokens_of("encoder") == result.source_tokens
+    with pytest.raises(InputError, match=r"pairs of texts"):
+        read_text_input(model, "it", WORDS, measured=99, shown=20)
 
 
 def test_an_empty_text_is_refused() -> None:

@@ -136,9 +136,9 @@ def _head(atlas: Atlas, head: Address, place: list[float]) -> dict[str, Any]:
 
 
 def _entry(entry: HeadEntry, place: Mapping[int, int]) -> dict[str, Any]:
-    examples = [_example(example, 0) for example in entry.sharpest]
+    examples = [example_record(example) for example in entry.sharpest]
     examples += [
-        _example(example, decile)
+        example_record(example, decile)
         for decile in range(DECILES, 0, -1)
         for example in entry.deciles.get(decile, ())
     ]
@@ -154,8 +154,8 @@ def _entry(entry: HeadEntry, place: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def _example(example: HeadExample, decile: int) -> dict[str, Any]:
-    """The decile of one of the sharpest is 0."""
+def example_record(example: HeadExample, decile: int = 0) -> dict[str, Any]:
+    """What pages read of an example; the decile of one of the sharpest is 0."""
     return {
         "text": example.text,
         "decile": decile,

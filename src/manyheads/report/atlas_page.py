@@ -2,12 +2,18 @@
 
 from html import escape
 
-from manyheads.report.page import content_hash, fill_page, join_scripts, read_part
+from manyheads.report.page import (
+    SHARED_SCRIPTS,
+    STYLES,
+    content_hash,
+    fill_page,
+    join_scripts,
+    read_part,
+)
 
-SHARED_SCRIPTS = ("dom.js", "color.js", "format.js", "scale.js", "token_text.js", "theme.js")
 SCRIPTS = (
     *("chunks.js", "state.js", "address.js", "navigator.js"),
-    *("finder.js", "example.js", "head.js", "main.js"),
+    *("finder.js", "head.js", "main.js"),
 )
 
 
@@ -18,7 +24,8 @@ def render_atlas_page(name: str) -> str:
     a browser that follows the page's content security policy runs and requests nothing else.
     """
     script = join_scripts(SHARED_SCRIPTS, SCRIPTS, "atlas")
-    style = read_part("theme.css", "pictures") + read_part("style.css", folder="atlas")
+    style = "".join(read_part(name, "pictures") for name in STYLES)
+    style += read_part("style.css", folder="atlas")
     policy = (
         f"default-src 'none'; style-src {content_hash(style)}; "
         f"script-src {content_hash(script)} 'self' file:; base-uri 'none'; form-action 'none'"

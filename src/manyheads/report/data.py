@@ -1,12 +1,13 @@
-"""The data of a report: an inspection, importance, attention patterns and suggestions."""
+"""The data of a report: an inspection, importance, patterns, predictions and suggestions."""
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from manyheads.errors import InputError
@@ -17,20 +18,34 @@ from manyheads.lens.causal.head_importance import (
     ImportanceMethod,
     measure_importance,
 )
+from manyheads.lens.corpus.corpus_watcher import CorpusSums, CorpusWatcher, ExampleSettings
+from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds
+from manyheads.lens.inputs.texts import for_each_batch
 from manyheads.lens.inspection import Inspection, inspect
 from manyheads.lens.measure.measures import SINK_ABOVE
-from manyheads.lens.measure.statistics import Statistics
+from manyheads.lens.measure.statistics import Statistics, ids_by_stack
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import MeasureInfo, describe_measure, sort_measures
 from manyheads.models import build, decoder, readout
+from manyheads.models.model_interface import ModelInputs
+from manyheads.report.composition_graph import HeadComposition, strongest_compositions
 from manyheads.report.inputs import ReportInput, read_image_input, read_text_input
+from manyheads.report.predictions import TextPredictions, predict
+from manyheads.tokenizers import token_text
 
 FloatsByHead = Float[np.ndarray, " h"]
 
 # A few texts are enough to compare patterns and outputs.
 REDUNDANCY_TEXTS = 8
+# The most important heads are shown with the texts where they are sharpest.
+EXAMPLE_HEADS, EXAMPLES = 6, 3
+# Kinds that show well what a head can do, the most telling first.
+TELLING_KINDS = (
+    *("induction", "alignment", "duplicate-token", "bracket", "coreference", "syntactic"),
+    *("previous-token", "retrieval", "numbering", "acronym", "next-token", "class-token"),
+)
 # Stored weights of all heads together, and keys per query.
 MAX_WEIGHTS = 900_000
 MIN_KEYS, MAX_KEYS = 4, 32
@@ -61,7 +76,9 @@ class ReportMeasure:
 class ReportData:
     """An inspection, the text or image it was made on, and the largest weights of every head.
 
-    `unknown_importance` says why the inspection has no importance, where it has none.
+    `unknown_importance` says why the inspection has no importance, where it has none, and
+    `unknown_compositions` why no composition of heads is known. `examples` are the texts where the
+    most important heads are sharpest, `passages` the tokens of those texts by stack.
     """
 
     name: str
@@ -71,6 +88,11 @@ class ReportData:
     unknown_importance: str
     largest: tuple[TopKeys, ...]
     keys: int
+    predictions: TextPredictions
+    compositions: tuple[HeadComposition, ...] = ()
+    unknown_compositions: str = ""
+    examples: Mapping[Address, tuple[HeadExample, ...]] = field(default_factory=dict)
+    passages: Mapping[int, Mapping[str, list[str]]] = field(default_factory=dict)
 
     @property
     def statistics(self) -> Statistics:
@@ -92,6 +114,48 @@ class ReportData:
     def measures(self) -> list[ReportMeasure]:
         """Importance first, where it is known, then every statistic that some head has."""
         return list_measures(self.inspection)
+
+
+def kind_words(inspection: Inspection, head: Address) -> str:
+    """The most specific kind of a head, or the closest one and what it lacks.
+
+    For example "closest: previous-token, 0.41 of the 0.50 it needs".
+    """
+    kinds = inspection.kinds
+    if kinds is None or kinds.of(head):
+        return inspection.best_kind(head)
+    near = kinds.nearest.get(head)
+    if near is None:
+        return f"no kind: {kinds.why_mixed(head)}"
+    if near.score <= near.threshold:
+        return f"closest: {near.name}, {near.score:.2f} of the {near.threshold:.2f} it needs"
+    return f"closest: {near.name} {near.score:.2f}, but {near.lacks}"
+
+
+def short_kind(inspection: Inspection, head: Address) -> str:
+    """The same for a small square: "induction", "near induction" or "no kind"."""
+    kinds = inspection.kinds
+    if kinds is None or kinds.of(head):
+        return inspection.best_kind(head)
+    near = kinds.nearest.get(head)
+    return "no kind" if near is None else f"near {near.name}"
+
+
+def telling_head(inspection: Inspection) -> Address:
+    """The head that a page opens on: of the most telling kind, the one that matters most."""
+    kinds, importance = inspection.kinds, inspection.importance
+    worth = np.zeros(len(inspection.addresses))
+    if importance is not None:
+        worth = np.nan_to_num(importance.change)
+
+    def rank(index: int) -> tuple[int, float, float]:
+        labels = inspection.labels(inspection.addresses[index])
+        kind = labels[0].kind if labels else ""
+        place = TELLING_KINDS.index(kind) if kind in TELLING_KINDS else len(TELLING_KINDS)
+        return -place, float(worth[index]), labels[0].score if labels else 0.0
+
+    assert kinds is None or kinds.labels, "a model without heads has no page"
+    return inspection.addresses[max(range(len(inspection.addresses)), key=rank)]
 
 
 def list_measures(inspection: Inspection) -> list[ReportMeasure]:
@@ -119,7 +183,7 @@ def list_measures(inspection: Inspection) -> list[ReportMeasure]:
 
 def collect_report(
     model: build.Model,
-    text: str | Sequence[str] | Path,
+    text: str | Sequence[str] | Sequence[tuple[str, str]] | Path,
     *,
     name: str,
     by: ImportanceMethod = "auto",
@@ -132,10 +196,10 @@ def collect_report(
 ) -> ReportData:
     """Inspect a model on texts of `tokens` tokens; keep patterns of the first `pattern_tokens`.
 
-    A text that is longer than the model reads is measured in pieces. A path is that of an image,
-    for a `Vision`. Importance is measured `by` ablation or estimated from one backward pass; "auto"
-    ablates small models. `syntax` and `coreference` are files of annotated text, as for
-    `lens.kinds`. `on_progress` receives the name of each step.
+    A text that is longer than the model reads is measured in pieces. An encoder-decoder reads
+    (source, target) pairs, and a `Vision` the image at a path. Importance is measured `by` ablation
+    or estimated from one backward pass; "auto" ablates small models. `syntax` and `coreference` are
+    files of annotated text, as for `lens.kinds`. `on_progress` receives the name of each step.
     """
     for argument, count in (("tokens", tokens), ("pattern_tokens", pattern_tokens)):
         if count < 2:
@@ -165,15 +229,71 @@ def collect_report(
     # As many keys per query as keep the file small.
     weights = MAX_WEIGHTS // (len(inspection.addresses) * len(report_input))
     keys = max(MIN_KEYS, min(MAX_KEYS, weights))
+    largest = top_keys(model, report_input.shown, top_k=keys)
+    on_progress("predictions, compositions of heads and examples")
+    inspection = replace(inspection, importance=importance)
+    compositions, unknown_compositions = strongest_compositions(model, inspection.kinds)
+    examples, passages = _find_examples(model, report_input, inspection, progress)
     return ReportData(
         name=name,
         model=model,
         input=report_input,
-        inspection=replace(inspection, importance=importance),
+        inspection=inspection,
         unknown_importance=unknown_importance,
-        largest=top_keys(model, report_input.shown, top_k=keys),
+        largest=largest,
         keys=keys,
+        predictions=predict(model, report_input),
+        compositions=compositions,
+        unknown_compositions=unknown_compositions,
+        examples=examples,
+        passages=passages,
     )
+
+
+def _find_examples(
+    model: build.Model, source: ReportInput, inspection: Inspection, progress: bool
+) -> tuple[dict[Address, tuple[HeadExample, ...]], dict[int, dict[str, list[str]]]]:
+    """The texts where the most important heads are sharpest, and their tokens by stack."""
+    if source.image is not None:
+        return {}, {}
+    heads, importance = list(inspection.addresses), inspection.importance
+    if importance is not None:
+        order = np.argsort(-np.nan_to_num(importance.change, nan=-np.inf), kind="stable")
+        heads = [heads[index] for index in order]
+    else:
+        clear = {
+            head: max((label.margin for label in inspection.labels(head)), default=0.0)
+            for head in heads
+        }
+        heads.sort(key=lambda head: -clear[head])
+    sums = CorpusSums(ExampleSettings(sharpest=EXAMPLES, per_decile=1))
+    ids: dict[int, dict[str, list[int]]] = {}
+
+    def visit(batch: ModelInputs, numbers: list[int]) -> None:
+        by_stack = ids_by_stack(model, batch)
+        watcher = CorpusWatcher(model.stacks(), sums, by_stack, numbers)
+        with torch.inference_mode():
+            model.run_hidden(batch, watcher)
+        for stack, texts in by_stack.items():
+            for number, text in zip(numbers, texts.to_list(), strict=True):
+                ids.setdefault(number, {})[stack] = text.tolist()
+
+    for_each_batch(model, list(source.measured), visit, label="examples", progress=progress)
+    books = {
+        head: (part.book, index)
+        for block, part in sums.blocks.items()
+        for index, head in enumerate(block.addresses)
+    }
+    chosen = [head for head in heads if head in books][:EXAMPLE_HEADS]
+    examples = {head: tuple(books[head][0].sharpest(books[head][1])) for head in chosen}
+    used = sorted({example.text for sharpest in examples.values() for example in sharpest})
+    return examples, {
+        text: {
+            stack: [token_text(model.tokenizer, token) for token in tokens]
+            for stack, tokens in ids[text].items()
+        }
+        for text in used
+    }
 
 
 def report_json(report: ReportData) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The texts or the image of a report: what is measured, and the tokens that the page shows."""
+"""The texts, pairs or image of a report: what is measured, and the tokens that the page shows."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from manyheads.data import images
 from manyheads.data.images import image_size
 from manyheads.encoding import text_reader
 from manyheads.errors import InputError
+from manyheads.lens.inputs.texts import read_inputs
 from manyheads.models import build, vision
-from manyheads.tokenizers import token_texts
+from manyheads.tokenizers import token_text, token_texts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,17 +38,29 @@ class ReportImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReportInput:
-    """The texts to measure on, and the ids and the text of the tokens that are shown."""
+    """The texts to measure on, and the ids and the text of the tokens that are shown.
+
+    Of an encoder-decoder, `ids` and `tokens` are the decoder's; the encoder reads the source.
+    """
 
     measured: tuple[Any, ...]
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
     image: ReportImage | None = None
+    source_ids: tuple[int, ...] = ()
+    source_tokens: tuple[str, ...] = ()
 
     @property
     def shown(self) -> list[Any]:
         """What the patterns are measured on, as the lens takes it."""
-        return [list(self.ids)] if self.image is None else [self.image.pixels]
+        if self.image is not None:
+            return [self.image.pixels]
+        ids = list(self.ids)
+        return [(list(self.source_ids), ids)] if self.source_ids else [ids]
+
+    def tokens_of(self, stack: str) -> tuple[str, ...]:
+        """The tokens that the heads of a stack look from."""
+        return self.source_tokens if self.source_ids and stack == "encoder" else self.tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -57,10 +70,9 @@ def check_model(model: build.Model, name: str) -> text_reader.TextReader:
     """Raise an InputError for a model that no report of a text can show."""
     if model.reads_images:
         raise InputError(f"{name} reads images", "pass one with --image")
-    if model.reads_pairs:
+    if not model.reads_token_ids:
         raise InputError(
-            f"{name} has an encoder and a decoder, and a report shows one stack of layers",
-            "use manyheads inspect, which shows the heads of both",
+            f"{name} reads more than texts", "use manyheads inspect, which reads sounds too"
         )
     if model.tokenizer is None:
         raise InputError(f"{name} has no tokenizer", "put a tokenizer.json into its folder")
@@ -68,27 +80,62 @@ def check_model(model: build.Model, name: str) -> text_reader.TextReader:
 
 
 def read_text_input(
-    model: build.Model, name: str, texts: str | Sequence[str], *, measured: int, shown: int
+    model: build.Model,
+    name: str,
+    texts: str | Sequence[str] | Sequence[tuple[str, str]],
+    *,
+    measured: int,
+    shown: int,
 ) -> ReportInput:
-    """Take `measured` tokens of the texts, and the first `shown` for the page."""
+    """Take `measured` tokens of the texts, and the first `shown` for the page.
+
+    Of the (source, target) pairs of an encoder-decoder the page shows the first.
+    """
     reader = check_model(model, name)
-    texts = [texts] if isinstance(texts, str) else list(texts)
-    text = "\n\n".join(texts)
-    if not text.strip():
+    listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+    pairs = [text for text in listed if not isinstance(text, str)]
+    if model.reads_pairs and len(pairs) < len(listed):
+        raise InputError(
+            f"{name} has an encoder and a decoder", "pass (source, target) pairs of texts"
+        )
+    if not "".join("".join(text) for text in listed).strip():
         raise InputError("the text is empty", "pass one with at least two words")
     limit = text_reader.resolve_max_length(reader, None)
     length = shown if limit is None else min(shown, limit)
+    first, _ = text_reader.first_texts(model.tokenizer, listed, measured)
+    fitting = tuple(text_reader.fit_texts(model, first))
+    if pairs:
+        return _read_pair(model, fitting, length)
+    text = "\n\n".join(listed)
     [ids], _ = text_reader.open_reader(reader, [text], length).read(range(1))
     if len(ids) < 2:
         raise InputError(
             f"the text must have at least 2 tokens, got {len(ids)}", "pass a longer one"
         )
     numbers = ids.tolist()
-    first, _ = text_reader.first_texts(model.tokenizer, texts, measured)
-    pairs = token_texts(model.tokenizer, text, numbers)
-    # A letter of several tokens is written at the first of them, bytes at the others.
-    tokens = (letters or token for token, letters in pairs)
-    return ReportInput(tuple(text_reader.fit_texts(model, first)), tuple(numbers), tuple(tokens))
+    return ReportInput(fitting, tuple(numbers), _tokens(model, text, numbers))
+
+
+def _read_pair(model: build.Model, pairs: tuple[Any, ...], length: int) -> ReportInput:
+    """The first pair for the page; the decoder's tokens begin with its start token."""
+    source, target = pairs[0]
+    inputs = read_inputs(model, [(source, target)], length)
+    assert inputs.source is not None, "the model reads pairs"
+    assert inputs.ids is not None, "the model reads pairs"
+    read, (start, *written) = inputs.source.values.tolist(), inputs.ids.values.tolist()
+    tokens = (token_text(model.tokenizer, start), *_tokens(model, target, written))
+    return ReportInput(
+        pairs,
+        (start, *written),
+        tokens,
+        source_ids=tuple(read),
+        source_tokens=_tokens(model, source, read),
+    )
+
+
+def _tokens(model: build.Model, text: str, ids: list[int]) -> tuple[str, ...]:
+    """Tokens as text: a letter of several tokens is at the first of them, bytes at the others."""
+    return tuple(letters or token for token, letters in token_texts(model.tokenizer, text, ids))
 
 
 def read_image(model: vision.Vision, file: Path) -> ReportImage:

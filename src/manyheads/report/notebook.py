@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from manyheads.atomic_write import atomic_write
 from manyheads.bridge.automatic import wrapping_models
@@ -17,12 +18,13 @@ from manyheads.models import build
 from manyheads.report.data import MAX_KEYS, MAX_WEIGHTS, MIN_KEYS, list_measures
 from manyheads.report.inputs import ReportInput, read_text_input
 from manyheads.report.page import (
-    SCRIPTS,
+    HEAD_SCRIPTS,
     SHARED_SCRIPTS,
-    content_hash,
+    content_policy,
     fill_page,
     join_scripts,
     page_data,
+    page_style,
     read_part,
     to_json,
 )
@@ -67,7 +69,7 @@ class HeadView:
 @wrapping_models
 def show(
     model: build.Model,
-    text: str | Sequence[int],
+    text: str | tuple[str, str] | Sequence[int],
     *,
     name: str = "the model",
     kinds: bool = False,
@@ -77,19 +79,21 @@ def show(
     """Show where every head of a model looks on a text, in a notebook.
 
     All heads as a grid, colored by any measure, and one of them on the text: as shades, as lines
-    and as a map. `text` may also be token ids. With `kinds` the kinds of heads are measured too,
-    which takes longer. Only the largest weights of each query are stored, so that the view of 12 x
-    12 heads on 128 tokens takes less than a megabyte.
+    and as a map. `text` may also be token ids, or for an encoder-decoder a (source, target) pair.
+    With `kinds` the kinds of heads are measured too, which takes longer. Only the largest weights
+    of each query are stored, so that the view of 12 x 12 heads on 128 tokens takes less than a
+    megabyte.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0)
     >>> show(model, [5, 6, 7, 5, 6], name="mine", progress=False)
     2 heads of mine on 5 tokens: displayed in a notebook, or save() it as an HTML file
     """
-    if isinstance(text, str):
-        source = read_text_input(model, name, text, measured=MAX_TOKENS, shown=MAX_TOKENS)
+    if isinstance(text, str) or isinstance(text[0], str):
+        texts: Any = [text]
+        source = read_text_input(model, name, texts, measured=MAX_TOKENS, shown=MAX_TOKENS)
     else:
-        numbers = tuple(int(token) for token in text)
+        numbers = tuple(map(int, text))
         source = ReportInput((list(numbers),), numbers, tuple(map(str, numbers)))
     measured = statistics(model, source.shown, progress=progress)
     classified = find_kinds(model, source.shown, progress=progress) if kinds else None
@@ -102,13 +106,12 @@ def show(
     weights = MAX_WEIGHTS // max(1, len(inspection.addresses) * len(source))
     largest = top_keys(model, source.shown, top_k=max(MIN_KEYS, min(MAX_KEYS, weights)))
     title = f"{len(inspection.addresses)} heads of {name} on {pluralise(len(source), 'token')}"
-    script = join_scripts(SHARED_SCRIPTS, SCRIPTS)
+    script = join_scripts(SHARED_SCRIPTS, HEAD_SCRIPTS)
     values = {
-        "policy": "default-src 'none'; style-src 'unsafe-inline'; "
-        f"script-src {content_hash(script)}; base-uri 'none'; form-action 'none'",
+        "policy": content_policy(script, page_style()),
         "name": escape(name),
         "about": escape(f"{name}: {inspection.model}"),
-        "style": read_part("theme.css", "pictures") + read_part("style.css"),
+        "style": page_style(),
         "head_section": read_part("head_section.html"),
         "data": to_json(page_data(source, inspection, list_measures(inspection), largest)),
         "script": script,

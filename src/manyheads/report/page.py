@@ -20,12 +20,28 @@ from manyheads.formatting import without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys
 from manyheads.lens.inspection import Inspection
 from manyheads.report import sections
-from manyheads.report.data import ReportData, ReportMeasure, suggest_commands
+from manyheads.report.atlas_folder import example_record
+from manyheads.report.data import (
+    ReportData,
+    ReportMeasure,
+    kind_words,
+    short_kind,
+    suggest_commands,
+    telling_head,
+)
 from manyheads.report.inputs import ReportInput
+from manyheads.taps import Sublayer
 
-# Scripts shared with the studio, and the report's own.
-SHARED_SCRIPTS = ("color.js", "format.js", "scale.js")
-SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
+# The format of the page: a sample of an earlier one is out of date.
+FORMAT = 2
+# Scripts shared with the studio and the atlas, and the report's own.
+SHARED_SCRIPTS = (
+    *("dom.js", "color.js", "format.js", "scale.js", "token_text.js", "theme.js"),
+    *("grid.js", "pixels.js", "packed.js", "example.js", "table.js"),
+)
+HEAD_SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
+SCRIPTS = (*HEAD_SCRIPTS, "text_parts.js")
+STYLES = ("theme.css", "example.css")
 # The largest weights of a query are kept up to this sum.
 KEPT_WEIGHT = 0.98
 
@@ -37,19 +53,22 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
     page's content security policy runs nothing else and sends no request.
     """
     measures = report.measures()
-    script = join_scripts(SHARED_SCRIPTS, SCRIPTS)
+    script, style = join_scripts(SHARED_SCRIPTS, SCRIPTS), page_style()
     head, body = sections.head_table(report, measures)
     suggestions = suggest_commands(report, model_path=model_path, text_file=text_file)
     values = {
-        "policy": "default-src 'none'; style-src 'unsafe-inline'; "
-        f"script-src {content_hash(script)}; img-src data:; base-uri 'none'; form-action 'none'",
+        "policy": content_policy(script, style),
         "name": escape(report.name),
+        "format": str(FORMAT),
         "made": escape(made),
         "input": "text" if report.input.image is None else "image",
-        "style": read_part("theme.css", "pictures") + read_part("style.css"),
+        "style": style,
         "overview": sections.overview(report),
         "about": sections.about_model(report),
+        "predictions": sections.predictions(report),
         "importance": sections.importance(report),
+        "compositions": sections.compositions(report),
+        "examples": sections.examples(report),
         "problem_heads": sections.problem_heads(report),
         "activations": sections.activations(report),
         "table_head": head,
@@ -57,10 +76,30 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
         "next_steps": sections.next_steps(suggestions),
         "definitions": sections.definitions(report, measures),
         "head_section": read_part("head_section.html"),
-        "data": to_json(page_data(report.input, report.inspection, measures, report.largest)),
+        "data": to_json(
+            page_data(report.input, report.inspection, measures, report.largest)
+            | {"predictions": report.predictions.record(), "examples": _example_data(report)}
+        ),
         "script": script,
     }
     return fill_page(read_part("page.html"), values)
+
+
+def page_style() -> str:
+    """The styles that pages share, and the report's own."""
+    return "".join(read_part(name, "pictures") for name in STYLES) + read_part("style.css")
+
+
+def _example_data(report: ReportData) -> dict[str, Any]:
+    """The examples of some heads, by their index, and the tokens of the texts."""
+    index = {head: place for place, head in enumerate(report.inspection.addresses)}
+    return {
+        "heads": [
+            [index[head], [example_record(example) for example in examples]]
+            for head, examples in report.examples.items()
+        ],
+        "passages": {str(text): tokens for text, tokens in report.passages.items()},
+    }
 
 
 def join_scripts(shared: Sequence[str], own: Sequence[str], folder: str = "page") -> str:
@@ -72,6 +111,14 @@ def join_scripts(shared: Sequence[str], own: Sequence[str], folder: str = "page"
     parts += [read_part(name, folder=folder) for name in own]
     modules = re.compile(r"^(export |import [^;]*;\n)", re.MULTILINE)
     return '"use strict";\n{\n' + "\n".join(modules.sub("", part) for part in parts) + "}\n"
+
+
+def content_policy(script: str, style: str) -> str:
+    """The content security policy of a page: its own script and styles, and no request."""
+    return (
+        f"default-src 'none'; style-src {content_hash(style)}; script-src {content_hash(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def content_hash(content: str) -> str:
@@ -142,16 +189,19 @@ def page_data(
     """What the scripts of the head view read; kinds may not have been measured."""
     flags, kinds = inspection.flags(), inspection.kinds
     heads, addresses = [], inspection.addresses
+    stacks = dict.fromkeys(address.stack for address in addresses)
     for address in addresses:
         labels = inspection.labels(address)
+        keys = "encoder" if address.sublayer is Sublayer.CROSS else address.stack
         near = None if kinds is None else kinds.nearest.get(address)
         why = "" if kinds is None else kinds.why_mixed(address)
         heads.append(
             {
                 "name": str(address),
-                "layer": address.head.layer,
-                "head": address.head.head,
-                "kind": inspection.best_kind(address),
+                **address.record(),
+                "keys": keys,
+                "kind": short_kind(inspection, address),
+                "words": kind_words(inspection, address),
                 "group": labels[0].kind if labels else "mixed",
                 "kinds": [label.record() for label in labels],
                 "nearest": None if near is None else near.record(),
@@ -162,7 +212,8 @@ def page_data(
     image = source.image
     by_head = {keys.address: keys for keys in largest}
     return {
-        "tokens": list(source.tokens),
+        "tokens": {stack: list(source.tokens_of(stack)) for stack in stacks},
+        "start": addresses.index(telling_head(inspection)),
         "image": None if image is None else [image.url, image.rows, image.columns, image.registers],
         "heads": heads,
         "kinds": kinds is not None,
@@ -177,7 +228,9 @@ def page_data(
             }
             for measure in measures
         ],
-        "patterns": [_pack_head(by_head.get(head), len(source.tokens)) for head in addresses],
+        "patterns": [
+            _pack_head(by_head.get(head), len(source.tokens_of(head.stack))) for head in addresses
+        ],
     }
 
 

@@ -10,7 +10,7 @@ from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import describe_measure
 from manyheads.pictures import draw_atlas, draw_grid, draw_head_map, draw_over_image
-from manyheads.report.data import ReportData
+from manyheads.report.data import ReportData, short_kind, telling_head
 from manyheads.report.inputs import ReportImage
 
 # Tokens of the text on the picture of one head.
@@ -20,9 +20,12 @@ MAX_TOKENS = 48
 def draw_pictures(report: ReportData, folder: Path) -> list[Path]:
     """Draw the atlas, the head with the clearest pattern and its layer; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    best = _clearest(report)
+    best = telling_head(report.inspection)
     layer = [
-        address for address in report.statistics.addresses if address.head.layer == best.head.layer
+        address
+        for block in report.statistics.blocks
+        if best in block.addresses
+        for address in block.addresses
     ]
     # All weights: the report itself has only the largest of each query.
     measured = patterns(report.model, report.input.shown, layer)
@@ -34,7 +37,7 @@ def draw_pictures(report: ReportData, folder: Path) -> list[Path]:
         folder / f"layer-{best.head.layer}.png",
     ]
     _draw_atlas(report, paths[0])
-    kind = report.kinds.best(best)
+    kind = short_kind(report.inspection, best)
     draw_head_map(
         maps[layer.index(best)][: len(tokens), : len(tokens)],
         tokens,
@@ -46,7 +49,7 @@ def draw_pictures(report: ReportData, folder: Path) -> list[Path]:
         [maps],
         paths[2],
         numbers=[best.head.layer],
-        names={(0, address.head.head): report.kinds.best(address) for address in layer},
+        names={(0, address.head.head): short_kind(report.inspection, address) for address in layer},
         title=f"{report.name}, layer {best.head.layer}",
         subtitle=f"queries down, keys across, {len(report.input)} tokens",
     )
@@ -79,16 +82,6 @@ def _draw_class(
     )
 
 
-def _clearest(report: ReportData) -> Address:
-    """The best induction head if there is one, else the head with the highest score."""
-
-    def rank(address: Address) -> tuple[bool, float]:
-        labels = report.kinds.of(address)
-        return (bool(labels) and labels[0].kind == "induction", labels[0].score if labels else 0.0)
-
-    return max(report.statistics.addresses, key=rank)
-
-
 def _draw_atlas(report: ReportData, path: Path) -> None:
     importance = report.importance
     name = "normalized_entropy" if importance is None else importance.measure
@@ -98,7 +91,10 @@ def _draw_atlas(report: ReportData, path: Path) -> None:
     draw_atlas(
         [part.tolist() for part in np.split(values, ends[:-1])],
         path,
-        labels=[[report.kinds.best(address) for address in block.addresses] for block in blocks],
+        labels=[
+            [short_kind(report.inspection, address) for address in block.addresses]
+            for block in blocks
+        ],
         measure=describe_measure(name).title,
         title=f"The {report.heads} heads of {report.name}",
         subtitle="each with its kind",

@@ -10,9 +10,10 @@ from manyheads.formatting import UNKNOWN, number, percent, pluralise
 from manyheads.lens.causal.head_importance import HeadImportance
 from manyheads.lens.measure.measures import SINK_ABOVE
 from manyheads.lens.results.addresses import Address
-from manyheads.lens.results.measure_names import format_value
+from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.models.decoder import Decoder
-from manyheads.report.data import ReportData, ReportMeasure, Suggestion
+from manyheads.report import composition_graph
+from manyheads.report.data import ReportData, ReportMeasure, Suggestion, kind_words, short_kind
 from manyheads.tokenizers import token_text
 
 MAX_BARS = 8
@@ -24,15 +25,24 @@ def about_model(report: ReportData) -> str:
     blocks, model = report.statistics.blocks, report.model
     weights = sum(weight.numel() for weight in model.parameters())
     counts = sorted({block.heads for block in blocks})
-    stack = model.stacks()["main"].config
-    layers, width = stack.layers, stack.width
+    stacks = [stack.config for stack in model.stacks().values()]
+    layers = [layer for stack in stacks for layer in stack.layers]
     mixers = Counter(type(layer.mixer.inner).__name__ for layer in layers if layer.mixer)
     heads = pluralise(counts[-1], "head" if mixers else "attention head")
     if len(counts) > 1:
         heads = f"{counts[0]} to {heads}"
     attention = next((layer.attention.inner for layer in layers if layer.attention), None)
+    depth = pluralise(len({(block.stack, block.layer) for block in blocks}), "layer")
     if report.input.image is not None:
         kind, sees = "an encoder of images", "every patch and the class token see all the others"
+    elif model.reads_pairs:
+        kind, sees = (
+            "an encoder-decoder",
+            (
+                "the encoder sees the whole source, the decoder itself and those before it, and by "
+                "cross-attention the source"
+            ),
+        )
     elif isinstance(model, Decoder):
         kind, sees = "a decoder", "every token sees itself and those before it"
     else:
@@ -51,8 +61,8 @@ def about_model(report: ReportData) -> str:
         )
     return (
         f"<strong>{escape(report.name)}</strong> is {kind} of {_round_count(weights)} parameters: "
-        f"{pluralise(len(blocks), 'layer')} of {heads}, {report.heads} in all, on a residual "
-        f"stream of {width} channels; {sees}.{shared} {_measured_on(report)}"
+        f"{depth} of {heads}, {report.heads} in all, on a residual stream of {stacks[0].width} "
+        f"channels; {sees}.{shared} {_measured_on(report)}"
     )
 
 
@@ -63,20 +73,23 @@ def _measured_on(report: ReportData) -> str:
             f"Every number below was measured on the image, split into {image.rows} x "
             f"{image.columns} patches behind the class token, which comes first."
         )
+    noun, shown = "text", f"the first {pluralise(len(report.input), 'token')}"
+    if report.input.source_ids:
+        noun, shown = "pair", "the first pair"
     return (
-        f"Every number below was measured on {pluralise(metadata['texts'], 'text')}, "
-        f"{pluralise(metadata['tokens'], 'token')}; the patterns are those of the first "
-        f"{pluralise(len(report.input), 'token')}."
+        f"Every number below was measured on {pluralise(metadata['texts'], noun)}, "
+        f"{pluralise(metadata['tokens'], 'token')}; the patterns are those of {shown}."
     )
 
 
 def overview(report: ReportData) -> str:
     """A few numbers at a glance."""
     addresses = report.statistics.addresses
-    kinds = Counter(report.kinds.best(address).split()[0] for address in addresses)
-    named = report.heads - kinds.pop("mixed", 0)
+    kinds = Counter(labels[0].kind for labels in map(report.kinds.of, addresses) if labels)
+    named = kinds.total()
     common = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
-    layers = pluralise(len(report.statistics.blocks), "layer")
+    blocks = report.statistics.blocks
+    layers = pluralise(len({(block.stack, block.layer) for block in blocks}), "layer")
     cards = [(str(report.heads), "heads", f"in {layers}"), (str(named), "have a kind", common)]
     if report.importance is not None:
         best = int(np.nanargmax(report.importance.change))
@@ -109,7 +122,9 @@ def importance(report: ReportData) -> str:
         return f"<p>Not measured: {escape(report.unknown_importance)}.</p>"
     order = np.argsort(-np.nan_to_num(importance.change, nan=-np.inf)).tolist()
     count = min(MAX_BARS, max(1, report.heads // 2))
-    scale = float(np.nanmax(np.abs(importance.change))) or 1.0
+    # The longest whisker fits too.
+    reach = np.abs(importance.change) + 2 * np.nan_to_num(importance.errors)
+    scale = float(np.nanmax(reach)) or 1.0
     most, least = (
         _bars(report, importance, indices[:count], scale) for indices in (order, order[::-1])
     )
@@ -118,6 +133,126 @@ def importance(report: ReportData) -> str:
         '<div class="pair">'
         f"<div><h3>Most important</h3>{most}</div><div><h3>Least important</h3>{least}</div>"
         "</div>"
+    )
+
+
+PREDICTED = {
+    "next token": "Each token is shaded by how probable it was after those before it",
+    "masked token": "Each shaded token was masked once, and is shaded by how probable it was there",
+    "token classes": "The model gives every token a class",
+    "classes": "What the model takes it for",
+}
+
+
+def predictions(report: ReportData) -> str:
+    """The most probable outputs: at each token by script, at the last one without."""
+    result = report.predictions
+    if result.unknown or not result.rows:
+        why = result.unknown or "no token of the text could be predicted"
+        return f"<p>No prediction: {escape(why)}.</p>"
+    about = f"{PREDICTED[result.output]}."
+    if not np.isnan(result.loss):
+        about = (
+            f"{about[:-1]}. The mean loss of the right token is {result.loss:.2f} nats, and it is "
+            f"the most probable one in {percent(result.hits)} of places."
+        )
+    last = result.rows[-1]
+    most = max(part for _, part in last.top)
+    bars = "".join(
+        f'<li><bdi class="word">{escape(result.names[name])}</bdi>{_bar(100 * part / most)}'
+        f'<span class="number">{percent(part)}</span></li>'
+        for name, part in last.top
+    )
+    top = f'<ol id="predicted-top" class="bars words">{bars}</ol>'
+    if result.output == "classes":
+        return f'<p class="lead">{about}</p><div class="panel narrow">{top}</div>'
+    hint = "Point at a token, tap it or use the arrow keys."
+    return (
+        f'<p class="lead">{about}</p><div class="columns"><div class="panel">'
+        '<div id="predicted-text" class="text" tabindex="0" role="group" '
+        'aria-label="The text; arrow keys choose a token"></div>'
+        f'<p class="quiet">{hint}</p></div><div class="panel" aria-live="polite">'
+        f'<h3 id="predicted-after">At the end of the text</h3>{top}</div></div>'
+    )
+
+
+def compositions(report: ReportData) -> str:
+    """The heads that read what others wrote, as a picture and as a table."""
+    edges = report.compositions
+    if not edges:
+        return f"<p>Not measured: {escape(report.unknown_compositions)}.</p>"
+    addresses = report.statistics.addresses
+    indices = {head: index for index, head in enumerate(addresses)}
+    kinds = {head: short_kind(report.inspection, head) for head in addresses}
+    picture = composition_graph.draw_compositions(edges, kinds, indices)
+    confirmed = sum(edge.without is not None for edge in edges)
+    bold = (
+        f" A dot marks what ablation confirmed ({pluralise(confirmed, 'pair')}): without the "
+        "first head the second loses its pattern."
+        if confirmed
+        else ""
+    )
+    rows = []
+    for edge in edges:
+        ends = "".join(
+            f'<td data-value="{indices[head]}"><a href="#head" data-head="{indices[head]}">{head}'
+            f'</a> <span class="quiet">{escape(kinds[head])}</span></td>'
+            for head in (edge.writer, edge.reader)
+        )
+        by = "weights alone"
+        if edge.without is not None:
+            by = f"ablation: score {edge.without[0]:.2f}, without it {edge.without[1]:.2f}"
+        rows.append(
+            f"<tr>{ends}<td>{composition_graph.READS[edge.through]}</td>"
+            f'<td class="number" data-value="{edge.score:.6g}">{edge.score:.2f}</td>'
+            f'<td class="number" data-value="{edge.usual:.6g}">{edge.usual:.2f}</td>'
+            f"<td>{by}</td></tr>"
+        )
+    titles = ("This head writes", "This one reads it", "What for", "Score", "Median", "Known by")
+    head = "".join(
+        f'<th scope="col" aria-sort="none"><button type="button">{title}</button></th>'
+        for title in titles
+    )
+    legend = "".join(
+        f'<span class="way {way}"><svg aria-hidden="true" width="34" height="8">'
+        f'<path d="M0 4 H34"/></svg> {about}</span>'
+        for way, about in composition_graph.READS.items()
+    )
+    return (
+        '<p class="lead">A line goes from a head that writes into the residual stream to a later '
+        "head that reads it. Scores come from the weights (Elhage et al. 2021, composition); the "
+        f"{len(edges)} pairs furthest above the median of all pairs are drawn.{bold}</p>"
+        f'<div class="scroll">{picture}</div><p class="ways quiet">It reads: {legend}</p>'
+        "<details><summary>The same as a table</summary>"
+        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div></details>"
+    )
+
+
+def examples(report: ReportData) -> str:
+    """A place for the examples of each important head, which the script fills."""
+    if not report.examples:
+        return "<p>There are no texts to choose from.</p>"
+    indices = {head: index for index, head in enumerate(report.statistics.addresses)}
+    importance = report.importance
+    places = []
+    for head in report.examples:
+        worth = ""
+        if importance is not None:
+            about = describe_measure(importance.measure)
+            worth = f", {about.label} {number(float(importance.change[indices[head]]))}"
+        words = escape(f"{kind_words(report.inspection, head)}{worth}")
+        places.append(
+            f"<details{' open' if not places else ''}><summary>{head} "
+            f'<span class="quiet">{words}</span></summary>'
+            f'<div data-examples="{indices[head]}"></div></details>'
+        )
+    chosen = "The heads that matter most" if importance is not None else "The clearest heads"
+    return (
+        f'<p class="lead">{chosen}, each on the texts of this report where it gives a single token '
+        "the largest weight, the first token left out. Point at a token, tap it, or use the arrow "
+        "keys: the tokens that it looks at are shaded.</p>"
+        f'<div class="examples">{"".join(places)}</div>'
     )
 
 
@@ -200,7 +335,8 @@ def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[s
         cells = [
             f'<th scope="row" data-value="{index}"><a href="#head" data-head="{index}">{name}</a>'
             f"{marks}</th>",
-            f'<td data-value="{escape(report.kinds.best(address))}">{_kinds(report, address)}</td>',
+            f'<td data-value="{escape(short_kind(report.inspection, address))}">'
+            f"{_kinds(report, address)}</td>",
         ]
         for column in columns:
             value, error = float(column.values[index]), float(column.errors[index])
@@ -237,9 +373,10 @@ def definitions(report: ReportData, measures: Sequence[ReportMeasure]) -> str:
         "<h3>Measures</h3><p>The weights A of a query sum to 1 over its visible keys. Standard "
         f"errors are over {over}.</p><dl>{defined}</dl><h3>Kinds</h3><p>A head has every kind "
         "whose score exceeds its threshold, on synthetic texts in most of the draws; in brackets "
-        "the 95% interval. The most specific kind comes first. A head without any is mixed, "
-        f"with the nearest one.</p><dl>{kinds}{missing}</dl><h3>Patterns</h3><p>For each query the "
-        "file keeps the largest weights, up to 98% of the total and at most "
+        "the 95% interval. The most specific kind comes first. A head without any has the one that "
+        f"it comes closest to, and what it lacks.</p><dl>{kinds}{missing}</dl>"
+        "<h3>Patterns</h3><p>For each query the file keeps the largest weights, up to 98% of the "
+        "total and at most "
         f"{report.keys} keys, with eight bits each; the rest is given beside each token.</p>"
     )
 
@@ -281,25 +418,44 @@ def _bars(
         value, error = float(importance.change[index]), float(importance.errors[index])
         width = 100 * min(1.0, abs(value) / scale)
         spread = 0.0 if np.isnan(error) else 200 * error / scale
-        whisker = (
-            f'<i style="left:{max(0.0, width - spread):.2f}%;'
-            f'width:{min(100.0, width + spread) - max(0.0, width - spread):.2f}%"></i>'
-        )
         address = report.statistics.addresses[index]
+        words = kind_words(report.inspection, address)
         lines.append(
             f'<li><a href="#head" data-head="{index}">{address}</a>'
-            f"<small>{escape(report.kinds.best(address))}</small>"
-            f'<span class="bar{" below" if value < 0 else ""}"><b style="width:{width:.2f}%"></b>'
-            f'{whisker if spread else ""}</span><span class="number">{number(value)}</span></li>'
+            f'<small title="{escape(words)}">{escape(_short_score(report, address))}</small>'
+            f"{_bar(width, spread, below=value < 0)}"
+            f'<span class="number">{number(value)}</span></li>'
         )
     return f'<ol class="bars">{"".join(lines)}</ol>'
+
+
+def _short_score(report: ReportData, head: Address) -> str:
+    """The kind of a head, or "near induction 0.31 of 0.40"."""
+    near = report.kinds.nearest.get(head)
+    score = "" if near is None or report.kinds.of(head) else f" {near.score:.2f}"
+    above = f" of {near.threshold:.2f}" if score and near and near.score <= near.threshold else ""
+    return f"{short_kind(report.inspection, head)}{score}{above}"
+
+
+def _bar(width: float, spread: float = 0.0, *, below: bool = False) -> str:
+    """A bar in percent of its place, with a whisker on both sides of its end."""
+    start, end = max(0.0, width - spread), min(100.0, width + spread)
+    ends = "".join(f'<rect x="{x:.2f}%" y="4" width="2" height="8"/>' for x in (start, end))
+    whisker = (
+        f'<g class="whisker"><rect x="{start:.2f}%" y="7" width="{end - start:.2f}%" height="2"/>'
+        f"{ends}</g>"
+    )
+    return (
+        f'<svg class="bar{" below" if below else ""}" aria-hidden="true"><rect class="value" '
+        f'width="{width:.2f}%" height="16" rx="4"/>{whisker if spread else ""}</svg>'
+    )
 
 
 def _kinds(report: ReportData, address: Address) -> str:
     """Each kind with its score, interval and sample, or the nearest kind."""
     labels = report.kinds.of(address)
     if not labels:
-        return f'<span class="quiet">{escape(report.kinds.describe(address))}</span>'
+        return f'<span class="quiet">{escape(kind_words(report.inspection, address))}</span>'
     lines = []
     for label in labels[:3]:
         low, high = label.interval

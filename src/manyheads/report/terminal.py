@@ -7,7 +7,7 @@ from rich.text import Text
 from manyheads.console import TerminalPage, heat
 from manyheads.formatting import pluralise
 from manyheads.lens.results.measure_names import describe_measure, format_value
-from manyheads.report.data import ReportData, suggest_commands
+from manyheads.report.data import ReportData, short_kind, suggest_commands
 
 MAX_ROWS = 32
 COLUMNS = ("normalized_entropy", "previous_token", "first_token")
@@ -16,7 +16,8 @@ COLUMNS = ("normalized_entropy", "previous_token", "first_token")
 def print_report(report: ReportData, *, model_path: str, text_file: str) -> None:
     """Print the most important heads, or all if they are few, and what to try next."""
     page = TerminalPage()
-    heads, layers = report.heads, len(report.statistics.blocks)
+    blocks = report.statistics.blocks
+    heads, layers = report.heads, len({(block.stack, block.layer) for block in blocks})
     page.title(f"{report.name}: {pluralise(heads, 'head')} in {pluralise(layers, 'layer')}")
     page.blank_line()
     page.show(_table(report))
@@ -44,7 +45,7 @@ def _table(report: ReportData) -> Table:
         order = np.argsort(-np.nan_to_num(importance.change, nan=-np.inf)).tolist()
     for index in order[:MAX_ROWS]:
         address = report.inspection.addresses[index]
-        cells: list[Text | str] = [str(address), report.inspection.best_kind(address)]
+        cells: list[Text | str] = [str(address), short_kind(report.inspection, address)]
         if importance is not None:
             cells.append(format_value(float(importance.change[index])))
         for name, about in columns.items():

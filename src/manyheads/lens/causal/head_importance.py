@@ -11,7 +11,7 @@ from manyheads.lens.causal.gradient_importance import importance
 from manyheads.lens.inputs.evaluation_inputs import EvaluationInputs, prepare_inputs
 from manyheads.lens.inputs.metrics import Similarity
 from manyheads.lens.inputs.texts import Inputs
-from manyheads.lens.results.addresses import blocks_of
+from manyheads.lens.results.addresses import Address, blocks_of
 from manyheads.lens.results.tables import FloatsByHead
 from manyheads.models import build, readout
 
@@ -61,13 +61,28 @@ def measure_importance(
     inputs = prepare_inputs(model, texts)
     method = _choose_method(model, by, tokens, inputs)
     measure, name = (ablate, "change") if method == "ablation" else (importance, "predicted")
-    result = measure(
-        model, inputs.model_inputs, metric=inputs.metric, targets=inputs.targets, progress=progress
-    )
+    blocks = blocks_of(model)
+    values: dict[Address, tuple[float, float]] = {}
+    # An encoder-decoder has three maps: the encoder's, the decoder's, and that between them.
+    for stack, sublayer in dict.fromkeys((block.stack, block.sublayer) for block in blocks):
+        result = measure(
+            model,
+            inputs.model_inputs,
+            metric=inputs.metric,
+            targets=inputs.targets,
+            stack=stack,
+            sublayer=sublayer,
+            progress=progress,
+        )
+        pairs = zip(result[name].means.tolist(), result[name].errors.tolist(), strict=True)
+        values |= dict(zip(result.addresses, pairs, strict=True))
+    unknown = (np.nan, np.nan)
+    rows = [values.get(head, unknown) for block in blocks for head in block.addresses]
+    change, errors = np.array(rows).T
     higher = isinstance(inputs.metric, Similarity)
     return HeadImportance(
-        change=-result[name].means if higher else result[name].means,
-        errors=result[name].errors,
+        change=-change if higher else change,
+        errors=errors,
         metric="similarity" if higher else "loss",
         by=method,
         baseline=result.metadata.get("baseline"),

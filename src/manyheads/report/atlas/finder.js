@@ -1,9 +1,10 @@
 // The finder: all heads as points, by two measures or on the map, and as a table with the same heads.
 
 import { addressOf } from "./address.js";
-import { css, inkOn } from "./color.js";
+import { inkOn } from "./color.js";
 import { announce, h, pluralise, s } from "./dom.js";
 import { formatted } from "./format.js";
+import { rampOf } from "./grid.js";
 import { listedToken } from "./token_text.js";
 import { KIND, MAP, atlasNow, background, colorOfKind, coloring, filteredHeads, kindGroups, measureNamed, state, valueOf, valuesOf } from "./state.js";
 
@@ -79,9 +80,7 @@ function drawScale() {
   const lines = [state.across, state.up, state.color].map((name) => measureNamed(name)).filter(Boolean);
   parts.about.replaceChildren(...[...new Set(lines)].flatMap((each) => [h("b", {}, `${each.label}: `), `${each.about} `]));
   if (!measure) return;
-  const stops = Array.from({ length: 9 }, (_, index) => css(scale.color(scale.low + (scale.high - scale.low) * index / 8)));
-  const ramp = h("i", { class: "ramp", vars: { background: `linear-gradient(90deg, ${stops.join(",")})` } });
-  parts.scale.replaceChildren(formatted(scale.low, measure.unit), ramp, formatted(scale.high, measure.unit), ` ${measure.label}`);
+  parts.scale.replaceChildren(...rampOf(scale, measure.unit), ` ${measure.label}`);
 }
 
 // Measures that are not fractions have long tails: their axis shows square roots.

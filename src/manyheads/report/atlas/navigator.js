@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { addressOf } from "./address.js";
+import { attentions, stepOf } from "./grid.js";
 import { atlasNow, background, coloring, filteredHeads } from "./state.js";
 
 // The link of each head of the atlas that is drawn.
@@ -25,8 +26,7 @@ export function drawNavigator(place, current) {
 function build(place, heads) {
   drawnAtlas = atlasNow();
   cells.clear();
-  const blocks = Map.groupBy(heads, (head) => [head.stack, head.sublayer].filter((word) => word !== "main" && word !== "attention").join(" "));
-  place.replaceChildren(...[...blocks].flatMap(([name, members]) => [name ? h("h3", {}, name) : null, grid(members)]).filter(Boolean));
+  place.replaceChildren(...[...attentions(heads)].flatMap(([name, members]) => [name ? h("h3", {}, name) : null, grid(members)]).filter(Boolean));
 }
 
 function grid(heads) {
@@ -50,7 +50,7 @@ function cell(head) {
 }
 
 function move(event) {
-  const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const by = stepOf(event);
   const { layer, head } = event.target.dataset;
   if (!by || layer === undefined) return;
   event.preventDefault();

@@ -1,6 +1,7 @@
 // Which atlas is open, which heads pass the filter, and what colors them.
 
 import { css, kindColor } from "./color.js";
+import { kindsOf } from "./grid.js";
 import { scaleOf } from "./scale.js";
 
 export const MAP = "map";
@@ -18,7 +19,7 @@ const columns = new WeakMap();
 export function begin(atlases) {
   state.atlases = atlases;
   const heads = atlases.flatMap((atlas) => atlas.heads);
-  groups = [...new Set(heads.map((head) => head.group))].filter((group) => group && group !== MIXED).sort();
+  groups = kindsOf(heads);
   state.layers = [0, Math.max(...heads.map((head) => head.layer))];
   state.most = Math.max(...atlases.map((atlas) => atlas.heads.length));
 }

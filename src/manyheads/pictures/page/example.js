@@ -3,6 +3,7 @@
 import { css, inkOn, weightColor } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
+import { tokenStep } from "./grid.js";
 import { listedToken, visibleToken } from "./token_text.js";
 
 const WEIGHT_UNITS = 1000;
@@ -72,7 +73,7 @@ export function exampleElement(example, words, keyWords = null) {
   }
 
   function step(event) {
-    const by = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    const by = tokenStep(event);
     if (!by) return;
     event.preventDefault();
     const next = at + by * (event.currentTarget.dir === "rtl" && event.key.match(/Left|Right/) ? -1 : 1);

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from manyheads import show
+from manyheads.report import compare_reports, render_comparison
 from manyheads.report.page import render_report, write_report
 from tests.chromium import launch, needs_chromium
-from tests.report.small import EVIL, decoder, report
+from tests.report.small import EVIL, decoder, pairs_report, report
 
 pytestmark = needs_chromium
 
@@ -105,6 +106,73 @@ def test_a_share_stands_behind_its_word_whichever_way_that_is_written(
     drawn = other.eval_on_selector_all("#view-lines text.seen tspan", edges)
     assert all(word < share for word, share in said + drawn)
     other.close()
+
+
+def test_predictions_follow_the_pointer_and_the_arrow_keys(page: Any) -> None:
+    page.hover("#predicted-text .token >> nth=12")
+    page.wait_for_function(
+        "document.querySelector('#predicted-after').textContent.includes('token 12')"
+    )
+    page.focus("#predicted-text")
+    page.keyboard.press("ArrowRight")
+    assert "token 13" in page.text_content("#predicted-after")
+    assert page.locator("#predicted-top li").count() >= 5
+
+
+def test_examples_and_the_graph_of_compositions_open_heads(page: Any) -> None:
+    assert page.locator("[data-examples] article").count() >= 4
+    assert page.locator(".graph path").count() == len(report().compositions)
+    page.locator(".graph a").last.click()
+    name = page.locator(".graph a").last.locator("text").first.text_content()
+    page.wait_for_function(f"document.querySelector('#title').textContent.startsWith('{name}')")
+
+
+def test_an_encoder_decoder_has_three_maps_and_cross_attention_two_texts(
+    page: Any, tmp_path: Path
+) -> None:
+    path, trouble = tmp_path / "pairs.html", []
+    write_report(render_report(pairs_report(), model_path="it", text_file="text.txt"), path)
+    opened = page.context.browser.new_page(viewport={"width": 390, "height": 800})
+    opened.on("console", lambda message: trouble.append(message.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.goto(path.as_uri())
+    opened.wait_for_selector(".token.at")
+    assert opened.locator(".map-name").count() == 3
+    opened.locator("#atlas button").nth(4).click()
+    opened.wait_for_function("document.querySelector('#title').textContent.includes('cross')")
+    assert opened.locator("#view-text h4").all_text_contents() == [
+        "The decoder writes",
+        "The encoder reads",
+    ]
+    opened.hover("#view-text [data-side=keys] >> nth=5")
+    opened.wait_for_function(
+        "document.querySelector('#summary').textContent.includes('attended to by')"
+    )
+    for view in ("lines", "map"):
+        opened.click(f"[data-view={view}]")
+    opened.wait_for_selector("#map:visible")
+    assert opened.evaluate("document.documentElement.scrollWidth") == 390
+    assert trouble == []
+    opened.close()
+
+
+def test_two_models_are_compared_in_maps_and_squares(page: Any, tmp_path: Path) -> None:
+    path, trouble = tmp_path / "both.html", []
+    other = replace(report(), name="<i>other</i>")
+    comparison = compare_reports(report(), other)
+    pairs = tuple(replace(pair, distance=1.0) for pair in comparison.pairs)
+    comparison.__dict__["pairs"] = pairs
+    write_report(render_comparison(comparison), path)
+    opened = page.context.browser.new_page(viewport={"width": 390, "height": 800})
+    opened.on("console", lambda message: trouble.append(message.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.goto(path.as_uri())
+    opened.wait_for_function("document.querySelector('[data-map]').width === 64")
+    assert opened.locator(".square").count() == 8
+    assert opened.evaluate("document.documentElement.scrollWidth") == 390
+    opened.click("#theme")
+    assert trouble == []
+    opened.close()
 
 
 def test_the_cards_of_a_row_share_their_lines(page: Any) -> None:

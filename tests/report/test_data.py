@@ -174,6 +174,21 @@ def test_idle_heads_are_to_be_pruned_and_the_studio_comes_last() -> None:
     assert advice[-1].command == "manyheads studio it"
 
 
+def test_advice_follows_from_what_was_measured() -> None:
+    harmful = with_importance(
+        change=np.array([0.5, -0.4, 0.1, 0.1]), errors=np.full(4, 0.1), by="gradient"
+    )
+    commands = [step.command for step in suggest_commands(harmful, model_path="m", text_file="t")]
+    assert "manyheads ablate m --heads L0H1 --file t --tokens 20000" in commands
+    assert "manyheads report m --file t --by ablation -o report.html" in commands
+    assert "manyheads atlas m --corpus t -o atlas/" in commands
+    syntax = [command for command in commands if "--syntax" in command]
+    unnamed = sum(not harmful.kinds.of(head) for head in HEADS)
+    assert len(syntax) == (unnamed >= 2)
+    pairs = suggest_commands(pairs_report(), model_path="m", text_file="t")
+    assert not any(step.command.startswith("manyheads studio") for step in pairs)
+
+
 def test_needed_heads_are_left_alone() -> None:
     needed = with_importance(change=np.full(4, 0.5))
     commands = [each.command for each in suggest_commands(needed, model_path="it", text_file="t")]

@@ -74,7 +74,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
 # What follows an option: nothing, a path, a model, one of some words, a number, or any text.
 Kind = Literal["flag", "file", "model", "choice", "integer", "number", "text"]
 
-MODEL_METAVARS = ("MODEL", "BEFORE", "AFTER")
+MODEL_METAVARS = ("MODEL", "BEFORE", "AFTER", "OTHER")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,20 @@ from manyheads.report.card import (
 )
 from manyheads.report.data import ReportData, collect_report, report_json
 from manyheads.report.headvis import read_headvis, write_headvis
+from manyheads.report.model_comparison import (
+    HeadPair,
+    ModelComparison,
+    compare_reports,
+    comparison_json,
+    render_comparison,
+)
 from manyheads.report.page import check_report_path, render_report, write_report
 
 __all__ = [
     "AtlasFiles",
     "Card",
+    "HeadPair",
+    "ModelComparison",
     "ReportData",
     "atlas_files",
     "card_json",
@@ -23,9 +32,12 @@ __all__ = [
     "check_report_path",
     "collect_card",
     "collect_report",
+    "compare_reports",
+    "comparison_json",
     "draw_card",
     "read_atlas",
     "read_headvis",
+    "render_comparison",
     "render_report",
     "report_json",
     "write_atlas",

@@ -73,12 +73,17 @@ class Card:
 
     def kinds_by_layer(self) -> dict[str, dict[str, int]]:
         """How many heads of each layer have which kind."""
-        layers: dict[str, Counter[str]] = {}
-        for head in self.inspection.addresses:
-            labels = self.inspection.labels(head)
-            kind = labels[0].kind if labels else "mixed"
-            layers.setdefault(_layer(head), Counter())[kind] += 1
-        return {layer: dict(counts.most_common()) for layer, counts in layers.items()}
+        return kinds_by_layer(self.inspection)
+
+
+def kinds_by_layer(inspection: Inspection) -> dict[str, dict[str, int]]:
+    """How many heads of each layer have which kind, "mixed" where they have none."""
+    layers: dict[str, Counter[str]] = {}
+    for head in inspection.addresses:
+        labels = inspection.labels(head)
+        kind = labels[0].kind if labels else "mixed"
+        layers.setdefault(_layer(head), Counter())[kind] += 1
+    return {layer: dict(counts.most_common()) for layer, counts in layers.items()}
 
 
 def _layer(head: Address) -> str:

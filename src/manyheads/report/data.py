@@ -33,6 +33,7 @@ from manyheads.models.model_interface import ModelInputs
 from manyheads.report.composition_graph import HeadComposition, strongest_compositions
 from manyheads.report.inputs import ReportInput, read_image_input, read_text_input
 from manyheads.report.predictions import TextPredictions, predict
+from manyheads.taps import Sublayer
 from manyheads.tokenizers import token_text
 
 FloatsByHead = Float[np.ndarray, " h"]
@@ -315,6 +316,8 @@ def report_json(report: ReportData) -> dict[str, Any]:
     return dict(without_nan(tables | {"importance": method, "rows": rows}))
 
 
+# Heads that a suggested command names.
+MAX_NAMED = 8
 # Gates are suggested where at least this fraction of the heads has a sink.
 MANY_SINKS = 0.15
 
@@ -329,7 +332,7 @@ class Suggestion:
 
 
 def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> list[Suggestion]:
-    """Suggest commands, the most promising first; the studio always comes last."""
+    """Suggest commands, the most promising first; the studio comes last."""
     model, text = shlex.quote(model_path), shlex.quote(text_file)
     stacks = report.model.stacks()
     # The heads that can be cut out; those of mixers share weights.
@@ -345,14 +348,19 @@ def suggest_commands(report: ReportData, *, model_path: str, text_file: str) -> 
         "its answers change.",
         f"manyheads studio {model}",
     )
-    suggestions = [suggest(report, attends, model, text) for suggest in (_prune, _gate, _merge)]
-    return [*filter(None, suggestions), studio]
+    steps = (_prune, _gate, _merge, _check_harmful, _measure_exactly, _name_more, _see_corpus)
+    suggestions = [suggest(report, attends, model, text) for suggest in steps]
+    return [*filter(None, suggestions), *([] if report.model.reads_pairs else [studio])]
 
 
 def _prune(report: ReportData, attends: set[Address], model: str, text: str) -> Suggestion | None:
     importance = report.importance
     if importance is None:
         return None
+    if report.model.reads_pairs:
+        # The command prunes one of the three attentions; by default that of the decoder.
+        own = ("decoder", Sublayer.ATTENTION)
+        attends = {head for head in attends if (head.stack, head.sublayer) == own}
     least = LOSS_BELOW if importance.metric == "loss" else 1e-3
     changes = zip(report.statistics.addresses, importance.change, strict=True)
     idle = sum(bool(change < least) for address, change in changes if address in attends)
@@ -401,4 +409,62 @@ def _merge(report: ReportData, attends: set[Address], model: str, text: str) -> 
         f"In {pluralise(len(duplicates), 'pair')} both heads have the same pattern and output, "
         f"above all {pair.one} and {pair.other}. Prune by redundancy to keep one of each pair.",
         f"manyheads prune {model} --file {text} --by redundancy --fraction 0.1 -o pruned/",
+    )
+
+
+def _check_harmful(
+    report: ReportData, attends: set[Address], model: str, text: str
+) -> Suggestion | None:
+    importance = report.importance
+    if importance is None or report.input.image is not None or not importance.harmful:
+        return None
+    heads = [report.inspection.addresses[index] for index in importance.harmful]
+    heads = [head for head in heads if head in attends][:MAX_NAMED]
+    if not heads:
+        return None
+    names = shlex.quote(",".join(map(str, heads)))
+    return Suggestion(
+        "Check the heads that seem to harm",
+        f"On this text the model does better without {pluralise(len(heads), 'head')}, by more than "
+        "two standard errors. On more text that may vanish: measure those heads again.",
+        f"manyheads ablate {model} --heads {names} --file {text} --tokens 20000",
+    )
+
+
+def _measure_exactly(
+    report: ReportData, _: set[Address], model: str, text: str
+) -> Suggestion | None:
+    importance = report.importance
+    if importance is None or importance.by == "ablation":
+        return None
+    return Suggestion(
+        "Measure what heads are worth",
+        "The importance of heads was estimated from one backward pass. Ablation measures it, one "
+        f"head at a time: {pluralise(report.heads, 'run')} over the text.",
+        f"manyheads report {model} --file {text} --by ablation -o report.html",
+    )
+
+
+def _name_more(report: ReportData, _: set[Address], model: str, text: str) -> Suggestion | None:
+    unnamed = sum(not report.kinds.of(head) for head in report.inspection.addresses)
+    if 2 * unnamed < report.heads or "syntactic" not in report.kinds.missing:
+        return None
+    return Suggestion(
+        "Find out what the other heads do",
+        f"{unnamed} of {report.heads} heads have no kind, and none was tested for syntax. With a "
+        "treebank in CoNLL-U, such as one of universaldependencies.org, heads that follow a "
+        "relation between words are found.",
+        f"manyheads report {model} --file {text} --syntax treebank.conllu -o report.html",
+    )
+
+
+def _see_corpus(report: ReportData, _: set[Address], model: str, text: str) -> Suggestion | None:
+    if report.input.image is not None:
+        return None
+    return Suggestion(
+        "See every head over a corpus",
+        f"This page shows {pluralise(len(report.input), 'token')}. An atlas reads any amount of "
+        "text, and shows for each head the passages where it is sharpest and the tokens that it "
+        "looks at most.",
+        f"manyheads atlas {model} --corpus {text} -o atlas/",
     )

@@ -19,6 +19,7 @@ from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys
 from manyheads.lens.inspection import Inspection
+from manyheads.lens.results.addresses import Address
 from manyheads.report import sections
 from manyheads.report.atlas_folder import example_record
 from manyheads.report.data import (
@@ -232,6 +233,14 @@ def page_data(
             _pack_head(by_head.get(head), len(source.tokens_of(head.stack))) for head in addresses
         ],
     }
+
+
+def pack_pattern(report: ReportData, head: Address) -> tuple[str, int, int]:
+    """The pattern of a head, and how many queries and keys it has."""
+    queries = report.input.tokens_of(head.stack)
+    keys = report.input.tokens_of("encoder") if head.sublayer is Sublayer.CROSS else queries
+    largest = next((keys for keys in report.largest if keys.address == head), None)
+    return _pack_head(largest, len(queries)), len(queries), len(keys)
 
 
 def _pack_head(largest: TopKeys | None, tokens: int) -> str:

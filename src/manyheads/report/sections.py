@@ -120,14 +120,9 @@ def importance(report: ReportData) -> str:
     importance = report.importance
     if importance is None:
         return f"<p>Not measured: {escape(report.unknown_importance)}.</p>"
-    order = np.argsort(-np.nan_to_num(importance.change, nan=-np.inf)).tolist()
+    order = _by_importance(importance)
     count = min(MAX_BARS, max(1, report.heads // 2))
-    # The longest whisker fits too.
-    reach = np.abs(importance.change) + 2 * np.nan_to_num(importance.errors)
-    scale = float(np.nanmax(reach)) or 1.0
-    most, least = (
-        _bars(report, importance, indices[:count], scale) for indices in (order, order[::-1])
-    )
+    most, least = (_bars(report, importance, indices[:count]) for indices in (order, order[::-1]))
     return (
         f"<p>{_describe_importance(importance)}</p>"
         '<div class="pair">'
@@ -156,14 +151,7 @@ def predictions(report: ReportData) -> str:
             f"{about[:-1]}. The mean loss of the right token is {result.loss:.2f} nats, and it is "
             f"the most probable one in {percent(result.hits)} of places."
         )
-    last = result.rows[-1]
-    most = max(part for _, part in last.top)
-    bars = "".join(
-        f'<li><bdi class="word">{escape(result.names[name])}</bdi>{_bar(100 * part / most)}'
-        f'<span class="number">{percent(part)}</span></li>'
-        for name, part in last.top
-    )
-    top = f'<ol id="predicted-top" class="bars words">{bars}</ol>'
+    top = last_prediction(report, place=' id="predicted-top"')
     if result.output == "classes":
         return f'<p class="lead">{about}</p><div class="panel narrow">{top}</div>'
     hint = "Point at a token, tap it or use the arrow keys."
@@ -174,6 +162,21 @@ def predictions(report: ReportData) -> str:
         f'<p class="quiet">{hint}</p></div><div class="panel" aria-live="polite">'
         f'<h3 id="predicted-after">At the end of the text</h3>{top}</div></div>'
     )
+
+
+def last_prediction(report: ReportData, place: str = "") -> str:
+    """The most probable outputs at the last position, as bars."""
+    result = report.predictions
+    if not result.rows:
+        return f"<p>No prediction: {escape(result.unknown)}.</p>"
+    top = result.rows[-1].top
+    most = max(part for _, part in top)
+    bars = "".join(
+        f'<li><bdi class="word">{escape(result.names[name])}</bdi>{_bar(100 * part / most)}'
+        f'<span class="number">{percent(part)}</span></li>'
+        for name, part in top
+    )
+    return f'<ol{place} class="bars words">{bars}</ol>'
 
 
 def compositions(report: ReportData) -> str:
@@ -195,8 +198,8 @@ def compositions(report: ReportData) -> str:
     rows = []
     for edge in edges:
         ends = "".join(
-            f'<td data-value="{indices[head]}"><a href="#head" data-head="{indices[head]}">{head}'
-            f'</a> <span class="quiet">{escape(kinds[head])}</span></td>'
+            f'<td data-value="{indices[head]}">{_head_link(indices[head], head)} '
+            f'<span class="quiet">{escape(kinds[head])}</span></td>'
             for head in (edge.writer, edge.reader)
         )
         by = "weights alone"
@@ -235,7 +238,7 @@ def examples(report: ReportData) -> str:
         return "<p>There are no texts to choose from.</p>"
     indices = {head: index for index, head in enumerate(report.statistics.addresses)}
     importance = report.importance
-    places = []
+    places: list[str] = []
     for head in report.examples:
         worth = ""
         if importance is not None:
@@ -410,10 +413,25 @@ def _describe_importance(importance: HeadImportance) -> str:
     return f"{method} Means over {pluralise(importance.texts, 'text')}{errors}."
 
 
+def most_important(report: ReportData) -> str:
+    """The bars of the heads that matter most."""
+    importance = report.importance
+    if importance is None:
+        return f"<p>Not measured: {escape(report.unknown_importance)}.</p>"
+    return _bars(report, importance, _by_importance(importance)[:MAX_BARS], linked=False)
+
+
+def _by_importance(importance: HeadImportance) -> list[int]:
+    return np.argsort(-np.nan_to_num(importance.change, nan=-np.inf)).tolist()
+
+
 def _bars(
-    report: ReportData, importance: HeadImportance, indices: Sequence[int], scale: float
+    report: ReportData, importance: HeadImportance, indices: Sequence[int], *, linked: bool = True
 ) -> str:
     lines = []
+    # The longest whisker fits too.
+    reach = np.abs(importance.change) + 2 * np.nan_to_num(importance.errors)
+    scale = float(np.nanmax(reach)) or 1.0
     for index in indices:
         value, error = float(importance.change[index]), float(importance.errors[index])
         width = 100 * min(1.0, abs(value) / scale)
@@ -421,12 +439,17 @@ def _bars(
         address = report.statistics.addresses[index]
         words = kind_words(report.inspection, address)
         lines.append(
-            f'<li><a href="#head" data-head="{index}">{address}</a>'
+            f"<li>{_head_link(index, address) if linked else f'<b>{address}</b>'}"
             f'<small title="{escape(words)}">{escape(_short_score(report, address))}</small>'
             f"{_bar(width, spread, below=value < 0)}"
             f'<span class="number">{number(value)}</span></li>'
         )
     return f'<ol class="bars">{"".join(lines)}</ol>'
+
+
+def _head_link(index: int, head: Address) -> str:
+    """A link that opens a head in the view at the top."""
+    return f'<a href="#head" data-head="{index}">{head}</a>'
 
 
 def _short_score(report: ReportData, head: Address) -> str:

@@ -8,8 +8,10 @@ from manyheads.console import TerminalPage, heat
 from manyheads.formatting import pluralise
 from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.report.data import ReportData, short_kind, suggest_commands
+from manyheads.report.model_comparison import ModelComparison
 
 MAX_ROWS = 32
+MAX_PAIRS = 12
 COLUMNS = ("normalized_entropy", "previous_token", "first_token")
 
 
@@ -27,6 +29,26 @@ def print_report(report: ReportData, *, model_path: str, text_file: str) -> None
     page.title("What to try next")
     for suggestion in suggest_commands(report, model_path=model_path, text_file=text_file):
         page.paragraph(f"{suggestion.title}: {suggestion.command}")
+    page.blank_line()
+
+
+def print_comparison(comparison: ModelComparison) -> None:
+    """Print the heads of two models that differ most."""
+    page = TerminalPage()
+    first, second = comparison.reports
+    page.title(f"{first.name} and {second.name}")
+    if comparison.reason:
+        page.paragraph(f"Heads are matched by their measures, since {comparison.reason}.")
+    page.blank_line()
+    table = Table(first.name, "Kind", second.name, "Kind", box=None, pad_edge=False)
+    table.add_column("Apart", justify="right")
+    for pair in comparison.pairs[:MAX_PAIRS]:
+        cells = [str(pair.first), short_kind(first.inspection, pair.first), "removed", ""]
+        if pair.second is not None:
+            cells[2:] = str(pair.second), short_kind(second.inspection, pair.second)
+        table.add_row(*cells, format_value(pair.distance))
+    page.show(table)
+    page.paragraph("Apart: over all measures, in standard deviations of heads.", style="dim")
     page.blank_line()
 
 

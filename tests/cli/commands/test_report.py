@@ -13,7 +13,7 @@ from manyheads.cli.inputs import read_texts
 from manyheads.cli.main import main
 from manyheads.cli.options import PlainTextOptions, TextOptions
 from manyheads.report.inputs import read_text_input
-from tests.report.small import EVIL, WORDS, decoder
+from tests.report.small import EVIL, WORDS, decoder, quick_kinds, seq2seq
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,37 @@ def test_pictures_show_every_weight_and_numbers_go_to_a_file_of_json(
     assert {(row["layer"], row["head"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert all(0 <= row["normalized_entropy"] <= 1 for row in rows)
     assert message["importance"] is None
+
+
+def test_two_models_are_compared_on_one_page(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = decoder(heads=4)
+    save(other, folder / "wider")
+    out, numbers = folder / "both.html", folder / "both.json"
+    inputs = ["report", str(folder / "model"), str(folder / "wider"), "--text", WORDS, "-o"]
+    inputs += [str(out), "--by", "gradient", "--pattern-tokens", "20"]
+    with quick_kinds():
+        assert main([*inputs, "--json", str(numbers)]) == 0
+    assert "matched by their measures" in " ".join(capsys.readouterr().out.split())
+    page = out.read_text("utf-8")
+    assert "Heads that differ most" in page
+    assert len(json.loads(numbers.read_text("utf-8"))["pairs"]) == 4
+    assert main([*inputs, "--pictures", str(folder / "some")]) == 2
+    assert "of one model, not of two" in capsys.readouterr().err
+
+
+def test_an_encoder_decoder_reads_lines_of_source_and_target(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("manyheads.cli.inputs.open_model", lambda *_: seq2seq())
+    out = folder / "pairs.html"
+    inputs = ["report", "anything", "-o", str(out), "--by", "none", "--pattern-tokens", "20"]
+    with quick_kinds():
+        assert main([*inputs, "--text", f"{WORDS}\tThe dog sat."]) == 0
+        assert "decoder L0H1 cross" in out.read_text("utf-8")
+        assert main([*inputs, "--text", WORDS]) == 2
+    assert "no tab" in capsys.readouterr().err
 
 
 def test_a_name_that_is_no_page_is_refused_before_anything_is_read(

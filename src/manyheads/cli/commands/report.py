@@ -5,13 +5,16 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import AnnotatedTextOptions, DeviceOptions
 from manyheads.errors import InputError, TruncationWarning
+
+if TYPE_CHECKING:
+    from manyheads.report.data import ReportData
 
 # The folder that training saves a model to, inside the folder of the run.
 MODEL = "model"
@@ -22,15 +25,22 @@ class Report:
     """Write one HTML file that shows what every head of a model does on a text.
 
     For example: manyheads report house-gpt --file text.txt -o report.html
+
+    Of two models it compares the heads: manyheads report house-gpt house-gpt-gated -o both.html
     """
 
     model: arguments.AnyModel = arguments.DEFAULT_MODEL
 
+    other: Annotated[arguments.PositionalText, arguments.metavar("[OTHER]", "(none)")] = ""
+    """A second model, to compare with the first on the same text."""
+
     text: arguments.OptionalText = None
-    """The text to read; without --text and --file, short articles that come with manyheads."""
+    """The text to read; without --text and --file, short articles that come with manyheads. For
+    an encoder-decoder: a source, a tab and its target."""
 
     file: arguments.TextFile = None
-    """A file of texts separated by blank lines, or one per line without any."""
+    """A file of texts separated by blank lines, or one per line without any; for an encoder-decoder
+    lines of source, tab and target."""
 
     image: Annotated[Path | None, arguments.metavar("IMAGE")] = None
     """A PNG or JPEG file to read instead of a text, for a vision model."""
@@ -63,20 +73,34 @@ class Report:
         check_report_path(self.out)
         arguments.check_json(self.json)
         arguments.check_out_folder(self.pictures, flag="--pictures")
+        if self.other and self.pictures is not None:
+            raise InputError("--pictures are drawn of one model, not of two", "leave them out")
         text = self._input()
-
-        from manyheads.report import collect_report, render_report, report_json, write_report
-        from manyheads.report.terminal import print_report
-
-        model = self.compute.open(self.model)
         started = time.monotonic()
+        source = "articles that come with manyheads" if self.text is None else "the text of --text"
+        path = self.image or self.file
+        source = source if path is None else path.name
+        origin = f"Made on {time.strftime('%d %B %Y')} from {source}."
+        size = self._compare(text, origin) if self.other else self._report(text, origin)
+        seconds = time.monotonic() - started
+        print(f"saved the report to {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
+
+    def _collect(self, name: str, text: Any) -> "ReportData":
+        """Measure one model."""
+        from manyheads.report import collect_report
+
+        model = self.compute.open(name)
+        if model.reads_pairs and not isinstance(text, Path):
+            texts = [text] if isinstance(text, str) else text
+            is_default = self.text is None and self.file is None
+            text = [(part, part) for part in texts] if is_default else inputs.split_pairs(texts)
         with warnings.catch_warnings():
             # The text is cut on purpose, and the page says so.
             warnings.simplefilter("ignore", TruncationWarning)
-            report = collect_report(
+            return collect_report(
                 model,
                 text,
-                name=name_of_model(self.model),
+                name=name_of_model(name),
                 by=self.by,
                 tokens=self.tokens,
                 pattern_tokens=self.pattern_tokens,
@@ -84,10 +108,13 @@ class Report:
                 coreference=self.annotated.coreference or None,
                 on_progress=lambda step: print(step, file=sys.stderr, flush=True),
             )
-        source = "articles that come with manyheads" if self.text is None else "the text of --text"
-        path = self.image or self.file
-        source = source if path is None else path.name
-        origin = f"Made on {time.strftime('%d %B %Y')} from {source}."
+
+    def _report(self, text: Any, origin: str) -> int:
+        """Write the page of one model, and return its size."""
+        from manyheads.report import render_report, report_json, write_report
+        from manyheads.report.terminal import print_report
+
+        report = self._collect(self.model, text)
         # The file that the suggested commands read.
         file = "text.txt" if self.file is None else str(self.file)
         page = render_report(report, model_path=self.model, text_file=file, made=origin)
@@ -100,8 +127,26 @@ class Report:
 
             for path in draw_pictures(report, self.pictures):
                 print(f"saved {path}")
-        seconds = time.monotonic() - started
-        print(f"saved the report to {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
+        return size
+
+    def _compare(self, text: Any, origin: str) -> int:
+        """Write the page that compares two models, and return its size."""
+        from manyheads.report import (
+            compare_reports,
+            comparison_json,
+            render_comparison,
+            write_report,
+        )
+        from manyheads.report.terminal import print_comparison
+
+        comparison = compare_reports(
+            self._collect(self.model, text), self._collect(self.other, text)
+        )
+        size = write_report(render_comparison(comparison, made=origin), self.out)
+        print_comparison(comparison)
+        if self.json is not None:
+            arguments.write_json(self.json, comparison_json(comparison))
+        return size
 
     def _input(self) -> str | list[str] | Path:
         """The texts, or the path of an image."""

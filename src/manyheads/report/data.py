@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from manyheads.errors import InputError
@@ -18,18 +17,17 @@ from manyheads.lens.causal.head_importance import (
     ImportanceMethod,
     measure_importance,
 )
-from manyheads.lens.corpus.corpus_watcher import CorpusSums, CorpusWatcher, ExampleSettings
+from manyheads.lens.corpus.corpus_pass import PassSettings, read_corpus
+from manyheads.lens.corpus.corpus_watcher import ExampleSettings
 from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds
-from manyheads.lens.inputs.texts import for_each_batch
 from manyheads.lens.inspection import Inspection, inspect
 from manyheads.lens.measure.measures import SINK_ABOVE
-from manyheads.lens.measure.statistics import Statistics, ids_by_stack
+from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import MeasureInfo, describe_measure, sort_measures
 from manyheads.models import build, decoder, readout
-from manyheads.models.model_interface import ModelInputs
 from manyheads.report.composition_graph import HeadComposition, strongest_compositions
 from manyheads.report.inputs import ReportInput, read_image_input, read_text_input
 from manyheads.report.predictions import TextPredictions, predict
@@ -267,22 +265,15 @@ def _find_examples(
             for head in heads
         }
         heads.sort(key=lambda head: -clear[head])
-    sums = CorpusSums(ExampleSettings(sharpest=EXAMPLES, per_decile=1))
-    ids: dict[int, dict[str, list[int]]] = {}
-
-    def visit(batch: ModelInputs, numbers: list[int]) -> None:
-        by_stack = ids_by_stack(model, batch)
-        watcher = CorpusWatcher(model.stacks(), sums, by_stack, numbers)
-        with torch.inference_mode():
-            model.run_hidden(batch, watcher)
-        for stack, texts in by_stack.items():
-            for number, text in zip(numbers, texts.to_list(), strict=True):
-                ids.setdefault(number, {})[stack] = text.tolist()
-
-    for_each_batch(model, list(source.measured), visit, label="examples", progress=progress)
+    settings = PassSettings(
+        max_length=None, examples=ExampleSettings(sharpest=EXAMPLES, per_decile=1)
+    )
+    done, _ = read_corpus(model, list(source.measured), settings, progress=progress)
+    if not done.complete:
+        raise KeyboardInterrupt
     books = {
         head: (part.book, index)
-        for block, part in sums.blocks.items()
+        for block, part in done.sums.blocks.items()
         for index, head in enumerate(block.addresses)
     }
     chosen = [head for head in heads if head in books][:EXAMPLE_HEADS]
@@ -290,8 +281,8 @@ def _find_examples(
     used = sorted({example.text for sharpest in examples.values() for example in sharpest})
     return examples, {
         text: {
-            stack: [token_text(model.tokenizer, token) for token in tokens]
-            for stack, tokens in ids[text].items()
+            stack: [token_text(model.tokenizer, token) for token in ids.tolist()]
+            for stack, ids in done.pool[text].items()
         }
         for text in used
     }

@@ -5,6 +5,7 @@ import { AtlasPatterns } from "./atlas_patterns.js";
 import { css, diverging, inkOn, kindColor, sequential } from "./color.js";
 import { h, announce } from "./dom.js";
 import { counted, formatted } from "./format.js";
+import { stepOf } from "./grid.js";
 import { kindElement, kindName, shortOf } from "./kinds.js";
 import { say } from "./language.js";
 import { definitionOf, inOrder, isDefined, isOwn, isSplit, labelOf, rangeOf, splitPart, unitOf, whyUndefined } from "./measures.js";
@@ -212,10 +213,10 @@ export class Atlas {
       return;
     }
     const [, layer, number] = head.match(/L(\d+)H(\d+)/).map(Number);
-    const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-    if (!(event.key in steps)) return;
+    const step = stepOf(event);
+    if (!step) return;
     event.preventDefault();
-    const [down, right] = steps[event.key];
+    const [down, right] = step;
     this.cells.get(`L${layer + down}H${number + right}`)?.focus();
   }
 }

@@ -5,9 +5,10 @@ import { colorTable, css, diverging } from "./color.js";
 import { h, debounce } from "./dom.js";
 import { counted, fixed, formatted, percent } from "./format.js";
 import { say } from "./language.js";
-import { nameAxes, pixels } from "./map_view.js";
+import { nameAxes } from "./map_view.js";
 import { labelOf, unitOf } from "./measures.js";
 import { MAX_COMPLETE } from "./patterns.js";
+import { pixels } from "./pixels.js";
 import { shortToken } from "./token_text.js";
 
 const LONGEST_NAMED = 44;

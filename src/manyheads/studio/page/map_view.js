@@ -5,6 +5,7 @@ import { colorTable, sequential } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
 import { say, sayParts } from "./language.js";
+import { pixels } from "./pixels.js";
 
 const WINDOW = 160;
 const OVERVIEW = 200;
@@ -213,13 +214,4 @@ export function brightest({ weights }) {
 export function painted({ height, width, weights }, most) {
   const colors = colorTable(sequential);
   return pixels(height, width, (place) => colors[Math.round(255 * Math.sqrt(Math.min(1, weights[place] / most)))]);
-}
-
-export function pixels(height, width, colorAt) {
-  const canvas = h("canvas", { width, height });
-  const ink = canvas.getContext("2d");
-  const image = ink.createImageData(width, height);
-  for (let place = 0; place < height * width; place += 1) image.data.set([...colorAt(place), 255], place * 4);
-  ink.putImageData(image, 0, 0);
-  return canvas;
 }

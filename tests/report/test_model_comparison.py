@@ -73,7 +73,7 @@ def test_other_shapes_are_matched_by_measures_and_the_page_has_the_reason() -> N
 
 
 def test_the_page_is_safe_and_both_texts_are_compared() -> None:
-    page = render_comparison(same_shape(), made="Today <b>")
+    page = render_comparison(same_shape(), origin="Today <b>")
     assert page.count("<script") == 2
     assert "<i>" not in page
     assert "onerror=alert" not in page.split("<script")[0].replace("onerror=alert(2)&gt;", "")

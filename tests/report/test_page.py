@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from manyheads.errors import InputError
-from manyheads.report.page import pack, quantize, render_report, write_report
+from manyheads.report.page import (
+    FORMAT,
+    pack,
+    quantize,
+    read_part,
+    render_report,
+    write_report,
+)
+from tests.architecture.house import ROOT
 from tests.report.small import report
 
 
@@ -137,3 +145,12 @@ def test_the_same_pattern_is_the_same_text() -> None:
 def test_no_weight_is_no_byte() -> None:
     assert quantize(np.zeros((1, 1)))[0, 0] == 0
     assert unpack(pack(np.array([[3, 1]]), np.array([[1.0, 0.0]])), 1) == [{3: 1.0}]
+
+
+def test_the_sample_in_the_docs_has_the_format_and_the_sections_of_today() -> None:
+    """Made by the command in docs/guides/report.md."""
+    sample = (ROOT / "docs" / "samples" / "report.html").read_text("utf-8")
+    assert f'content="manyheads report, format {FORMAT}"' in sample
+    assert len(sample.encode()) < 1_000_000
+    titles = re.findall(r"<h2>([^{<]+)</h2>", read_part("page.html"))
+    assert [title for title in titles if f"<h2>{title}</h2>" not in sample] == []

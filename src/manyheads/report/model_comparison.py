@@ -156,7 +156,7 @@ def comparison_json(comparison: ModelComparison) -> dict[str, Any]:
     return dict(without_nan(tables))
 
 
-def render_comparison(comparison: ModelComparison, *, made: str = "") -> str:
+def render_comparison(comparison: ModelComparison, *, origin: str = "") -> str:
     """Render the page that compares two models; it is as safe as `render_report`'s."""
     script = page.join_scripts(page.SHARED_SCRIPTS, SCRIPTS)
     style = page.page_style()
@@ -166,7 +166,7 @@ def render_comparison(comparison: ModelComparison, *, made: str = "") -> str:
         "format": str(page.FORMAT),
         "style": style,
         "script": script,
-        "made": escape(made),
+        "made": escape(origin),
         "first": escape(first.name),
         "second": escape(second.name),
         "summary": _summary(comparison),

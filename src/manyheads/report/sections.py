@@ -73,12 +73,12 @@ def _measured_on(report: ReportData) -> str:
             f"Every number below was measured on the image, split into {image.rows} x "
             f"{image.columns} patches behind the class token, which comes first."
         )
-    noun, shown = "text", f"the first {pluralise(len(report.input), 'token')}"
+    noun, tokens = "text", f"the first {pluralise(len(report.input), 'token')}"
     if report.input.source_ids:
-        noun, shown = "pair", "the first pair"
+        noun, tokens = "pair", "the first pair"
     return (
         f"Every number below was measured on {pluralise(metadata['texts'], noun)}, "
-        f"{pluralise(metadata['tokens'], 'token')}; the patterns are those of {shown}."
+        f"{pluralise(metadata['tokens'], 'token')}; the patterns are those of {tokens}."
     )
 
 

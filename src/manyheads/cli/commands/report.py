@@ -31,7 +31,7 @@ class Report:
 
     model: arguments.AnyModel = arguments.DEFAULT_MODEL
 
-    other: Annotated[arguments.PositionalText, arguments.metavar("[OTHER]", "(none)")] = ""
+    second: Annotated[arguments.PositionalText, arguments.metavar("[OTHER]", "(none)")] = ""
     """A second model, to compare with the first on the same text."""
 
     text: arguments.OptionalText = None
@@ -73,7 +73,7 @@ class Report:
         check_report_path(self.out)
         arguments.check_json(self.json)
         arguments.check_out_folder(self.pictures, flag="--pictures")
-        if self.other and self.pictures is not None:
+        if self.second and self.pictures is not None:
             raise InputError("--pictures are drawn of one model, not of two", "leave them out")
         text = self._input()
         started = time.monotonic()
@@ -81,7 +81,7 @@ class Report:
         path = self.image or self.file
         source = source if path is None else path.name
         origin = f"Made on {time.strftime('%d %B %Y')} from {source}."
-        size = self._compare(text, origin) if self.other else self._report(text, origin)
+        size = self._compare(text, origin) if self.second else self._report(text, origin)
         seconds = time.monotonic() - started
         print(f"saved the report to {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
 
@@ -140,9 +140,9 @@ class Report:
         from manyheads.report.terminal import print_comparison
 
         comparison = compare_reports(
-            self._collect(self.model, text), self._collect(self.other, text)
+            self._collect(self.model, text), self._collect(self.second, text)
         )
-        size = write_report(render_comparison(comparison, made=origin), self.out)
+        size = write_report(render_comparison(comparison, origin=origin), self.out)
         print_comparison(comparison)
         if self.json is not None:
             arguments.write_json(self.json, comparison_json(comparison))

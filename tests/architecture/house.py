@@ -73,6 +73,9 @@ FLOORS_OF_LENS = {
 
 CORE = {room for room, floor in FLOORS.items() if floor <= 4} | {"lens/", "train/", "__init__.py"}
 
+# Where a node of a syntax tree keeps the statements inside it.
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
@@ -153,9 +156,11 @@ class Source:
             for statement in node.orelse:
                 yield from self._walk(statement, checking, inside)
         else:
-            inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for child in ast.iter_child_nodes(node):
-                yield from self._walk(child, checking, inside)
+            inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            # Statements alone hold statements, so that no expression is looked into.
+            for block in BLOCKS:
+                for child in getattr(node, block, ()):
+                    yield from self._walk(child, checking, inside)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.house import PACKAGE, ROOT
+from tests.architecture.house import PACKAGE, ROOT, parse
 
 # How often each word may be the name of a variable, argument or field in src.
 CEILINGS = {
@@ -55,8 +55,8 @@ def bound_names(tree: ast.AST) -> Iterator[str]:
 
 @cache
 def count(folder: Path) -> Counter[str]:
-    trees = (ast.parse(path.read_text("utf-8")) for path in sorted(folder.rglob("*.py")))
-    return Counter(name.strip("_") for tree in trees for name in bound_names(tree))
+    paths = sorted(folder.rglob("*.py"))
+    return Counter(name.strip("_") for path in paths for name in bound_names(parse(path)))
 
 
 def test_no_word_is_used_more_often_than_its_ceiling() -> None:

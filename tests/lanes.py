@@ -4,10 +4,11 @@
     python -m tests.lanes --changed    the tests nearest to what changed, and a sample of the others
     python -m tests.lanes --record     everything, and note how long each file took
 
-A lane is one process after another: first a job of its own (types, or the tests that cannot run
-with shape checks), then one pytest with a share of the files. Files are dealt out by the seconds
-they took when they were last recorded, longest first, so that the lanes end together and nothing
-is collected twice. The time of every part is printed at the end.
+One pytest collects all tests in the first lane and works them off there. The other lanes have jobs
+of their own first, types and the tests that cannot run with shape checks; a lane that is done with
+them takes part in the tests, as another worker of the same pytest (tests/workers.py). Files are
+handed out longest first, by the seconds that they took when they were last recorded, so that the
+lanes end together. The time of every part is printed at the end.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,8 +39,6 @@ class Lane:
 
     number: int
     jobs: list[tuple[str, list[str]]] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,46 +74,33 @@ def read_durations() -> dict[str, float]:
     return json.loads(DURATIONS.read_text("utf-8")) if DURATIONS.exists() else {}
 
 
-def deal(
-    files: Iterable[str], durations: Mapping[str, float], lanes: Sequence[Lane]
+def plan(
+    files: Sequence[str], *, lanes: int, compiled: bool, record: bool, free: int
 ) -> Sequence[Lane]:
-    """Give each file, the longest first, to the lane that would end first."""
-    for file in sorted(files, key=lambda file: (-durations.get(file, UNKNOWN), file)):
-        lane = min(lanes, key=lambda lane: lane.seconds)
-        lane.files.append(file)
-        lane.seconds += durations.get(file, UNKNOWN)
-    return lanes
-
-
-def plan(files: Sequence[str], *, lanes: int, compiled: bool, record: bool) -> Sequence[Lane]:
-    """The lanes with their jobs; types and compiled tests start first, in different lanes."""
+    """The lanes with their jobs: tests in the first, what else there is to do in the others."""
     durations = read_durations()
     planned = [Lane(number + 1) for number in range(lanes)]
-    planned[0].jobs.append(("types", [sys.executable, "-m", "mypy"]))
-    planned[0].seconds += durations.get("types", 60.0)
+    others = [("types", [sys.executable, "-m", "mypy"])]
     if compiled:
-        lane = planned[-1]
-        command = pytest_command(compiled_files(), lane.number, record, only=COMPILED)
-        lane.jobs.append(("compiled tests", command))
-        lane.seconds += durations.get("compiled tests", 90.0)
-    deal(files, durations, planned)
-    for lane in planned:
-        if lane.files:
-            command = pytest_command(lane.files, lane.number, record, only=f"not {COMPILED}")
-            lane.jobs.append(("tests", command))
+        others.append(("compiled tests", pytest_command(compiled_files(), record, only=COMPILED)))
+    for number, job in enumerate(others):
+        (planned[1:] or planned)[number % max(1, lanes - 1)].jobs.append(job)
+    if files:
+        longest_first = sorted(files, key=lambda file: (-durations.get(file, UNKNOWN), file))
+        command = pytest_command(longest_first, record, only=f"not {COMPILED}")
+        planned[0].jobs.append(("tests", [*command, "-p", "tests.workers", f"--free={free}"]))
     return planned
 
 
-def pytest_command(files: Sequence[str], lane: int, record: bool, *, only: str) -> list[str]:
+def pytest_command(files: Sequence[str], record: bool, *, only: str) -> list[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-m", only, *files]
     if record:
-        name = "compiled" if only == COMPILED else str(lane)
-        command += [f"--junitxml={LOGS / name}.xml"]
+        command += [f"--junitxml={LOGS / ('compiled' if only == COMPILED else 'tests')}.xml"]
     return command
 
 
-def run_lane(lane: Lane, parts: list[Part]) -> None:
-    """Run the jobs of a lane, and print their lines as they come, behind the lane's number."""
+def run_lane(lane: Lane, parts: list[Part], free: tuple[int, int]) -> None:
+    """Run the jobs of a lane, print their lines as they come, and give its core to the tests."""
     for name, command in lane.jobs:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if name == "compiled tests":
@@ -128,6 +114,7 @@ def run_lane(lane: Lane, parts: list[Part]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            pass_fds=free[:1],
         )
         assert process.stdout is not None
         with (LOGS / f"{lane.number}-{name.replace(' ', '-')}.log").open("w") as log:
@@ -142,6 +129,7 @@ def run_lane(lane: Lane, parts: list[Part]) -> None:
         seconds, code = time.monotonic() - started, process.returncode
         failures = lines_of_failures(lines) if code else []
         parts.append(Part(lane.number, name, seconds, cpu, code, summary, failures))
+    os.write(free[1], b".")
 
 
 def fail_alone(lines: Iterable[str]) -> bool:
@@ -167,12 +155,12 @@ def lines_of_failures(lines: Sequence[str]) -> Sequence[str]:
     return [line for line in lines if line.startswith(marks) or " error: " in line][-40:]
 
 
-def run(lanes: Sequence[Lane]) -> list[Part]:
+def run(lanes: Sequence[Lane], free: tuple[int, int]) -> list[Part]:
     """Run all lanes at once, and print the time of every part."""
     LOGS.mkdir(parents=True, exist_ok=True)
     parts: list[Part] = []
     started = time.monotonic()
-    threads = [threading.Thread(target=run_lane, args=(lane, parts)) for lane in lanes]
+    threads = [threading.Thread(target=run_lane, args=(lane, parts, free)) for lane in lanes]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -230,9 +218,15 @@ def main() -> int:
     files = files_with_tests()
     if options.changed:
         files = choose(files, read_durations())
-    parts = run(
-        plan(files, lanes=options.lanes, compiled=not options.changed, record=options.record)
+    free = os.pipe()
+    lanes = plan(
+        files,
+        lanes=options.lanes,
+        compiled=not options.changed,
+        record=options.record,
+        free=free[0],
     )
+    parts = run(lanes, free)
     # pytest ends with 5 where no test was selected.
     failed = any(part.returncode not in (0, 5) for part in parts)
     if failed and all("tests" in part.name or not part.returncode for part in parts):

@@ -1,0 +1,124 @@
+"""Several processes share the tests of one pytest, which imports and collects everything once.
+
+    python -m pytest -p tests.workers --free FD tests src
+
+After the collection pytest forks a worker, and one more for each byte that it reads from FD: a core
+is free. A worker asks for a file, runs its tests and asks again. Its reports are printed by the
+first process, as those of a single pytest are.
+"""
+
+import atexit
+import os
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from itertools import groupby
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--free", type=int, help="where to read of cores that become free")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Hand out files and print reports until all workers have ended."""
+    free = session.config.getoption("free")
+    if session.testsfailed or session.config.option.collectonly or free is None:
+        return None
+    files = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
+    waiting = deque(range(len(files)))
+    workers = dict([start(session, files)])
+    last: dict[Connection, str] = {}
+    while workers:
+        for ready in wait([*workers, *([] if free is None else [free])]):
+            if not isinstance(ready, Connection):
+                if not os.read(free, 1):
+                    free = None
+                elif waiting:
+                    workers |= [start(session, files)]
+                continue
+            try:
+                message = ready.recv()
+            except EOFError:
+                _, status = os.waitpid(workers.pop(ready), 0)
+                if status:
+                    session.testsfailed += 1
+                    print(f"\nERROR a worker ended with status {status} after {last.get(ready)}")
+                continue
+            if message is None:
+                ready.send(waiting.popleft() if waiting else None)
+                continue
+            report = session.config.hook.pytest_report_from_serializable(
+                config=session.config, data=message
+            )
+            last[ready] = report.nodeid
+            session.config.hook.pytest_runtest_logreport(report=report)
+    return True
+
+
+def start(session: pytest.Session, files: list[list[pytest.Item]]) -> tuple[Connection, int]:
+    """A new worker: the connection to it, and its process."""
+    connection, far_end = Pipe()
+    with warnings.catch_warnings():
+        # No thread is at work after the collection: those of libraries wait, and are started anew.
+        warnings.simplefilter("ignore")
+        process = os.fork()
+    if process:
+        far_end.close()
+        return connection, process
+    connection.close()
+    status = 1
+    try:
+        work(session, files, far_end)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def work(session: pytest.Session, files: list[list[pytest.Item]], parent: Connection) -> None:
+    plugins = session.config.pluginmanager
+    plugins.unregister(name="terminalreporter")
+    plugins.register(Forward(session.config, parent))
+    # What tests print goes into files, which this process would share with the others.
+    capture = plugins.get_plugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+
+    def items() -> Iterator[pytest.Item]:
+        while True:
+            parent.send(None)
+            number = parent.recv()
+            if number is None:
+                return
+            yield from files[number]
+
+    every = items()
+    item = next(every, None)
+    while item is not None:
+        following = next(every, None)
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        item = following
+    # As at the end of every pytest: what was not closed is a fault, and what is left is cleaned up.
+    session.config._ensure_unconfigure()
+    atexit._run_exitfuncs()
+
+
+class Forward:
+    """Sends the reports of a worker to the first process."""
+
+    def __init__(self, config: pytest.Config, parent: Connection) -> None:
+        self.config = config
+        self.parent = parent
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hook = self.config.hook
+        data = hook.pytest_report_to_serializable(config=self.config, report=report)
+        self.parent.send(data)

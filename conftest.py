@@ -32,6 +32,9 @@ NEED_TRITON = [
 ]
 collect_ignore = [] if find_spec("triton") else NEED_TRITON
 
+# Hardly anything of what is imported is ever garbage.
+gc.disable()
+
 os.environ.setdefault("MPLBACKEND", "Agg")
 # No test depends on how it was started: a shell ignores Ctrl-C for what it runs in the background,
 # and some terminals ask for colors or a width.
@@ -125,9 +128,10 @@ if find_spec("hypothesis"):
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of every later collection of garbage."""
-    gc.collect()
+    """Leave what was imported out of every later collection of garbage, and have fewer of them."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,6 +27,7 @@ from manyheads.lens.head_kinds.head_tests import OFFSETS
 from manyheads.models import build
 from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
+from manyheads.taps import Patterns, Site
 
 __all__ = ["main"]
 
@@ -124,11 +125,20 @@ def eager_pass(model: Any, texts: Tensor) -> Tensor:
     )
 
 
+class Blind:
+    """A watcher that wants to see nothing."""
+
+    def wants(self, _: Site) -> bool:
+        return False
+
+    def see(self, _: Site, __: Ragged | Patterns) -> None: ...
+
+
 def reading(model: build.Model, texts: Tensor) -> Tensor:
     """The same texts in batches of one, nothing measured."""
     with torch.inference_mode():
         for text in texts:
-            model.run_hidden(ModelInputs(ids=Ragged.from_list([text])), None)
+            model.run_hidden(ModelInputs(ids=Ragged.from_list([text])), Blind())
     return texts[:1, :1]
 
 

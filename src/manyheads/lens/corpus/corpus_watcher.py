@@ -270,9 +270,9 @@ class BatchWeights:
             rows, copies = repeats
             if heads.start == 0:
                 self.repeated[sequence] += len(rows.unique())
-            columns = copies + 1
-            inside = columns < len(tile.keys)
-            after = weight[:, rows[inside], columns[inside]]
+            # The token after a copy.
+            inside = copies + 1 < len(tile.keys)
+            after = weight[:, rows[inside], copies[inside] + 1]
             after = after.masked_fill(after < LEAST_INDUCTION, 0.0)
             self.copied[heads, sequence] += after.sum(1)
 

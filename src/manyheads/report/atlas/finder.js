@@ -2,8 +2,8 @@
 
 import { addressOf } from "./address.js";
 import { inkOn } from "./color.js";
-import { announce, h, pluralise, s } from "./dom.js";
-import { formatted } from "./format.js";
+import { announce, h, s } from "./dom.js";
+import { formatted, pluralise } from "./format.js";
 import { rampOf } from "./grid.js";
 import { listedToken } from "./token_text.js";
 import { KIND, MAP, atlasNow, background, colorOfKind, coloring, filteredHeads, kindGroups, measureNamed, state, valueOf, valuesOf } from "./state.js";

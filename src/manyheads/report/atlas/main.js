@@ -2,8 +2,9 @@
 
 import { readAddress } from "./address.js";
 import { readChunk } from "./chunks.js";
-import { h, pluralise } from "./dom.js";
+import { h } from "./dom.js";
 import { buildFinder, drawFinder } from "./finder.js";
+import { pluralise } from "./format.js";
 import { drawHead } from "./head.js";
 import { drawNavigator } from "./navigator.js";
 import { KIND, atlasNow, begin, kindGroups, state } from "./state.js";

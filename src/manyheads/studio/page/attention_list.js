@@ -23,7 +23,8 @@ export class AttentionList {
       return;
     }
     const word = () => h("span", { class: "word" }, side.label(at, 24));
-    this.element.replaceChildren(this.#list(sayParts`${word()} attends to`, from), this.#list(sayParts`${word()} is attended to by`, to));
+    const told = at >= side.strip.fresh ? side.strip.probability(at) : null;
+    this.element.replaceChildren(...(told ? [h("p", { class: "quiet told" }, word(), " ", told)] : []), this.#list(sayParts`${word()} attends to`, from), this.#list(sayParts`${word()} is attended to by`, to));
     announce(`${say`Token ${at + 1}, ${side.label(at)}`}. ${this.#spoken(from)}`);
   }
 

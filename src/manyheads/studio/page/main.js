@@ -133,7 +133,10 @@ async function begin() {
   menus();
   keys();
   byId("compare").addEventListener("click", compare);
-  byId("help").addEventListener("click", () => byId("guide").showModal());
+  byId("help").addEventListener("click", () => {
+    byId("tour").hidden = sides[0]?.isVision ?? true;
+    byId("guide").showModal();
+  });
   byId("tour").addEventListener("click", () => {
     byId("guide").close();
     tour.start(sides[0]);

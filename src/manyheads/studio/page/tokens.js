@@ -58,6 +58,13 @@ export class Tokens {
     return this.losses.some((loss) => (loss ?? 0) > this.surprising);
   }
 
+  // How likely a token was to the model, in words; null where that is not known.
+  probability(index) {
+    if (this.losses[index] == null) return null;
+    const chance = percent(Math.exp(-this.losses[index]));
+    return index >= this.fresh ? say`generated, probability ${chance}` : say`probability ${chance}`;
+  }
+
   clear() {
     Object.assign(this, { tokens: [], losses: [], groups: new Map(), marks: [], at: null, over: null });
     this.layout();
@@ -203,8 +210,7 @@ export class Tokens {
       token.className = this.#names(index);
       this.#place(token, index, this.groups.has(index) ? this.boxes[index].wide : null);
       const label = tokenLabel(this.tokens[index], this.groups.get(index), 60);
-      const chance = this.losses[index] == null ? null : percent(Math.exp(-this.losses[index]));
-      const told = chance && (index >= this.fresh ? say`generated, probability ${chance}` : say`probability ${chance}`);
+      const told = this.probability(index);
       token.setAttribute("aria-label", told && index >= this.fresh ? `${label}, ${told}` : label);
       if (told) token.title = told;
       else token.removeAttribute("title");

@@ -45,3 +45,4 @@ def test_every_question_about_a_wrapped_decoder_is_answered() -> None:
         assert plain != edited
         written = ask("generate", max_new_tokens=3, edits={"ablated": ["L0H1"]}).text
         assert "error" not in written
+        assert '"measured": 8' in ask("worth").text

@@ -94,7 +94,7 @@ export class Predictions {
     const [first] = response.top;
     const change = first.before === null ? [] : [` ${say`(${percent(first.before)} before)`}`];
     this.summary.replaceChildren(`${TITLES[response.output]()}: `, h("span", { class: "word" }, visibleToken(first.text)), ` ${percent(first.probability)}`, ...change);
-    if (first.before !== null) this.legend.append(h("span", {}, h("span", { class: "tick" }), say`before the heads were changed`));
+    if (first.before !== null) this.legend.append(h("span", {}, h("span", { class: "tick" }), say`before the change`));
     const edited = side.ablated.size + side.patched.size;
     if (!edited && side.links.length) announce(say`With ${counted(side.links.length)} {0|link|links} cut: ${first.text.trim()} ${percent(first.probability)}`);
     if (edited) announce(say`With ${counted(edited)} {0|head|heads} edited: ${first.text.trim()} ${percent(first.probability)}`);

@@ -286,7 +286,7 @@ addSentences("ru", {
   "after {0}": "после {0}",
   "in place of {0}": "вместо {0}",
   "({0} before)": "(было {0})",
-  "before the heads were changed": "до изменения голов",
+  "before the change": "до изменения",
   "With {0} {0|head|heads} edited: {1} {2}": "Изменено {0} {0|голова|головы|голов}: {1} {2}",
   "This model outputs vectors and predicts no tokens. Switch heads off: the similarity to the unchanged vector appears here.": "Эта модель выдаёт векторы и не предсказывает токены. Отключите головы: здесь появится сходство с исходным вектором.",
   "image": "изображение",

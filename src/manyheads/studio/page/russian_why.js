@@ -46,6 +46,7 @@ addSentences("ru", {
   "The {0} strongest of {1} heads": "{0} {0|самая сильная голова|самые сильные головы|самых сильных голов} из {1}",
   "All heads, the strongest first": "Все головы, сначала самые сильные",
   "nearest: {0}": "ближе всего: {0}",
+  "From which patches did it come?": "Из каких патчей это взялось?",
   "From which words did it come?": "Из каких слов это взялось?",
   "A head's part is divided among the words it reads: attention weight times what the head writes for that word. Over all words this sums to the head's part. What reached those words through earlier layers counts for them; MLPs, embedding and biases have no route.": "Вклад головы делится между словами, которые она читает: вес внимания, умноженный на то, что голова пишет для этого слова. По всем словам это в сумме даёт вклад головы. То, что попало в эти слова через более ранние слои, засчитывается им; у MLP, эмбеддинга и смещений пути нет.",
   "Heads add {0} in all.": "Головы вместе дают {0}.",

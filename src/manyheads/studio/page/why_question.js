@@ -16,6 +16,11 @@ export class Question {
     this.element = h("section", { class: "why-part", "aria-label": title }, this.heading, this.summary, this.reason, this.body, this.about);
   }
 
+  set title(text) {
+    this.heading.textContent = text;
+    this.element.setAttribute("aria-label", text);
+  }
+
   // Whether there is an answer.
   answered(response) {
     const reason = response.reason ? translateFilled(response.reason) : "";

@@ -20,7 +20,7 @@ export class Routes {
   constructor(side) {
     this.side = side;
     this.question = new Question(
-      say`From which words did it come?`,
+      "",
       say`A head's part is divided among the words it reads: attention weight times what the head writes for that word. Over all words this sums to the head's part. What reached those words through earlier layers counts for them; MLPs, embedding and biases have no route.`,
     );
     this.element = this.question.element;
@@ -31,6 +31,7 @@ export class Routes {
   }
 
   show(response) {
+    this.question.title = this.side.isVision ? say`From which patches did it come?` : say`From which words did it come?`;
     if (!this.question.answered(response)) {
       this.response = null;
       return;
@@ -78,7 +79,7 @@ export class Routes {
       }
       if (skipped) shown.push(h("span", { class: "quiet" }, " … "));
       skipped = 0;
-      const word = h("span", { class: `route-word ${value < 0 ? "against" : "for"}${place === side.at ? " is-at" : ""}`, title: added(value), vars: { "--strong": `${Math.round((55 * Math.abs(value)) / most)}%` } }, visibleToken(side.tokens[place] ?? ""));
+      const word = h("span", { class: `route-word${side.isVision ? " is-patch" : ""} ${value < 0 ? "against" : "for"}${place === side.at ? " is-at" : ""}`, title: added(value), vars: { "--strong": `${Math.round((55 * Math.abs(value)) / most)}%` } }, visibleToken(side.tokens[place] ?? ""));
       this.words.set(place, word);
       // Patches of an image are no letters of a word.
       if (side.isVision && shown.length) shown.push(" ");

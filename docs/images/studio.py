@@ -43,6 +43,11 @@ def main() -> None:
             expect(page.locator(".kind").first).to_contain_text("induction", timeout=PATIENCE)
             page.wait_for_timeout(1000)
             page.screenshot(path=HERE / f"studio-{look}.png")
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=1.25)
+        page.goto(f"http://127.0.0.1:{studio.endpoint.port}/explain.html#s=mix")
+        expect(page.locator("#facts .good")).to_be_visible(timeout=PATIENCE)
+        page.wait_for_timeout(1500)
+        page.screenshot(path=HERE / "how-attention-works.png")
         browser.close()
 
 

@@ -106,7 +106,7 @@ def test_numbers_are_told_where_one_points_or_moves(page: Page, studio: LiveServ
     heat.press("End")
     expect(page.locator("#temperature-now")).to_have_text("10.0")
     flat = [page.locator(f"[data-key=bn{key}]").inner_text() for key in range(9)]
-    assert len(set(flat)) <= 3
+    assert all(5 < float(text.removesuffix("%")) < 20 for text in flat)
     assert flat[0] != before
     page.locator("[data-step=mix]").click()
     expect(page.locator("#facts")).to_contain_text("not the model's own")
@@ -121,7 +121,7 @@ def test_numbers_are_told_where_one_points_or_moves(page: Page, studio: LiveServ
     page.get_by_role("textbox", name="Text").fill(TEXT * 4)
     expect(page.locator("#cut")).to_contain_text("first 24 of")
     page.get_by_role("textbox", name="Text").fill("Rome")
-    expect(page.locator("#stage .x-chip:not(.leaving)")).to_have_count(3)
+    expect(page.locator("#stage .x-chip:not(.leaving)")).to_have_count(2)
     # Motion: what both steps have moves.
     page.emulate_media(reduced_motion="no-preference")
     page.locator("[data-step=embeddings]").click()
@@ -141,16 +141,15 @@ def test_an_encoder_an_image_and_a_class_in_russian(page: Page, studio: LiveServ
     expect(page.locator("html")).to_have_class("presenting")
     size = "e => parseFloat(getComputedStyle(e).fontSize)"
     assert page.locator("#words").evaluate(size) >= 22
-    page.locator("#progress button").first.click()
-    for title in walk(page):
-        assert re.search("[а-я]", title), title
+    for step in ("matrix", "cost"):
+        page.locator(f"[data-step={step}]").click()
+        assert page.evaluate(FAULTS) == []
     page.keyboard.press("Escape")
     expect(page.locator("html")).not_to_have_class("presenting")
     page.locator("#language").click()
-    expect(page.locator("#title")).to_have_text("No sentence sees another")
+    expect(page.locator("#title")).to_have_text("What padding costs")
     # An image is shrunk, and has no sentences.
     visit(page, studio, m="sees", l="0", h="0", s="tokens")
-    page.reload()
     expect(page.locator("#stage .x-patch")).to_have_count(16)
     assert not set(PACKING) & set(steps(page))
     walk(page)

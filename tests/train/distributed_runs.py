@@ -1,10 +1,14 @@
-"""Runs of several processes, one after another: torchrun ... together.py FOLDER."""
+"""Runs of two processes, one after another: python -m tests.train.distributed_runs FOLDER.
+
+They are started as torchrun does it, but forked from a process that has imported everything.
+"""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from manyheads.train.loop.session import train
 from manyheads.train.run_file.run_config import Run, parse_run
@@ -33,4 +37,13 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="fork",
+        max_restarts=0,
+    )
+    elastic_launch(config, main)(Path(sys.argv[1]))

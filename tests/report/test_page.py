@@ -17,7 +17,7 @@ from manyheads.report.page import (
     render_report,
     write_report,
 )
-from tests.architecture.house import ROOT
+from tests.architecture.house import PACKAGE, ROOT
 from tests.report.small import report
 
 
@@ -145,6 +145,23 @@ def test_the_same_pattern_is_the_same_text() -> None:
 def test_no_weight_is_no_byte() -> None:
     assert quantize(np.zeros((1, 1)))[0, 0] == 0
     assert unpack(pack(np.array([[3, 1]]), np.array([[1.0, 0.0]])), 1) == [{3: 1.0}]
+
+
+IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"\./([\w.]+)"', re.MULTILINE)
+EXPORT = re.compile(r"^export (?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("room", ["report/page", "report/atlas", "studio/page", "pictures/page"])
+def test_whatever_a_script_imports_is_exported(room: str) -> None:
+    shared = PACKAGE / "pictures" / "page"
+    for script in sorted((PACKAGE / room).glob("*.js")):
+        for names, module in IMPORT.findall(script.read_text("utf-8")):
+            home = next(
+                path for folder in (script.parent, shared) if (path := folder / module).is_file()
+            )
+            exported = set(EXPORT.findall(home.read_text("utf-8")))
+            missing = {name.split(" as ")[0].strip() for name in names.split(",") if name.strip()}
+            assert missing <= exported, f"{script.name} imports {missing - exported} of {module}"
 
 
 def test_the_sample_in_the_docs_has_the_format_and_the_sections_of_today() -> None:

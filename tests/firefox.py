@@ -32,7 +32,7 @@ class Firefox:
 
     def run(self, script: str) -> Any:
         """The value that the script returns in the page."""
-        arguments = {"script": script, "args": [], "sandbox": None}
+        arguments: dict[str, Any] = {"script": script, "args": [], "sandbox": None}
         return self._send("WebDriver:ExecuteScript", arguments)["value"]
 
     def enter_frame(self, number: int) -> None:

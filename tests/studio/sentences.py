@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +20,7 @@ ATTRIBUTES = ("title", "aria-label", "placeholder", "alt")
 UNTRANSLATED = ("script", "style", "noscript")
 # Names and numbers are the same in every language.
 LETTERS = re.compile(r"[^\W\d_]{2}")
+IMPORT = re.compile(r'^import .*?"\./([^"]+)";', re.MULTILINE)
 # Sentences of the server whose values are filled in.
 RAISES = ("InputError", "RequestError")
 # The page checks its own requests: these answer other programs.
@@ -51,10 +52,24 @@ REFUSALS = {
 }
 
 
-def said_in_scripts() -> set[str]:
+def scripts_of(page: Path) -> set[Path]:
+    """The scripts that a page loads, with all that they import from this folder."""
+    waiting = re.findall(r'<script type="module" src="([^"]+)"', page.read_text("utf-8"))
+    result: set[Path] = set()
+    while waiting:
+        path = PAGE / waiting.pop()
+        if path.exists() and path not in result:
+            result.add(path)
+            waiting += re.findall(
+                r'^import .*?"\./([^"]+)";', path.read_text("utf-8"), re.MULTILINE
+            )
+    return result
+
+
+def said_in_scripts(scripts: Iterable[Path]) -> set[str]:
     """say`...` and sayParts`...` as keys of the table."""
     result = set()
-    for path in PAGE.glob("*.js"):
+    for path in scripts:
         script = path.read_text("utf-8")
         for match in re.finditer(r"\b(?:say|sayParts)`", script):
             result.add(_template(script, match.end()))
@@ -106,11 +121,10 @@ class _Sentences(HTMLParser):
             self.result.add(" ".join(data.split()))
 
 
-def written_in_pages() -> set[str]:
+def written_in(page: Path) -> set[str]:
     """Texts and named attributes of the HTML."""
     parser = _Sentences()
-    for path in PAGE.glob("*.html"):
-        parser.feed(path.read_text("utf-8"))
+    parser.feed(page.read_text("utf-8"))
     return {text for text in parser.result if LETTERS.search(text) and text != "manyheads"}
 
 
@@ -161,10 +175,12 @@ def _numbered(parts: list[ast.expr]) -> str:
     return ": ".join(texts)
 
 
-def russian() -> dict[str, str]:
-    """The tables of all parts of the page."""
+def russian(scripts: Iterable[Path]) -> dict[str, str]:
+    """The sentences of all tables among the scripts."""
     table: dict[str, str] = {}
-    for path in PAGE.glob("russian*.js"):
+    for path in scripts:
+        if not path.name.startswith("russian"):
+            continue
         body = path.read_text("utf-8").partition('addSentences("ru", {')[2].rpartition("}")[0]
         # The tables are JSON but for a comma at the end.
         entries = json.loads("{" + body.strip().removesuffix(",") + "}")

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,23 +17,37 @@ CYRILLIC = re.compile("[а-яё]", re.IGNORECASE)
 # The same in both languages.
 ALIKE = {"Ctrl Enter", "Esc", "cls", "“{0}”"}
 LANGUAGE = sentences.PACKAGE / "pictures" / "page" / "language.js"
+PAGES = sorted(sentences.PAGE.glob("*.html"))
 NODE = shutil.which("node")
 
 
 @pytest.fixture(scope="module")
 def russian() -> dict[str, str]:
-    return sentences.russian()
+    return sentences.russian(sorted(sentences.PAGE.glob("*.js")))
 
 
 @pytest.fixture(scope="module")
 def english() -> set[str]:
-    scripts, pages = sentences.said_in_scripts(), sentences.written_in_pages()
-    return scripts | pages | sentences.sent_labels() | sentences.sent_errors()
+    sent = sentences.sent_labels() | sentences.sent_errors()
+    return sent.union(*(said_on(page) for page in PAGES))
+
+
+def said_on(page: Path) -> set[str]:
+    return sentences.written_in(page) | sentences.said_in_scripts(sentences.scripts_of(page))
+
+
+def in_words(texts: set[str]) -> set[str]:
+    return {text for text in texts if sentences.LETTERS.search(PLACE.sub("", text))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_page_loads_its_sentences_in_russian(page: Path) -> None:
+    loaded = sentences.russian(sentences.scripts_of(page))
+    assert sorted(in_words(said_on(page)) - loaded.keys()) == []
 
 
 def test_every_sentence_is_in_russian(english: set[str], russian: dict[str, str]) -> None:
-    needed = {text for text in english if sentences.LETTERS.search(PLACE.sub("", text))}
-    assert sorted(needed - russian.keys()) == []
+    assert sorted(in_words(english) - russian.keys()) == []
     strangers = [key for key, text in russian.items() if not CYRILLIC.search(text)]
     assert set(strangers) == ALIKE
 

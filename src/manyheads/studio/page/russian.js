@@ -8,6 +8,7 @@ addSentences("ru", {
   "studio": "студия",
   "search": "поиск",
   "Studio": "Студия",
+  "How attention works": "Как работает внимание",
   "Skip to the text": "Перейти к тексту",
   "Skip to the results": "Перейти к результатам",
   "Search": "Поиск",

@@ -3,7 +3,6 @@
 import { addSentences } from "./language.js";
 
 addSentences("ru", {
-  "How attention works": "Как работает внимание",
   "Skip to the drawing": "Перейти к рисунку",
   "Presentation": "Для показа",
   "Large type and full width, for a class": "Крупный шрифт на всю ширину, для аудитории",

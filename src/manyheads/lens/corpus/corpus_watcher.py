@@ -1,6 +1,6 @@
 """The watcher behind an atlas: distances, tokens and examples of every head, text by text."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class CorpusWatcher:
 
     def _add(self, block: Block, tiled: TiledScores, weights: "BatchWeights") -> None:
         sums, same = self._sums.of(block), block.sublayer is Sublayer.ATTENTION
-        request = tiled.request
+        request, weights = tiled.request, weights.on_cpu()
         key_ids = self._numbers(block.stack if same else "encoder", request.keys.each)
         query_ids = self._numbers(block.stack, request.queries.each)
         for sequence, text in enumerate(self._texts):
@@ -113,10 +113,10 @@ class CorpusWatcher:
             self._add_tokens(sums, tiled, sequence, seen, key_ids, query_ids)
             if same:
                 for part in ("earlier", "later", "squares", "copied"):
-                    added = getattr(seen, part).double().cpu().numpy()
+                    added = getattr(seen, part).double().numpy()
                     setattr(sums, part, getattr(sums, part) + added)
                 sums.counts += request.queries.each[sequence], seen.repeated
-            activation, query = (part.cpu().numpy() for part in seen.activation())
+            activation, query = (part.numpy() for part in seen.activation())
             for head in np.flatnonzero(sums.book.choose(text, activation)).tolist():
                 example = self._example(
                     tiled, sequence, text, head, int(query[head]), float(activation[head])
@@ -144,12 +144,12 @@ class CorpusWatcher:
                 (seen.received, seen.equal[None], torch.ones_like(seen.equal)[None])
             )
             # The first key is left out.
-            values = columns[:, 1:].T.double().cpu().numpy()
+            values = columns[:, 1:].T.double().numpy()
             sums.at.add(key_ids[start + 1 : start + count], values)
         if query_ids is not None:
             start, count = request.queries.starts[sequence], request.queries.each[sequence]
             ones = torch.ones_like(seen.largest[:1])
-            values = torch.cat((seen.largest, ones))[:, 1:].T.double().cpu().numpy()
+            values = torch.cat((seen.largest, ones))[:, 1:].T.double().numpy()
             sums.of_queries.add(query_ids[start + 1 : start + count], values)
 
     def _example(
@@ -275,6 +275,15 @@ class BatchWeights:
             after = weight[:, rows[inside], copies[inside] + 1]
             after = after.masked_fill(after < LEAST_INDUCTION, 0.0)
             self.copied[heads, sequence] += after.sum(1)
+
+    def on_cpu(self) -> "BatchWeights":
+        """All of it at once: a device would wait for every text and number."""
+        parts = {
+            name: getattr(self, name).cpu() for name in ("received", "equal", "largest", "copied")
+        }
+        lengths = [each.shape[1] for each in self.distances]
+        distances = torch.cat(self.distances, dim=1).cpu().split(lengths, 1) if lengths else ()
+        return replace(self, **parts, distances=list(distances))
 
     def of_sequence(self, sequence: int) -> "_Seen":
         request = self.tiled.request

@@ -34,7 +34,8 @@ __all__ = ["main"]
 OURS, PEER, READING = "atlas", "eager patterns", "reading alone"
 SAME = ("self", "previous_token", "entropy", "distance")
 VOCABULARY, LEAST_INDUCTION = 2_000, 0.01
-LIMIT = 1e-4
+# Products on CUDA may round to 10 bits.
+LIMIT = {"cpu": 1e-4, "cuda": 1e-3}
 
 
 def make_texts(tokens: int, texts: int) -> Tensor:
@@ -175,7 +176,7 @@ def main() -> None:
         # Distances as shares of the length.
         scales = 1 / torch.tensor([1, 1, 1, tokens, tokens**2, 1])[:, None]
         answer = partial(torch.mul, scales)
-        worst = check_agreement(compared, truth=PEER, limit=LIMIT, answer=answer)
+        worst = check_agreement(compared, truth=PEER, limit=LIMIT[device], answer=answer)
         say(f"{texts} x {tokens} tokens: six metrics differ by {worst:.1e} at most")
         timed = race(work, device=device, rounds=arguments.rounds, warmups=0)
         for name in work:

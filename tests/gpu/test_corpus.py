@@ -12,6 +12,7 @@ def test_a_pass_is_that_of_the_cpu(family: str, device: str) -> None:
     draw = np.random.default_rng(0)
     texts = [draw.integers(3, 40, size).tolist() for size in (9, 1, 170, 2, 300)]
     sizes = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 40}
+    sizes |= {"kv_heads": 2} if family.startswith("llama") else {}
     model = build(family, **sizes, seed=0).float()
     settings = PassSettings(max_length=None, offsets=(-1, 0))
     expected, by_cpu = read_corpus(model, texts, settings, progress=False)

@@ -1,7 +1,6 @@
 """The page How attention works: its steps, its numbers, and who can use it."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -17,19 +16,20 @@ LAYER += ["mix", "heads", "residual", "feedforward", "next"]
 MEMORY, PACKING = ["row", "split", "transpose", "shared"], ["padded", "cost", "packed", "blocks"]
 # Parts of the drawing without a name, and what is wider than the window.
 FAULTS = """() => {
-  const nameless = [...document.querySelectorAll("#stage [role]")].filter((part) => !part.ariaLabel);
+  const named = [...document.querySelectorAll("#stage [role]")];
+  const nameless = named.filter((part) => !part.ariaLabel).map((part) => part.className);
   const wide = document.documentElement.scrollWidth - innerWidth;
-  const hollow = ["title", "words", "formula", "readout"].filter((id) => !document.getElementById(id).textContent);
+  const texts = ["title", "words", "formula", "readout"];
+  const empty = texts.filter((id) => !document.getElementById(id).textContent);
   const odd = document.body.innerText.match(/undefined|NaN|\\[object|null/g) ?? [];
-  return [...nameless.map((part) => part.className), ...(wide > 0 ? [`${wide} too wide`] : []), ...hollow, ...odd];
+  return [...nameless, ...(wide > 0 ? [`${wide} too wide`] : []), ...empty, ...odd];
 }"""
 
 
 @pytest.fixture(autouse=True)
-def still(page: Page) -> Iterator[None]:
+def still(page: Page) -> None:
     """Nothing moves, as readers who dislike it may choose."""
     page.emulate_media(reduced_motion="reduce")
-    yield
 
 
 def visit(page: Page, studio: LiveServer, **state: str) -> None:

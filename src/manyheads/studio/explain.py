@@ -44,6 +44,8 @@ MAX_JOINED = 8
 MAX_PAIRS = 6
 MAX_NEURONS = 3
 MAX_TEXTS = 3
+# Of a layer without a norm, and of one whose norms are not known.
+NO_NORM: dict[str, str | None] = {"name": None, "placement": None}
 # More digits than the page shows, so that it can compute with them.
 DIGITS = 7
 
@@ -106,7 +108,7 @@ def explain_layer(loaded: LoadedModel, text: StudioInput, layer: int, head: int)
             "before": _numbers(before),
             "normed": None,
             "residual": config.residual,
-            "norm": _norm_facts(config, Sublayer.ATTENTION),
+            "norm": _norm_facts(config, Sublayer.ATTENTION) if native else NO_NORM,
             "written": _numbers(record.rows(Stage.ATTENTION_OUTPUT)),
             "after": _numbers(after) if native else None,
             "leaves": _numbers(after if leaves is None else leaves),
@@ -145,6 +147,9 @@ def explain_batch(loaded: LoadedModel, texts: Iterable[str], layer: int) -> dict
     sequences = [text.inputs.ids.values for text in inputs if text.inputs.ids is not None]
     batch = Ragged.from_list(sequences)
     lengths, stack = batch.lengths, only_stack(loaded)
+    if _layer_kind(stack, layer)["kind"] == "none":
+        # All heads of this layer are pruned, and it has no mask.
+        layer = blocks_of(loaded.model)[0].layer
     mask = mask_in(stack.config.layers[layer], Sublayer.ATTENTION)
     together = _final(loaded, stack, batch)
     alone = [_final(loaded, stack, Ragged.from_list([ids])) for ids in sequences]
@@ -392,11 +397,11 @@ def _layer_kind(stack: Stack, layer: int) -> dict[str, Any]:
 
 
 def _norm_facts(config: LayerConfig, sublayer: Sublayer) -> dict[str, str | None]:
-    placement: Placement | None = None
-    if sublayer in config.branches:
-        placement = config.branches[sublayer].norm
-    name = None if placement is None else _name(placement.norm)
-    return {"name": name, "placement": None if name is None else type(placement).__name__}
+    if sublayer not in config.branches:
+        return NO_NORM
+    placement: Placement = config.branches[sublayer].norm
+    name = _name(placement.norm)
+    return NO_NORM if name is None else {"name": name, "placement": type(placement).__name__}
 
 
 def _mask_facts(mask: Mask) -> dict[str, Any]:

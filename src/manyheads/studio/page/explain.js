@@ -28,7 +28,7 @@ function view() {
   const em = parseFloat(getComputedStyle(stage.element).fontSize);
   const count = data.tokens.length;
   return {
-    ...data, width_of_model: data.width, width: stage.width, batch, predictions, em, narrow, at: chosen.at, temperature: chosen.temperature,
+    ...data, width_of_model: data.width, width: stage.width, batch, predictions, em, narrow, output: chosen.model.output, at: chosen.at, temperature: chosen.temperature,
     inner: data.attention ? data.attention.heads * data.attention.size : data.width,
     row: Math.max(em * 1.35, Math.min(em * 2.2, (em * 36) / count)), label: Math.max(em * 4.2, Math.min(em * 8, stage.width * 0.19)),
     short: (token, most) => patchName(data.tokens[token])?.join("·") ?? (shortToken(data.tokens[token], most) || "␣"), called: tokenName,

@@ -62,7 +62,7 @@ export function drawHeads(view, turned = false) {
   const count = turned ? 2 : 3;
   const w = (room - narrow - (narrow ? 26 : 0) - dial - (count - 1) * 14) / count;
   if (narrow) {
-    scene.strips("x", view.norm.placement === "PreNorm" ? say`x, normed` : "x", stream, { x: left, w: narrow, total: view.width_of_model });
+    scene.strips("x", ["PreNorm", "SandwichNorm", "ScaledPreNorm"].includes(view.norm.placement) ? say`x, normed` : "x", stream, { x: left, w: narrow, total: view.width_of_model });
     view.tokens.forEach((_, row) => scene.sign(`to${row}`, "→", left + narrow + 1, FIRST_ROW + row * view.row, view.row - 4));
   }
   const before = attention.plain_query && !turned;

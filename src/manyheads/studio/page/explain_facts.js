@@ -24,7 +24,9 @@ export function positionFact(view) {
 }
 
 // Where the norm stands, said at the step where it happens.
-export function normFact({ name, placement }, place) {
+export function normFact(view, { name, placement }, place) {
+  // The norms of a module of transformers are not known here.
+  if (!view.native) return null;
   if (!name) return place === "before" ? say`No norm comes before.` : null;
   const first = placement === "PreNorm" || placement === "SandwichNorm" || placement === "ScaledPreNorm";
   if (place === "before") return first ? say`${name} comes first: it brings every vector to the same scale.` : null;

@@ -52,16 +52,19 @@ function drawSum(view, columns) {
 }
 
 export function drawResidual(view) {
+  // With two streams, what is read is not what is added to.
+  const twice = view.residual === "reversible";
   const columns = [{ name: "x", title: "x", rows: view.before, from: "t" }];
-  if (view.written) columns.push({ name: "a", title: view.mixer ? say`mixer` : say`attention`, rows: view.written, from: "x", sign: "+" });
-  if (view.after) columns.push({ name: "y", title: view.norm.placement === "PostNorm" ? say`sum, normed` : say`sum`, rows: view.after, from: "x", sign: view.norm.placement === "PostNorm" ? "→" : "=" });
+  if (view.written) columns.push({ name: "a", title: view.mixer ? say`mixer` : view.attention ? say`attention` : say`constant`, rows: view.written, from: "x", sign: twice ? "→" : "+" });
+  if (view.after) columns.push({ name: "y", title: view.norm.placement === "PostNorm" ? say`sum, normed` : say`sum`, rows: view.after, from: "x", sign: twice || view.norm.placement === "PostNorm" ? "→" : "=" });
   return drawSum(view, columns);
 }
 
 export function drawFeedForward(view) {
   const { feedforward } = view;
   const post = feedforward.norm.placement === "PostNorm";
-  const columns = [{ name: "y", title: say`x after attention`, rows: view.after ?? feedforward.before, from: "t" }];
+  const parallel = view.residual.startsWith("parallel");
+  const columns = [{ name: "y", title: parallel ? "x" : say`x after attention`, rows: parallel ? feedforward.before : view.after ?? feedforward.before, from: "t" }];
   if (feedforward.inside) columns.push({ name: "f", title: say`neurons`, rows: feedforward.inside, from: "y", sign: "→" });
   columns.push({ name: "z", title: say`feed-forward`, rows: feedforward.written, from: feedforward.inside ? "f" : "y", sign: feedforward.inside ? "→" : "+" });
   columns.push({ name: "n", title: post ? say`sum, normed` : say`new x`, rows: feedforward.after, from: "y", sign: "⇒" });

@@ -132,7 +132,7 @@ export function bars(scene, values, { x, y, w, step, most, text, hidden, tell, t
 }
 
 export function weightCell(weight, words) {
-  return { color: weightColor(weight), text: weight >= 0.0095 ? percent(weight) : "", tell: say`Weight ${words}: ${percent(weight)}` };
+  return { color: weightColor(weight), text: weight >= 0.0095 ? percent(weight).replace(/\s/, "") : "", tell: say`Weight ${words}: ${percent(weight)}` };
 }
 
 export function scoreCell(value, most, tell) {

@@ -30,7 +30,7 @@ const LAYER = [
     id: "embeddings",
     title: () => say`Embeddings`,
     words: (view) => (view.ids ? say`Each number picks its row of a learned table: a vector of ${view.width_of_model} numbers. The colors show the first ${view.channels}: blue above zero, orange below.` : say`One learned matrix turns the pixels of each patch into a vector of ${view.width_of_model} numbers. The colors show the first ${view.channels}: blue above zero, orange below.`),
-    formula: ({ embedding, ids }) => ["x = ", embedding.norm ? "norm(" : "", ids ? "E[id]" : say`W · pixels`, embedding.scale === 1 ? "" : ` × ${decimal(embedding.scale)}`, embedding.position ? ` + ${say`position`}` : "", embedding.norm ? ")" : ""],
+    formula: ({ embedding, ids, native }) => !native && ids ? ["x = E[id] + …"] : ["x = ", embedding.norm ? "norm(" : "", ids ? "E[id]" : say`W · pixels`, embedding.scale === 1 ? "" : ` × ${decimal(embedding.scale)}`, embedding.position ? ` + ${say`position`}` : "", embedding.norm ? ")" : ""],
     facts: (view) => [positionFact(view), view.embedding.types && say`A vector of the segment is added as well.`, view.embedding.norm && say`${view.embedding.norm} follows.`, view.embedding.projected && say`A matrix then brings it to the width of the layers.`],
     draw: layer.drawEmbeddings,
   },
@@ -45,7 +45,7 @@ const LAYER = [
       const inner = attention.gates.filter(({ at }) => at !== "output" && at !== "final");
       return [
         view.layer === 1 ? say`Layer 0 has already worked on x.` : view.layer > 1 && say`Layers 0 to ${view.layer - 1} have already worked on x.`,
-        normFact(view.norm, "before"),
+        normFact(view, view.norm, "before"),
         attention.key_heads < attention.heads && say`Grouped heads: ${attention.key_heads} heads of keys and values serve ${attention.heads} heads of queries. Head ${view.head} shares its keys and values with ${listed(attention.shared_by.filter((one) => one !== view.head))}.`,
         attention.query_norm && say`${attention.query_norm} is applied to queries and keys, so that only their directions count.`,
         ...inner.map((gate) => say`A gate at the ${translate(gate.at)}: ${decimal(gate.mean[view.at])} on average for ${quoted(view, view.at)}.`),
@@ -133,7 +133,7 @@ const LAYER = [
     id: "softmax",
     able: (view) => Boolean(view.attention),
     title: (view) => (view.attention.has_scores ? say`Softmax` : say`Weights`),
-    words: (view) => (view.attention.has_scores ? say`Each row becomes weights: e to the power of each score, divided by the sum of the row. All are positive, and they sum to 1.` : say`This model shows only the weights of its heads, not the scores behind them.`),
+    words: (view) => (view.attention.has_scores && view.attention.sink !== null ? say`Each row becomes weights: e to the power of each score, divided by the sum of the row. A learned sink is one more score of each row, without a value.` : view.attention.has_scores ? say`Each row becomes weights: e to the power of each score, divided by the sum of the row. All are positive, and they sum to 1.` : say`This model shows only the weights of its heads, not the scores behind them.`),
     formula: () => paper(0, 1, 2, 3),
     slot: "temperature",
     facts: (view) => {
@@ -192,11 +192,20 @@ const LAYER = [
   },
   {
     id: "residual",
-    able: (view) => Boolean(view.before && view.written),
+    able: (view) => Boolean(view.before && view.written && (view.attention || view.mixer?.weights)),
     title: () => say`Added to the stream`,
     words: () => say`The result is added to x. Nothing is replaced: each layer reads the stream of a token and writes something to it.`,
-    formula: ({ norm }) => (norm.placement === "PostNorm" ? [say`x = norm(x + attention(x))`] : norm.placement === "SandwichNorm" ? [say`x = x + norm(attention(norm(x)))`] : norm.placement === "OutputNorm" ? [say`x = x + norm(attention(x))`] : norm.name ? [say`x = x + attention(norm(x))`] : [say`x = x + attention(x)`]),
-    facts: (view) => [normFact(view.norm, "after"), view.residual === "reversible" && say`This model has two streams: attention reads the second and writes to the first.`, !view.native && say`What follows inside the layer belongs to a module of transformers and is not opened here.`],
+    formula: (view) => [residualFormula(view)],
+    facts: (view) => [normFact(view, view.norm, "after"), view.residual === "reversible" && say`This model has two streams: attention reads the second and writes to the first.`, !view.native && say`What follows inside the layer belongs to a module of transformers and is not opened here.`],
+    draw: layer.drawResidual,
+  },
+  {
+    id: "without",
+    able: (view) => Boolean(view.before && view.written && !view.attention && !view.mixer?.weights),
+    title: () => say`No attention here`,
+    words: (view) => (view.mixer ? say`Layer ${view.layer} has a mixer, ${view.mixer.name}, without weights between tokens, so there is no attention to draw.` : say`All heads of layer ${view.layer} were pruned. A constant vector that is left of them is added to every token.`),
+    formula: (view) => [residualFormula(view)],
+    facts: (view) => [attentionLayers(view), normFact(view, view.norm, "after")],
     draw: layer.drawResidual,
   },
   {
@@ -208,7 +217,7 @@ const LAYER = [
     facts: (view) => {
       const { feedforward, at } = view;
       return [
-        normFact(feedforward.norm, "around"),
+        normFact(view, feedforward.norm, "around"),
         view.residual.startsWith("parallel") && say`It reads what attention read, not what it wrote: both branches are parallel.`,
         feedforward.active && say`${percent(feedforward.active[at])} of the neurons are above zero for ${quoted(view, at)}.`,
         feedforward.strongest && say`Its strongest neurons: ${feedforward.strongest[at].map(([neuron, value]) => `${neuron} (${decimal(value)})`).join(", ")}.`,
@@ -220,12 +229,21 @@ const LAYER = [
   {
     id: "next",
     title: () => say`The next layer`,
-    words: (view) => (view.layers.length === 1 ? say`This model has one layer.` : say`The new x enters the next layer, where all of it happens again with other matrices: ${view.layers.length} times in this model. The vector after the last layer gives the answer.`),
-    formula: ({ final_norm: norm }) => [norm ? say`answer = softmax(norm(x) U)` : say`answer = softmax(x U)`],
-    facts: (view) => [view.mixer && !view.mixer.weights && say`Layer ${view.layer} has a mixer, ${view.mixer.name}, without weights between tokens, so there is no attention to draw.`, attentionLayers(view), view.final_norm && say`${view.final_norm} comes before the answer.`],
+    words: (view) => (view.layers.length === 1 ? say`This model has one layer.` : `${say`The new x enters the next layer, where all of it happens again with other matrices: ${view.layers.length} times in this model.`} ${view.output === "none" ? say`The vectors after the last layer are the output.` : say`The vector after the last layer gives the answer.`}`),
+    formula: ({ final_norm: norm, native, output }) => [output === "none" ? (norm ? say`output = norm(x)` : say`output = x`) : !native ? say`answer = softmax(… U)` : norm ? say`answer = softmax(norm(x) U)` : say`answer = softmax(x U)`],
+    facts: (view) => [view.final_norm && say`${view.final_norm} follows the last layer.`],
     draw: layer.drawNext,
   },
 ];
+
+function residualFormula({ norm, mixer, attention, native }) {
+  const branch = mixer ? say`mixer` : attention ? say`attention` : say`constant`;
+  if (!native) return say`x = x + ${branch}(…)`;
+  if (norm.placement === "PostNorm") return say`x = norm(x + ${branch}(x))`;
+  if (norm.placement === "SandwichNorm") return say`x = x + norm(${branch}(norm(x)))`;
+  if (norm.placement === "OutputNorm") return say`x = x + norm(${branch}(x))`;
+  return norm.name ? say`x = x + ${branch}(norm(x))` : say`x = x + ${branch}(x)`;
+}
 
 function activation({ kind, activation: name }) {
   return kind === "MLP" ? name.toUpperCase().replace("_TANH", "") : kind;

@@ -80,7 +80,7 @@ def test_a_decoder_is_walked_by_keyboard_at_both_widths_and_in_both_themes(
     assert walk(page) == titles
 
 
-def test_numbers_are_told_where_one_points_or_moves(page: Page, studio: LiveServer) -> None:
+def test_numbers_appear_where_the_pointer_or_the_focus_is(page: Page, studio: LiveServer) -> None:
     visit(page, studio, s="scores")
     readout, stage = page.locator("#readout"), page.locator("#stage")
     stage.locator("[data-key=bn0]").hover()

@@ -155,6 +155,7 @@ def test_an_image_is_explained_patch_by_patch() -> None:
     check_arithmetic(view)
     assert len(view["tokens"]) == 17
     assert view["ids"] is None
+    assert view["start"] == 0
     large = RawImage(width=64, height=64, data=bytes(64 * 64 * 3))
     with pytest.raises(InputError, match="24 or fewer"):
         explain_layer(loaded, loaded.read_image(large), 0, 1)

@@ -79,7 +79,7 @@ class LayerRecord(Record):
 
 def explain_layer(loaded: LoadedModel, text: StudioInput, layer: int, head: int) -> dict[str, Any]:
     """The numbers of one head and of its layer on the first tokens of a text, or on an image."""
-    total, text = len(text), text.truncate(MAX_TOKENS)
+    total, start, text = len(text), text.start, text.truncate(MAX_TOKENS)
     if len(text) > MAX_TOKENS:
         raise InputError(
             f"the image has {len(text)} patches, too many to show number by number",
@@ -98,6 +98,7 @@ def explain_layer(loaded: LoadedModel, text: StudioInput, layer: int, head: int)
             "tokens": list(text.tokens),
             "ids": None if ids is None else ids.values.tolist(),
             "total": total,
+            "start": min(start, len(text) - 1),
             "native": native,
             "layer": layer,
             "head": head,

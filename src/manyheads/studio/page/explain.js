@@ -69,7 +69,7 @@ async function load() {
     const known = data?.layers[chosen.layer]?.heads ?? chosen.model.layers.find(({ layer }) => layer === chosen.layer)?.heads ?? 1;
     chosen.head = Math.min(chosen.head, Math.max(0, known - 1));
     data = await api.ask("explain_layer", { model: name, ...input(), layer: chosen.layer, head: chosen.head });
-    if (chosen.at === null || chosen.at >= data.tokens.length) chosen.at = data.ids ? data.tokens.length - 1 : 0;
+    if (chosen.at === null || chosen.at >= data.tokens.length) chosen.at = data.start;
     if (batch?.model !== name || batch.layer !== chosen.layer) await loadBatch();
     await loadPredictions();
   } catch (error) {

@@ -3,7 +3,7 @@
 import { s } from "./dom.js";
 import { percent, decimal } from "./format.js";
 import { say } from "./language.js";
-import { bars, FIRST_ROW, largest, matrix, pairWords, quoted, scoreCell, Scene, softmaxRows, sumOf, tokenPart, weightCell } from "./explain_parts.js";
+import { bars, FIRST_ROW, largest, matrix, pairWords, quoted, scoreCell, Scene, softmaxRows, sumOf, tokenPart, typical, weightCell } from "./explain_parts.js";
 
 const GAP = 10;
 
@@ -36,10 +36,9 @@ export function drawEmbeddings(view) {
   const total = view.width_of_model;
   if (token && place) {
     const w = (room - 48) / 3;
-    const most = largest(sum);
-    scene.strips("e", say`token`, token, { x: left, w, from: "t", most: largest(token), total });
-    scene.strips("p", say`position`, place, { x: left + w + 24, w, from: "t", most: largest(place), total });
-    scene.strips("x", say`together: x`, sum, { x: left + 2 * (w + 24), w, from: "e", most, total });
+    scene.strips("e", say`token`, token, { x: left, w, from: "t", total });
+    scene.strips("p", say`position`, place, { x: left + w + 24, w, from: "t", total });
+    scene.strips("x", say`together: x`, sum, { x: left + 2 * (w + 24), w, from: "e", total });
     view.tokens.forEach((_, row) => {
       scene.sign(`plus${row}`, "+", left + w, FIRST_ROW + row * view.row, view.row - 4);
       scene.sign(`is${row}`, view.embedding.norm ? "→" : "=", left + 2 * w + 24, FIRST_ROW + row * view.row, view.row - 4);
@@ -72,7 +71,7 @@ export function drawHeads(view, turned = false) {
     ["v", say`value`, attention.value],
   ];
   columns.slice(0, count).forEach(([name, title, rows], place) => {
-    scene.strips(name, title, rows, { x: left + narrow + (narrow ? 26 : 0) + place * (w + 14), w, from: "x", most: largest(name === "v" ? rows : attention.query.concat(attention.key)), total: rows[0].length });
+    scene.strips(name, title, rows, { x: left + narrow + (narrow ? 26 : 0) + place * (w + 14), w, from: "x", most: typical(name === "v" ? rows : attention.query.concat(attention.key)), total: rows[0].length });
   });
   if (turned && view.narrow) dials(scene, view, 0, view.width, scene.height + view.em, 3);
   else if (turned) dials(scene, view, view.width - dial + 16, dial - 16, FIRST_ROW, 2);
@@ -106,7 +105,7 @@ export function drawOneQuery(view) {
   const left = view.label + GAP;
   const strip = (view.width - left) * (view.narrow ? 0.36 : 0.42);
   const top = FIRST_ROW + view.row + view.em * 1.6;
-  const most = largest(attention.query.concat(attention.key));
+  const most = typical(attention.query.concat(attention.key));
   scene.label("title-q", say`query of ${quoted(view, at)}`, left, 0, view.width - left, { tone: "strong" });
   scene.strips("q", say`query of ${quoted(view, at)}`, attention.query, { x: left, w: strip, top: FIRST_ROW - at * view.row, most, only: at, tell: say`query`, total: attention.size });
   scene.parts = scene.parts.filter((part, place) => part.key !== "title-q" || place === 0);

@@ -3,7 +3,7 @@
 import { decimal, percent } from "./format.js";
 import { say } from "./language.js";
 import { drawTokens, drawEmbeddings } from "./explain_attention.js";
-import { FIRST_ROW, largest, quoted, Scene } from "./explain_parts.js";
+import { FIRST_ROW, largest, quoted, Scene, typical } from "./explain_parts.js";
 import { visibleToken } from "./token_text.js";
 
 const GAP = 10;
@@ -30,7 +30,7 @@ export function drawJoined(view) {
   scene.add({ key: "wo", kind: "box", text: say`output matrix: ${view.inner} → ${view.width_of_model}`, x: view.width / 2 - view.em * 10, y, w: view.em * 20, h: view.em * 2.2 });
   if (view.written) {
     scene.label("title-a", say`what attention writes for ${quoted(view, at)}`, 0, y + view.em * 2.6, view.width, { tone: "strong" });
-    scene.add({ key: `a${at}`, kind: "strip", x: 0, y: y + view.em * 4.4, w: view.width, h: view.row, values: view.written[at], most: largest(view.written), chosen: true, from: "o", delay: 350, tell: (channel) => (channel === null ? say`${view.written[at].slice(0, 6).map(decimal).join(", ")} … (${view.width_of_model} numbers)` : say`Channel ${channel}: ${decimal(view.written[at][channel])}`) });
+    scene.add({ key: `a${at}`, kind: "strip", x: 0, y: y + view.em * 4.4, w: view.width, h: view.row, values: view.written[at], most: typical(view.written), chosen: true, from: "o", delay: 350, tell: (channel) => (channel === null ? say`${view.written[at].slice(0, 6).map(decimal).join(", ")} … (${view.width_of_model} numbers)` : say`Channel ${channel}: ${decimal(view.written[at][channel])}`) });
   }
   scene.hint = say`Bars show how much each head writes. Point at them.`;
   return scene;
@@ -84,7 +84,7 @@ export function drawNext(view) {
   });
   scene.label("title-layers", say`layers`, 0, 0, w, { tone: "strong" });
   scene.label("title-n", say`${quoted(view, at)} after layer ${view.layer}`, right, 0, view.width - right, { tone: "strong" });
-  if (view.leaves) scene.add({ key: `n${at}`, kind: "strip", x: right, y: FIRST_ROW, w: view.width - right, h: view.row, values: view.leaves[at], most: largest(view.leaves), chosen: true, from: "t", tell: (channel) => (channel === null ? say`${view.leaves[at].slice(0, 6).map(decimal).join(", ")} … (${view.width_of_model} numbers)` : say`Channel ${channel}: ${decimal(view.leaves[at][channel])}`) });
+  if (view.leaves) scene.add({ key: `n${at}`, kind: "strip", x: right, y: FIRST_ROW, w: view.width - right, h: view.row, values: view.leaves[at], most: typical(view.leaves), chosen: true, from: "t", tell: (channel) => (channel === null ? say`${view.leaves[at].slice(0, 6).map(decimal).join(", ")} … (${view.width_of_model} numbers)` : say`Channel ${channel}: ${decimal(view.leaves[at][channel])}`) });
   const top = view.predictions?.top ?? [];
   if (top.length) {
     const title = view.em * (view.narrow ? 3.6 : 2);

@@ -20,6 +20,16 @@ export function largest(rows) {
   return most;
 }
 
+// The size of most numbers: a few channels or tokens of some models are a hundred times larger than the others.
+export function typical(rows) {
+  const ordered = (values) => [...values].sort((one, other) => one - other);
+  const large = rows.map((row) => {
+    const sizes = ordered(row.map((value) => Math.abs(value ?? 0)));
+    return sizes[Math.floor(0.97 * (sizes.length - 1))];
+  });
+  return ordered(large)[Math.floor(rows.length / 2)] || largest(rows);
+}
+
 export function sumOf(values) {
   return values.reduce((sum, value) => sum + value, 0);
 }
@@ -50,7 +60,7 @@ export class Scene {
   }
 
   // One strip per token. `from` is the name of the column that it comes out of.
-  strips(name, title, rows, { x, w, from, top = FIRST_ROW, most = largest(rows), faded, tell, total, only }) {
+  strips(name, title, rows, { x, w, from, top = FIRST_ROW, most = typical(rows), faded, tell, total, only }) {
     const { view } = this;
     this.label(`title-${name}`, title, x, 0, w, { from: from && `title-${from}` });
     const channels = Math.min(view.channels, rows[0].length);

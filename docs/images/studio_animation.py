@@ -29,7 +29,7 @@ SLOW = 8
 SLOWLY = f"""
   const now = performance.now.bind(performance), frame = requestAnimationFrame;
   performance.now = () => now() / {SLOW};
-  window.requestAnimationFrame = (act) => frame((time) => act(time / {SLOW}));
+  window.requestAnimationFrame = (act) => frame(() => act(performance.now()));
 """
 # A pointer, since screenshots have none; made by script, as the policy of the page wants.
 POINTER = """() => {

@@ -89,8 +89,14 @@ def test_rows_are_read_by_their_column(folder: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"body": WORDS}) + "\n" for _ in range(3)))
     words = ["atlas", str(folder / "model"), "--corpus", str(rows), "--text-column", "body"]
-    assert main([*words, "-o", str(tmp_path / "atlas"), *OPTIONS]) == 0
-    assert read_atlas(tmp_path / "atlas")[0].index["corpus"]["texts"] == 3
+    few = ["--sharpest", "2", "--per-tenth", "1"]
+    assert main([*words, "-o", str(tmp_path / "atlas"), *OPTIONS, *few]) == 0
+    [atlas] = read_atlas(tmp_path / "atlas")
+    assert atlas.index["corpus"]["texts"] == 3
+    for head in atlas.heads.values():
+        tenths = [example["decile"] for example in head["examples"]]
+        assert tenths.count(0) == 2
+        assert max(map(tenths.count, range(1, 11))) <= 1
 
 
 @pytest.mark.parametrize(
@@ -98,6 +104,7 @@ def test_rows_are_read_by_their_column(folder: Path, tmp_path: Path) -> None:
     [
         (["--corpus", "none.txt"], "none.txt does not exist"),
         (["--corpus", "corpus.txt", "--max-length", "1"], "--max-length must be at least 2"),
+        (["--corpus", "corpus.txt", "--sharpest", "0"], "--sharpest must be at least 1"),
         (["--corpus", "corpus.txt", "--join", "a"], "exclude each other"),
         (["--from-headvis", "model"], "name a folder of HeadVis"),
         (["--join", "model"], "cannot be read"),

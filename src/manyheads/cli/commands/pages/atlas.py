@@ -53,6 +53,12 @@ class AtlasCommand:
     max_length: int = 512
     """Tokens per passage; longer texts are read in several."""
 
+    sharpest: int = 10
+    """How many of the sharpest examples of each head to store."""
+
+    per_tenth: int = 2
+    """How many examples of each tenth of all passages to store for each head."""
+
     by: Literal["gradient", "ablation", "none"] = "gradient"
     """How to measure the importance of a head: by gradients, or exactly by ablation."""
 
@@ -111,6 +117,8 @@ class AtlasCommand:
         from manyheads.report.headvis import write_headvis
 
         arguments.check_minimum("--max-length", self.max_length, 2)
+        arguments.check_minimum("--sharpest", self.sharpest, 1)
+        arguments.check_minimum("--per-tenth", self.per_tenth, 1)
         arguments.check_out_folder(self.headvis, flag="--headvis")
         texts = self._texts()
 
@@ -124,6 +132,8 @@ class AtlasCommand:
             self._inputs(model, texts),
             max_length=self.max_length,
             by=self.by,
+            sharpest=self.sharpest,
+            per_decile=self.per_tenth,
             state=state,
             batch_tokens=self.compute.batch_tokens,
             on_progress=lambda step: print(step, file=sys.stderr, flush=True),

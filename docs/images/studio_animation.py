@@ -60,7 +60,9 @@ class Film:
 
     def shoot(self, stay: int) -> None:
         image = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
-        image = image.resize((WIDTH, WIDTH * SIZE["height"] // SIZE["width"]), Image.LANCZOS)
+        image = image.resize(
+            (WIDTH, WIDTH * SIZE["height"] // SIZE["width"]), Image.Resampling.LANCZOS
+        )
         if self.frames and self.frames[-1].tobytes() == image.tobytes():
             self.stays[-1] += stay
             return

@@ -186,15 +186,14 @@ def test_vectors_move_when_heads_are_off(page: Page) -> None:
 def test_a_wait_for_kinds_shows_how_far_they_are(page: Page, studio: LiveServer) -> None:
     running = {"model": "tiny", "label": "reading", "fraction": 0.25, "seconds": 7}
     page.route("**/api/kinds_progress", lambda route: route.fulfill(json=running))
-
-    def answer_late(route: Any) -> None:
-        page.wait_for_timeout(1500)
-        route.continue_()
-
-    page.route("**/api/kinds", answer_late)
+    # They come when the page has shown that it waits, however long that takes here.
+    waiting: list[Any] = []
+    page.route("**/api/kinds", lambda route: waiting.append(route))
     visit(page, studio)
     says = "Kinds of 12 heads: reading 25%; 7 seconds so far."
     expect(page.locator(".measuring")).to_have_text(says)
+    assert len(waiting) == 1
+    waiting[0].fulfill(json={"heads": {}, "nearest": {}})
     expect(page.locator(".measuring")).to_be_empty()
 
 

@@ -83,6 +83,9 @@ def test_a_tour_of_four_steps_ends_in_an_experiment(page: Page, house: LiveServe
     expect(card).to_contain_text("1 of 4")
     expect(card.get_by_role("button", name="Next")).to_be_focused()
     expect(page.locator(".atlas")).to_have_class(re.compile("toured"))
+    # What is in sight already stays where it is.
+    assert page.evaluate("scrollY") == 0
+    expect(page.locator(".atlas")).to_be_in_viewport(ratio=0.9)
     for title in ("Where it looks", "What it is for", "What happens without it"):
         page.keyboard.press("Enter")
         expect(page.get_by_role("dialog", name=title)).to_be_visible()
@@ -105,6 +108,7 @@ def test_a_tour_of_four_steps_ends_in_an_experiment(page: Page, house: LiveServe
     page.get_by_role("button", name="Back").click()
     page.keyboard.press("Escape")
     expect(page.locator(".tour")).to_have_count(0)
+    page.wait_for_function("scrollY === 0")
 
 
 def test_an_example_brings_its_heads_and_a_pair_that_can_be_patched(

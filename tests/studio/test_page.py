@@ -136,15 +136,25 @@ def test_the_predictions_are_beside_the_text_and_stay_in_sight(page: Page) -> No
         assert text is not None
         assert first["x"] > text["x"] + text["width"]
         assert first["y"] < text["y"] + text["height"]
-        page.locator(".picks").scroll_into_view_if_needed()
+        page.evaluate("scrollTo(0, 300)")
         expect(bars).to_be_in_viewport()
+        # Where the column is higher than the window it scrolls, and nothing covers the heads.
+        page.locator(".picks").scroll_into_view_if_needed()
+        expect(page.locator(".summary.beside")).to_be_in_viewport()
+        above, below = (
+            page.locator(f".place-{name}").bounding_box() for name in ("predictions", "heads")
+        )
+        assert above is not None
+        assert below is not None
+        assert above["y"] + above["height"] < below["y"]
         expect(page.locator(".head-number")).to_have_text(["H0", "H1"])
         # On a phone the first prediction stays at the bottom.
         page.set_viewport_size({"width": 390, "height": 844})
         for part in (".place-text", ".picks", ".place-views"):
             page.locator(part).scroll_into_view_if_needed()
-            expect(page.locator(".summary")).to_be_in_viewport()
-            expect(page.locator(".summary")).to_contain_text("Next token: ")
+            summary = page.locator(".summary:not(.beside)")
+            expect(summary).to_be_in_viewport()
+            expect(summary).to_contain_text("Next token: ")
         page.goto("about:blank")
 
 

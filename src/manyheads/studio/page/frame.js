@@ -37,7 +37,7 @@ export function frame(side) {
   const views = h("section", { class: "card place-views", "aria-label": say`Attention` }, h("header", {}, h("h2", {}, say`Attention`), side.lines.pager, tabs), side.cuts.element, place, side.cuts.hint);
 
   const left = h("div", { class: "column" }, input, tokens, views);
-  const right = h("div", { class: "column answers" }, side.predictions.element, side.atlas.element, side.patching.element);
+  const right = h("div", { class: "column answers" }, side.predictions.element, side.atlas.element, side.patching.element, side.predictions.beside);
   const title = h("h2", { class: "side-title", hidden: true });
   const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right), side.why.element, side.predictions.summary);
   side.predictions.legend.after(side.why.button);

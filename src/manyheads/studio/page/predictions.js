@@ -29,6 +29,9 @@ export class Predictions {
     this.experiment = h("button", { type: "button", class: "primary experiment", hidden: true, on: { click: () => this.#switch() } });
     // Where the predictions are not beside the text, the first one stays in sight.
     this.summary = h("p", { class: "summary", "aria-hidden": "true" });
+    // The same at the end of the column, while the bars are scrolled out of it.
+    this.beside = h("p", { class: "summary beside", "aria-hidden": "true" });
+    new IntersectionObserver(([bars]) => this.beside.classList.toggle("needed", !bars.isIntersecting)).observe(this.bars);
     this.loss = h("div", { class: "loss" });
     this.replaceWith = h("div", { class: "segments", role: "group", "aria-label": say`Replace the output of ablated heads with` }, this.#option("zero", say`Zero`), this.#option("mean", say`Mean`));
     this.count = h("p", { class: "quiet" });
@@ -52,7 +55,7 @@ export class Predictions {
   }
 
   clear() {
-    for (const part of [this.after, this.bars, this.legend, this.loss, this.summary]) part.replaceChildren();
+    for (const part of [this.after, this.bars, this.legend, this.loss, this.summary, this.beside]) part.replaceChildren();
   }
 
   // Which heads are ablated, and what replaces them.
@@ -88,16 +91,20 @@ export class Predictions {
       this.#similarities(response);
       return;
     }
-    const most = Math.max(...response.top.map((each) => Math.max(each.probability, each.before ?? 0)), 0.01);
-    this.#showBars(response, most);
+    this.#showBars(response);
     this.#losses(response);
     const [first] = response.top;
     const change = first.before === null ? [] : [` ${say`(${percent(first.before)} before)`}`];
-    this.summary.replaceChildren(`${TITLES[response.output]()}: `, h("span", { class: "word" }, visibleToken(first.text)), ` ${percent(first.probability)}`, ...change);
+    this.#summarize(`${TITLES[response.output]()}: `, h("span", { class: "word" }, visibleToken(first.text)), ` ${percent(first.probability)}`, ...change);
     if (first.before !== null) this.legend.append(h("span", {}, h("span", { class: "tick" }), say`before the change`));
     const edited = side.ablated.size + side.patched.size;
     if (!edited && side.links.length) announce(say`With ${counted(side.links.length)} {0|link|links} cut: ${first.text.trim()} ${percent(first.probability)}`);
     if (edited) announce(say`With ${counted(edited)} {0|head|heads} edited: ${first.text.trim()} ${percent(first.probability)}`);
+  }
+
+  #summarize(...words) {
+    this.summary.replaceChildren(...words);
+    this.beside.replaceChildren(...[...this.summary.childNodes].map((node) => node.cloneNode(true)));
   }
 
   // A model of vectors: how similar they are to those of the unchanged model.
@@ -105,37 +112,38 @@ export class Predictions {
     this.loss.replaceChildren();
     if (!similarity) {
       this.bars.replaceChildren(h("li", { class: "empty" }, say`This model outputs vectors and predicts no tokens. Switch heads off: the similarity to the unchanged vector appears here.`));
-      this.summary.replaceChildren();
+      this.#summarize();
       return;
     }
     const bar = (name, value) => h("li", {}, h("span", { class: "word" }, name), h("span", { class: "track", vars: { "--now": `${100 * Math.max(0, value)}%` }, "aria-hidden": "true" }, h("i")), h("span", { class: "number" }, fixed(value, 3)));
     this.bars.replaceChildren(bar(this.side.isVision ? say`image` : say`whole text`, similarity.input), bar(this.side.label(position), similarity.token));
     this.legend.replaceChildren(say`Similarity to the unchanged vector, as a cosine: 1 means that nothing changed.`);
-    this.summary.replaceChildren(say`Similarity to the unchanged vector: ${fixed(similarity.input, 3)}`);
+    this.#summarize(say`Similarity to the unchanged vector: ${fixed(similarity.input, 3)}`);
     announce(this.summary.textContent);
   }
 
   // At the same place of the same text, rows move to their new places and values run to the new ones.
-  #showBars({ top, position }, most) {
+  #showBars({ top, position }) {
     const about = JSON.stringify([this.side.model.name, this.side.text, position]);
     const moves = about === this.about && !CALM.matches;
     this.about = about;
     const before = new Map([...this.bars.children].map((row) => [row.dataset.token, { top: row.offsetTop, value: Number(row.dataset.value) }]));
-    const rows = top.map((each) => this.#bar(each, most));
+    const rows = top.map((each) => this.#bar(each));
     this.bars.replaceChildren(...rows);
     if (!moves) return;
     rows.forEach((row, place) => {
       const old = before.get(row.dataset.token);
       if (!old) return;
       row.animate([{ transform: `translateY(${old.top - row.offsetTop}px)` }, { transform: "none" }], MOVES);
-      row.querySelector("i").animate([{ width: `${(100 * old.value) / most}%` }, { width: `${(100 * top[place].probability) / most}%` }], MOVES);
+      row.querySelector("i").animate([{ width: `${100 * old.value}%` }, { width: `${100 * top[place].probability}%` }], MOVES);
       runNumber(row.querySelector(".value"), old.value, top[place].probability);
     });
   }
 
-  #bar(each, most) {
+  // A full bar is 100%.
+  #bar(each) {
     const change = each.before === null ? null : each.probability - each.before;
-    const vars = { "--now": `${(100 * each.probability) / most}%`, "--then": each.before === null ? "0" : `${(100 * each.before) / most}%` };
+    const vars = { "--now": `${100 * each.probability}%`, "--then": each.before === null ? "0" : `${100 * each.before}%` };
     return h(
       "li",
       { "data-token": each.id, "data-value": each.probability },

@@ -9,6 +9,8 @@ import { visibleToken } from "./token_text.js";
 const SEEN = "manyheads-tour";
 const WIDE = 340;
 const GAP = 16;
+// Of a target in sight: it stays where it is.
+const MOSTLY = 0.6;
 const PHONE = window.matchMedia("(max-width: 600px)");
 const CALM = window.matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -41,6 +43,7 @@ export class Tour {
       if (event.key === "Escape" && this.step !== null) this.end();
     });
     window.addEventListener("resize", () => this.#place());
+    document.addEventListener("scroll", () => this.#place(), { capture: true, passive: true });
   }
 
   #button(act, name) {
@@ -49,6 +52,7 @@ export class Tour {
 
   start(side) {
     this.side = side;
+    this.begun = { top: window.scrollY, column: this.#column.scrollTop };
     if (this.#ablated()) side.switchHeads(side.example.ablate, true);
     document.body.append(this.element);
     this.#go(0);
@@ -64,6 +68,14 @@ export class Tour {
       // It starts by itself in no later visit either.
     }
     document.getElementById("sides").focus({ preventScroll: true });
+    this.#column.scrollTo({ top: this.begun.column, behavior: "instant" });
+    // After what still scrolls to the last step.
+    requestAnimationFrame(() => window.scrollTo({ top: this.begun.top, behavior: "instant" }));
+  }
+
+  // Predictions and heads, which scroll together where they are higher than the window.
+  get #column() {
+    return this.side.predictions.element.parentElement;
   }
 
   // Whether the heads of the example are off.
@@ -116,8 +128,22 @@ export class Tour {
     this.target = this.#steps()[step][2];
     this.target.classList.add("toured");
     this.#draw();
-    this.target.scrollIntoView({ block: PHONE.matches ? "start" : "nearest", behavior: CALM.matches ? "auto" : "smooth" });
+    this.#reveal();
     this.next.focus({ preventScroll: true });
+  }
+
+  // The page itself scrolls only to a target that is out of sight.
+  #reveal() {
+    const column = this.#column, box = () => this.target.getBoundingClientRect();
+    if (column.contains(this.target) && column.scrollHeight > column.clientHeight) {
+      const frame = column.getBoundingClientRect();
+      const above = box().top - Math.max(frame.top, 0) - GAP, below = box().bottom - Math.min(frame.bottom, window.innerHeight) + GAP;
+      column.scrollTop += above < 0 ? above : Math.max(0, Math.min(above, below));
+    }
+    const { top, bottom, height } = box();
+    const visible = Math.min(bottom, window.innerHeight) - Math.max(top, 0);
+    if (!PHONE.matches && visible >= MOSTLY * Math.min(height, window.innerHeight)) this.#place();
+    else this.target.scrollIntoView({ block: PHONE.matches ? "start" : "center", behavior: CALM.matches ? "auto" : "smooth" });
   }
 
   #leave() {
@@ -148,6 +174,11 @@ export class Tour {
     if (box.left > WIDE + 2 * GAP) [left, top, side] = [box.left - WIDE - GAP, box.top, "left"];
     else if (wide - box.right > WIDE + 2 * GAP) [left, top, side] = [box.right + GAP, box.top, "right"];
     this.element.dataset.side = side;
+    const tall = this.element.offsetHeight;
+    // The card stays in the window beside a target at its edge, and its arrow at the target.
+    const wanted = top;
+    if (side !== "below") top = Math.max(GAP, Math.min(top, window.innerHeight - tall - GAP));
+    this.element.style.setProperty("--arrow", `${Math.max(24, Math.min(24 + wanted - top, tall - 36))}px`);
     this.element.style.setProperty("--left", `${Math.max(GAP, Math.min(left, wide - WIDE - GAP)) + window.scrollX}px`);
     this.element.style.setProperty("--top", `${top + window.scrollY}px`);
   }

@@ -137,12 +137,11 @@ function drawPredictions(side, x, y, theme) {
   const word = side.label(side.prediction.position);
   const title = { "next token": say`Next token after “${word}”`, "masked token": say`Predicted token in place of “${word}”` }[side.prediction.output] ?? say`Predictions`;
   const parts = [text(x, y, title, theme.ink, 14, 600)];
-  const most = Math.max(...top.map((each) => Math.max(each.probability, each.before ?? 0)), 0.01);
   top.forEach((each, place) => {
     const line = y + 24 + place * 22;
     parts.push(text(x + 110, line, shortToken(each.text, 14), theme.ink, 12.5, 400, "end"));
-    parts.push(s("rect", { x: x + 118, y: line - 11, width: (150 * each.probability) / most, height: 13, rx: 3, fill: theme.bar }));
-    if (each.before !== null) parts.push(s("rect", { x: x + 118 + (150 * each.before) / most, y: line - 12, width: 2, height: 15, fill: theme.ink }));
+    parts.push(s("rect", { x: x + 118, y: line - 11, width: 150 * each.probability, height: 13, rx: 3, fill: theme.bar }));
+    if (each.before !== null) parts.push(s("rect", { x: x + 118 + 150 * each.before, y: line - 12, width: 2, height: 15, fill: theme.ink }));
     parts.push(text(x + 278, line, percent(each.probability), theme.quiet, 12));
   });
   return { parts, height: 24 + top.length * 22 };

@@ -8,7 +8,7 @@ import { counted, formatted } from "./format.js";
 import { stepOf } from "./grid.js";
 import { kindElement, kindName, shortOf } from "./kinds.js";
 import { say } from "./language.js";
-import { definitionOf, inOrder, isDefined, isOwn, isSplit, labelOf, rangeOf, splitPart, unitOf, whyUndefined } from "./measures.js";
+import { definitionOf, inOrder, isDefined, isOwn, isSplit, labelOf, optionOf, rangeOf, splitPart, unitOf, whyUndefined } from "./measures.js";
 
 const MANY_LAYERS = 14;
 const TOUCH = window.matchMedia("(pointer: coarse), (max-width: 600px)");
@@ -129,7 +129,7 @@ export class Atlas {
   // Measures that this text does not define are listed, and cannot be selected.
   #options(names) {
     const { side } = this;
-    const options = names.map((name) => h("option", { value: name, disabled: !isOwn(name) && !isDefined(side.statistics, name) }, labelOf(name)));
+    const options = names.map((name) => h("option", { value: name, disabled: !isOwn(name) && !isDefined(side.statistics, name) }, optionOf(side.statistics, name)));
     const same = options.length === this.select.options.length && options.every((each, place) => each.isEqualNode(this.select.options[place]));
     // An open list would close.
     if (!same) this.select.replaceChildren(...options);

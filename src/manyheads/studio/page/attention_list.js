@@ -30,8 +30,9 @@ export class AttentionList {
 
   #list(title, found) {
     const lines = this.side.selected.map((head) => {
-      const words = this.#tokens(found[head]);
-      return h("li", {}, h("span", { class: "swatch", vars: { "--color": this.side.colorOf(head) } }), h("span", { class: "who" }, head), h("span", { class: "what" }, words));
+      const off = this.side.ablated.has(head);
+      const mark = off ? h("span", { class: "bad", title: say`The head still computes these weights, but the model goes on without what it finds there.` }, say`switched off`) : null;
+      return h("li", {}, h("span", { class: "swatch", vars: { "--color": this.side.colorOf(head) } }), h("span", { class: "who" }, head), h("span", { class: off ? "what off" : "what" }, this.#tokens(found[head])), mark);
     });
     return h("div", {}, h("h3", {}, title), h("ul", {}, lines));
   }
@@ -49,7 +50,7 @@ export class AttentionList {
   #spoken(found) {
     return this.side.selected
       .filter((head) => found[head]?.positions.length)
-      .map((head) => say`${head} attends to ${this.side.label(found[head].positions[0])}, ${percent(found[head].weights[0])}`)
+      .map((head) => `${say`${head} attends to ${this.side.label(found[head].positions[0])}, ${percent(found[head].weights[0])}`}${this.side.ablated.has(head) ? `, ${say`switched off`}` : ""}`)
       .join(". ");
   }
 }

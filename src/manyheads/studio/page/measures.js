@@ -44,12 +44,24 @@ export function inOrder(statistics) {
   return [...FIRST.filter((name) => there.includes(name)), ...there.filter((name) => !FIRST.includes(name))];
 }
 
-// Whether any head has a value: induction, for one, needs a token that is repeated.
+// Whether any head has a value: induction, for one, needs a token that is repeated, and brackets must be there.
 export function isDefined(statistics, measure) {
-  return statistics[measure]?.some((value) => value !== null) ?? false;
+  return statistics[measure]?.some((value) => value !== null && (value !== 0 || !isOfClass(measure))) ?? false;
+}
+
+// Weight on tokens of a class, such as digits, which a text may not have.
+function isOfClass(measure) {
+  return measure.startsWith("on_") && measure !== "on_no_key";
+}
+
+// The name of a measure in the menu.
+export function optionOf(statistics, measure) {
+  const none = isOfClass(measure) && !isDefined(statistics, measure);
+  return none ? say`${labelOf(measure)}: none in this text` : labelOf(measure);
 }
 
 export function whyUndefined(measure) {
+  if (isOfClass(measure)) return say`${labelOf(measure)}: there are none in this text.`;
   if (REPEATS.has(measure)) return say`${labelOf(measure)} is undefined on this text, because no token of it is repeated.`;
   return say`${labelOf(measure)} is undefined on this text, because it is too short.`;
 }

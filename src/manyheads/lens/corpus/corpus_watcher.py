@@ -281,7 +281,7 @@ class BatchWeights:
         parts = {
             name: getattr(self, name).cpu() for name in ("received", "equal", "largest", "copied")
         }
-        lengths = [each.shape[1] for each in self.distances]
+        lengths = [sums.shape[1] for sums in self.distances]
         distances = torch.cat(self.distances, dim=1).cpu().split(lengths, 1) if lengths else ()
         return replace(self, **parts, distances=list(distances))
 

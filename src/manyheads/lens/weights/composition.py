@@ -40,14 +40,16 @@ def composition_scores(model: Model, through: Through, *, stack: StackName | Non
     after = [_read(factored, head, through) for head in heads]
     norms = [torch.stack([matrix.norm() for matrix in side]) for side in (before, after)]
     values = torch.full((len(heads), len(heads)), torch.nan, dtype=torch.float64)
-    for layer in scope.layers:
-        mine = [index for index, head in enumerate(heads) if head.layer == layer]
-        later = [index for index, head in enumerate(heads) if head.layer > layer]
-        for column in later:
-            met = after[column] @ torch.cat([before[row] for row in mine], dim=1)
-            size = before[mine[0]].shape[1]
-            squares = reduce(met.square(), "a (h b) -> h", "sum", b=size)
-            values[mine, column] = squares.sqrt().cpu()
+    by_layer = {
+        layer: [index for index, head in enumerate(heads) if head.layer == layer]
+        for layer in scope.layers
+    }
+    for layer, mine in by_layer.items():
+        written = torch.cat([before[row] for row in mine], dim=1)
+        for columns in (by_layer[later] for later in scope.layers if later > layer):
+            met = torch.cat([after[column] for column in columns]) @ written
+            squares = reduce(met.square(), "(k a) (h b) -> h k", "sum", k=len(columns), h=len(mine))
+            values[mine[0] : mine[-1] + 1, columns[0] : columns[-1] + 1] = squares.sqrt().cpu()
     values /= (norms[0][:, None] * norms[1][None, :]).clamp(min=1e-300).cpu()
     kind = f"{through} composition (by weights alone)"
     return ByPair(kind=kind, blocks=scope.blocks, values=values.numpy())

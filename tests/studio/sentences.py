@@ -135,7 +135,7 @@ def sent_labels() -> set[str]:
     every = [*plain, *(example for group in examples.BUNDLED.values() for example in group)]
     named = {text for each in every for text in (each.name, each.about, each.button) if text}
     kinds = set(tomllib.loads(KINDS.read_text("utf-8"))) - {"silent"}
-    sent = named | kinds | KIND_DETAILS | NOTES | REFUSALS
+    sent = named | kinds | set(examples.ABOUT.values()) | KIND_DETAILS | NOTES | REFUSALS
     return {label.replace("{}", "{0}") for label in measures} | sent
 
 

@@ -41,6 +41,11 @@ def test_it_opens_on_two_induction_heads_and_their_partner(page: Page, house: Li
     expect(page.get_by_label("Text", exact=True)).to_have_value(example.text)
     expect(page.locator(".picks b")).to_have_text(["L2H6", "L2H7", "L1H0"])
     expect(page.locator(".bars li").first).to_contain_text("he82%")
+    expect(page.locator(".model .explained")).to_have_attribute("title", re.compile("Wikipedia"))
+    # A full bar is 100%.
+    filled = "bar => bar.offsetWidth / bar.parentElement.offsetWidth"
+    page.wait_for_function(f"0.8 < ({filled})(document.querySelector('.bars i'))")
+    assert page.locator(".bars i").first.evaluate(filled) < 0.85
     expect(page.locator(".shows")).to_have_text(example.about)
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("d")
     expect(page.get_by_label("Measure that colors the heads")).to_have_value("induction")
@@ -136,6 +141,9 @@ def test_a_measure_that_the_text_does_not_define_is_replaced_and_explained(
     colors = "cells => new Set(cells.map((cell) => getComputedStyle(cell).backgroundColor)).size"
     assert page.locator(".cell").evaluate_all(colors) > 2
     expect(measure.locator('option[value="induction"]')).to_be_disabled()
+    brackets = measure.locator('option[value="on_brackets"]')
+    expect(brackets).to_have_text("On brackets: none in this text")
+    expect(brackets).to_be_disabled()
     # What was selected comes back with a text that has it.
     page.get_by_label("Text", exact=True).fill(TEXT)
     expect(measure).to_have_value("induction")

@@ -70,6 +70,8 @@ def test_switching_a_head_off_moves_the_answer(page: Page, studio: LiveServer) -
     expect(page.locator(".loss")).to_contain_text(f"from {before:.3f}")
     zero = loss(page)
     assert zero != before
+    listed = page.locator(".attention-list li", has_text="switched off")
+    expect(listed.locator(".who").first).to_have_text("L0H1")
     page.get_by_role("button", name="Mean").click()
     expect(page.locator(f'[data-loss="{zero}"]')).to_have_count(0)
     expect(page).to_have_url(re.compile("o=L0H1"))

@@ -65,6 +65,15 @@ QUESTION = Example(
     name="A question", text="Which river flows through Paris? The Seine flows through it."
 )
 
+# What the bundled models are, from their model cards.
+ABOUT = {
+    "house-gpt": "A small language model made to study heads. It was trained on the start of the "
+    "English Wikipedia of 2006 and knows few facts.",
+    "house-gpt-gated": "The twin of house-gpt with a gate on the outputs of its heads, trained on "
+    "the same start of the English Wikipedia of 2006.",
+    "house-bert": "A small masked language model made to study heads, trained on the start of the "
+    "English Wikipedia of 2006.",
+}
 BUNDLED = {
     "house-gpt": (
         replace(

@@ -23,7 +23,7 @@ from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHea
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
-from manyheads.studio.examples import SELECTED, examples_for
+from manyheads.studio.examples import ABOUT, SELECTED, examples_for
 from manyheads.studio.requests import LIMITS, RawImage
 from manyheads.tokenizers import token_text, token_texts
 
@@ -118,6 +118,7 @@ class LoadedModel:
         model = self.model
         description: dict[str, Any] = {
             "name": self.name,
+            "about": ABOUT.get(self.name, ""),
             "input": "image" if model.reads_images else "text",
             "output": self.output,
             "generates": self.generates,

@@ -6,7 +6,7 @@ import { css, diverging, inkOn, kindColor, sequential } from "./color.js";
 import { h, announce } from "./dom.js";
 import { counted, formatted } from "./format.js";
 import { stepOf } from "./grid.js";
-import { kindElement, kindName, shortOf } from "./kinds.js";
+import { kindElement, kindLegend, kindName, shortOf } from "./kinds.js";
 import { say } from "./language.js";
 import { definitionOf, inOrder, isDefined, isOwn, isSplit, labelOf, optionOf, rangeOf, splitPart, unitOf, whyUndefined } from "./measures.js";
 
@@ -32,6 +32,7 @@ export class Atlas {
     this.colors = h("div", { class: "scale" }, this.low, this.bar, this.high);
     this.patterns = new AtlasPatterns(side);
     this.kindColors = h("div", { class: "legend" });
+    this.labels = h("p", { class: "quiet kind-labels" });
     this.instead = h("p", { class: "instead", role: "note", hidden: true });
     // The head under the pointer has a line of its own, so that nothing jumps.
     this.tip = h("p", { class: "head-tip" });
@@ -46,6 +47,7 @@ export class Atlas {
       this.grid,
       this.colors,
       this.kindColors,
+      this.labels,
       side.worth.element,
       this.tip,
       this.about,
@@ -118,6 +120,8 @@ export class Atlas {
     });
     this.colors.hidden = measure === "kind";
     this.kindColors.replaceChildren(...(measure === "kind" ? kinds : []).map((kind, place) => h("span", {}, h("span", { class: "swatch", vars: { "--color": css(kindColor(place)) } }), kindName(kind))));
+    const labels = kindLegend(kinds);
+    this.labels.replaceChildren(...(labels.length ? [...labels, ". ", say`Kinds are measured on texts made to test them.`] : []));
     side.worth.draw();
     this.#scale(scale, split, low, high);
     this.#list();
@@ -161,7 +165,7 @@ export class Atlas {
   #explain() {
     const { side } = this;
     const { measure, statistic } = side;
-    const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` ${say`Measured on the first ${counted(side.atlasTokens)} tokens.`}` : "";
+    const over = side.atlasTokens && side.atlasTokens < side.tokens.length ? ` ${say`Measured on the first ${counted(side.atlasTokens)} tokens.`}` : isOwn(measure) ? "" : ` ${say`Measured on this text.`}`;
     this.about.textContent = side.statistics ? `${labelOf(measure)}: ${definitionOf(measure)}${over}` : "";
     this.instead.hidden = !side.statistics || measure === statistic;
     this.instead.textContent = this.instead.hidden ? "" : `${whyUndefined(statistic)} ${say`The colors show “${labelOf(measure)}” instead.`}`;

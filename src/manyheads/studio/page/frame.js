@@ -60,6 +60,8 @@ export function frame(side) {
       models.value = model.name;
       models.hidden = side.models.length < 2;
       const heads = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
+      about.title = translate(model.about);
+      about.classList.toggle("explained", Boolean(model.about));
       about.replaceChildren(models.hidden ? h("b", {}, `${model.name} `) : "", say`${model.layers.length} {0|layer|layers}, ${counted(heads)} {1|head|heads}, ${sized(model.parameters)} parameters`);
       words.hidden = examples.hidden = side.isVision;
       side.imageView.drop.hidden = !side.isVision;

@@ -69,9 +69,15 @@ function scored(label) {
   return `${two(label.score)}${parts.length ? ` (${parts.join(", ")})` : ""}`;
 }
 
-// What the kind means, and in English the evidence of this head.
+// What the kind means, in English the evidence of this head, and what the draws are.
 function titleOf(label) {
-  return [wordsOf(label.name).meaning, currentLanguage() === "en" ? label.evidence : null].filter(Boolean).join("; ");
+  const draws = label.draws ? say`the test was repeated on ${label.draws[1]} independent random samples, and the head passed ${label.draws[0]} of them` : null;
+  return [wordsOf(label.name).meaning, currentLanguage() === "en" ? label.evidence : null, draws].filter(Boolean).join("; ");
+}
+
+// The short words in the squares: "prev attends to the token just before".
+export function kindLegend(names) {
+  return [...new Set(names.map((name) => name.split(" ")[0]))].map(wordsOf).filter(({ short }) => short).flatMap(({ short, meaning }, place) => [place ? "; " : "", h("b", {}, short), ` ${meaning}`]);
 }
 
 // One line about a head: its first kind, or the nearest one if it has none.

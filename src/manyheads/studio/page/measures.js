@@ -7,7 +7,7 @@ const known = {};
 // What the page itself colors the heads by.
 const OWN = {
   kind: () => [say`Kind`, say`what the head does on texts made to test it. Heads without a color have no kind.`],
-  worth: () => [say`Worth for this prediction`, say`how much the log-probability of the predicted token falls without the head, in nats. Blue heads support it, orange ones oppose it.`],
+  worth: () => [say`Worth for this prediction`, say`how much the log-probability of the predicted token falls without the head, in nats. Blue heads support it, orange ones oppose it. What later parts make of its output counts too; “Which heads spoke for it?”, in “Why this word?”, counts only what it writes itself, and so may name other heads.`],
 };
 
 export function isOwn(measure) {

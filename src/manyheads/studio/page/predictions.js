@@ -44,9 +44,9 @@ export class Predictions {
       this.legend,
       this.experiment,
       this.loss,
-      h("h3", {}, say`Ablation`),
+      h("div", { class: "row ablation" }, h("h3", {}, say`Ablation`), h("span", { class: "with" }, h("span", { class: "quiet" }, say`Replace with`), this.replaceWith)),
       this.count,
-      h("div", { class: "row" }, h("span", { class: "quiet" }, say`Replace with`), this.replaceWith, this.reset),
+      this.reset,
     );
   }
 

@@ -19,7 +19,7 @@ export class Waterfall {
     this.open = new Set();
     this.question = new Question(
       say`Which heads spoke for it?`,
-      say`Each part writes into the residual stream, and what it writes is read along the output direction of the word (minus that of the other word). All norms keep the divisor that they had in this run, so that the parts add up to the logits exactly. What a head adds through later heads and MLPs counts for those.`,
+      say`Each part writes into the residual stream, and what it writes is read along the output direction of the word (minus that of the other word). All norms keep the divisor that they had in this run, so that the parts add up to the logits exactly. What a head adds through later heads and MLPs counts for those; the color “Worth for this prediction” counts it for the head, by switching it off, and so may name other heads.`,
     );
     this.summary = this.question.summary;
     this.element = this.question.element;

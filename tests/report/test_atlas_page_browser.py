@@ -83,7 +83,16 @@ def test_the_finder_filters_points_and_table_alike(page: Any) -> None:
     page.locator("#most").fill("4")
     page.fill("#words", "L0 induction")
     assert names(page) == ["L0H0"]
+    # A kind in plain words, and the nearest kind of heads that have none.
+    page.fill("#words", "copy")
+    assert names(page) == ["L0H0", "L1H0"]
+    page.fill("#words", "sink")
+    assert names(page) == ["L0H1", "L1H1"]
+    page.fill("#words", "zebra")
+    assert page.locator("#finder").inner_text().count("No head matches “zebra”") == 1
+    assert not page.locator(".plot").is_visible()
     page.fill("#words", "")
+    assert page.locator(".plot circle").count() == 4
 
 
 def test_axes_colors_and_the_order_of_the_table(page: Any) -> None:
@@ -118,7 +127,11 @@ def test_pointing_at_a_query_shades_its_keys(page: Any) -> None:
     text = page.text_content("#head")
     assert "induction 0.800 (95% interval 0.700 to 0.900)" in text
     assert "looks after <b>copies</b>" in text
+    assert "Measured on <i>words</i>; kinds on texts made to test them" in text
     example = page.locator(".example").first
+    # The title and the line below have the same number.
+    largest = example.locator("p").first.text_content().split("largest weight ")[1].split()[0]
+    assert f" {largest}" in example.locator(".said").text_content()
     query = example.locator(".query").nth(3)
     query.hover()
     assert "at" in query.get_attribute("class").split()

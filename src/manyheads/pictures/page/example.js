@@ -106,7 +106,7 @@ export function exampleElement(example, words, keyWords = null) {
     whole.remove();
     texts[0].focus();
   } } }, "Show the whole passage");
-  const title = h("p", { class: "quiet" }, `Passage ${example.text}, largest weight ${percent(example.activation)} `);
+  const title = h("p", { class: "quiet" }, `Passage ${example.text}, largest weight ${percent(Math.round(example.activation * WEIGHT_UNITS) / WEIGHT_UNITS)} `);
   if (texts.some((element) => element.dataset.whole === "false")) title.append(whole);
   show(rows.has(example.query) ? example.query : rows.keys().next().value);
   return h("article", { class: "example" }, title, texts, said);

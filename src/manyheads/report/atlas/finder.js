@@ -30,7 +30,7 @@ export function buildFinder(place, changed) {
   const up = choose("up", axes, (value) => { state.up = value; state.across = value === MAP ? MAP : state.across === MAP ? otherMeasure(value) : state.across; across.value = state.across; });
   const color = choose("color", [...(kindGroups().length ? [[KIND, "Kind"]] : []), ...measures], (value) => { state.color = value; });
   [across.value, up.value, color.value] = [state.across, state.up, state.color];
-  const search = h("input", { id: "words", type: "search", placeholder: "L3, induction, a token", on: { input: (event) => { state.words = event.target.value; update(); } } });
+  const search = h("input", { id: "words", type: "search", placeholder: "L3, copy, a token", on: { input: (event) => { state.words = event.target.value; update(); } } });
   const most = h("input", { id: "most", type: "range", min: 1, max: state.most, value: state.most, on: { input: (event) => { state.most = Number(event.target.value); update(); } } });
   parts.most = h("label", { for: "most" });
   parts.kinds = h("div", { class: "kinds", role: "group", "aria-label": "Show only heads of these kinds" });
@@ -39,14 +39,16 @@ export function buildFinder(place, changed) {
   parts.plot = s("svg", { "aria-hidden": "true", on: { pointermove: hover, pointerleave: () => mark(null), click: openNearest } });
   parts.at = h("p", { class: "pointed quiet" });
   parts.count = h("p", { class: "quiet" });
+  parts.picture = h("div", { class: "plot" }, parts.plot);
   parts.table = h("table", { id: "heads" });
   parts.more = h("p", {});
+  parts.list = h("div", { class: "scroll" }, parts.table, parts.more);
   place.append(
     h("div", { class: "controls" }, h("label", {}, "Across ", across), h("label", {}, "Up ", up), h("label", {}, "Color ", color)),
     h("div", { class: "controls" },
       h("label", {}, "Find ", search), h("span", {}, h("label", {}, "Layers ", from), h("label", {}, " to ", to)),
       atlasNow().importance ? h("span", {}, parts.most, most) : null),
-    parts.kinds, parts.scale, parts.about, h("div", { class: "plot" }, parts.plot), parts.at, parts.count, h("div", { class: "scroll" }, parts.table, parts.more),
+    parts.kinds, parts.scale, parts.about, parts.picture, parts.at, parts.count, parts.list,
   );
   for (const group of kindGroups()) {
     const toggle = () => { state.kinds[state.kinds.has(group) ? "delete" : "add"](group); update(); };
@@ -68,10 +70,16 @@ export function drawFinder() {
     chip.replaceChildren(h("i", { vars: { background: background(color) } }), group, h("small", {}, `${heads.filter((head) => head.group === group).length}`));
   }
   parts.most.textContent = state.most >= heads.length ? "All heads, by worth " : `The ${state.most} most valuable `;
-  parts.count.textContent = `${pluralise(drawn.length, "head")}${drawn.length < heads.length ? ` of ${heads.length}` : ""}`;
+  parts.count.textContent = drawn.length ? `${pluralise(drawn.length, "head")}${drawn.length < heads.length ? ` of ${heads.length}` : ""}` : whyNone();
+  for (const part of [parts.picture, parts.at, parts.list]) part.hidden = !drawn.length;
   drawScale();
   drawPlot();
   drawTable();
+}
+
+function whyNone() {
+  const kinds = kindGroups().length ? `a kind (${kindGroups().join(", ")}), the kind that a head is nearest to, ` : "";
+  return state.words.trim() ? `No head matches “${state.words.trim()}” and the choices above. You can search for a head (L2H6), a layer (L2), ${kinds}or a token that heads look at most.` : "No head passes all the choices above.";
 }
 
 function drawScale() {

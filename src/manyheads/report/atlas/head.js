@@ -61,7 +61,7 @@ function examples(atlas, head, entry) {
   const list = h("div", { class: "examples" });
   // HeadVis may have fewer parts than ten.
   const most = Math.max(...tenths), tenth = most === 10 ? " tenth" : "";
-  const names = (decile) => (decile === 0 ? "Sharpest" : decile === most ? `Top${tenth}` : decile === 1 ? `Lowest${tenth}` : `${decile}`);
+  const names = (decile) => (decile === 0 ? "Sharpest" : decile === most ? `Top${tenth}` : decile === 1 ? `Lowest${tenth}` : `${tenth ? "Tenth" : "Part"} ${decile}`);
   const buttons = tenths.map((decile) => h("button", { type: "button", "aria-label": decile > 1 && decile < most ? `Part ${decile} of ${most}` : null, on: { click: () => show(decile) } }, names(decile)));
   let wanted = null;
   async function show(decile) {
@@ -79,6 +79,7 @@ function examples(atlas, head, entry) {
   const section = h("section", {},
     h("h3", {}, "Examples"),
     h("p", { class: "quiet" }, "Point at a token, tap it, or use the arrow keys: the keys that it looks at are shaded by their weight. Tokens in gray have no stored keys."),
+    tenths.some((decile) => decile > 0) ? h("p", { class: "quiet" }, `All passages are sorted by how sharply the head looks in them, and split into ${tenth ? "tenths" : `${most} parts`} from 1, the lowest, to ${most}, the top.`) : null,
     h("div", { class: "tabs", role: "group", "aria-label": "Passages by how sharply the head looks" }, buttons), list);
   if (!tenths.length) return h("section", {}, h("h3", {}, "Examples"), h("p", { class: "quiet" }, "No passage has a query after its first token."));
   show(tenths[0]).catch((error) => list.replaceChildren(h("p", { role: "alert" }, error.message)));
@@ -151,6 +152,8 @@ function measures(head) {
       h("td", { class: "number quiet" }, high > low ? `${above + 1} of ${atlasNow().heads.length}` : ""));
   };
   const titles = ["Measure", "Value", "Standard error", "Among all heads", "Rank"];
-  return h("section", {}, h("h3", {}, "All measures"), h("div", { class: "scroll" }, h("table", {},
+  const { corpus } = atlasNow();
+  const where = `${corpus.name ? `Measured on ${corpus.name}` : "Measured on the corpus of this atlas"}; kinds on texts made to test them. Other texts, such as one in the studio, give other values.`;
+  return h("section", {}, h("h3", {}, "All measures"), h("p", { class: "quiet" }, where), h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((name, index) => h("th", { scope: "col", class: [1, 2, 4].includes(index) ? "number" : null, "aria-hidden": index === 3 ? "true" : null }, name)))), h("tbody", {}, atlasNow().measures.map(row)))));
 }

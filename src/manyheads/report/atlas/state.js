@@ -7,6 +7,13 @@ import { scaleOf } from "./scale.js";
 export const MAP = "map";
 export const KIND = "kind";
 const MIXED = "mixed";
+// Plain words by which a reader may look for a kind.
+const PLAIN_WORDS = {
+  induction: "copy copies copying repeat", repetition: "copy copies repeat", "duplicate-token": "same copy repeated", retrieval: "copy copies", copying: "copies",
+  bracket: "brackets quote quotes parenthesis", punctuation: "comma period dot", numbering: "number digit list", syntactic: "grammar syntax", coreference: "pronoun",
+  "previous-token": "before last", "next-token": "after", self: "itself", positional: "position distance offset", sink: "first start", broad: "uniform spread everywhere",
+  capitals: "capital uppercase name", acronym: "abbreviation", tense: "verb", recall: "fact knowledge", local: "around neighbor",
+};
 
 export const state = {
   atlases: [], at: 0, across: MAP, up: MAP, color: KIND, kinds: new Set(), layers: [0, 0], most: 0, words: "", sort: "name", down: false,
@@ -79,9 +86,15 @@ export function filteredHeads() {
   return atlasNow().heads.filter((head) => {
     if (state.kinds.size && !state.kinds.has(head.group)) return false;
     if (head.layer < low || head.layer > high || (worthy.size && !worthy.has(head))) return false;
-    const text = [head.name, head.kind, ...head.kinds.map((kind) => kind.name), ...head.flags, ...(head.looks_at ?? [])].join(" ").toLowerCase();
+    const text = wordsOf(head);
     return words.every((word) => text.includes(word));
   });
+}
+
+// What the search looks in: kinds, or the nearest one, in plain words too, and the tokens that the head looks at most.
+function wordsOf(head) {
+  const kinds = [...head.kinds, ...(head.nearest ? [head.nearest] : [])].map((kind) => kind.name);
+  return [head.name, head.kind, ...kinds, ...kinds.map((name) => PLAIN_WORDS[name.split(" ")[0]]), ...head.flags, ...(head.looks_at ?? [])].join(" ").toLowerCase();
 }
 
 export function background(color) {

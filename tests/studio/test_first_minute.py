@@ -138,8 +138,11 @@ def test_a_measure_that_the_text_does_not_define_is_replaced_and_explained(
     expect(measure).to_have_value("previous_token")
     expect(why).to_contain_text("Induction is undefined on this text")
     expect(why).to_contain_text("“Previous token” instead")
-    colors = "cells => new Set(cells.map((cell) => getComputedStyle(cell).backgroundColor)).size"
-    assert page.locator(".cell").evaluate_all(colors) > 2
+    # Colors fade in.
+    page.wait_for_function(
+        """() => new Set([...document.querySelectorAll(".cell")]
+          .map((cell) => getComputedStyle(cell).backgroundColor)).size > 2"""
+    )
     expect(measure.locator('option[value="induction"]')).to_be_disabled()
     brackets = measure.locator('option[value="on_brackets"]')
     expect(brackets).to_have_text("On brackets: none in this text")

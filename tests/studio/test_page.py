@@ -164,7 +164,7 @@ def test_lines_and_ticks_have_legends(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     expect(page.locator(".place-predictions .legend")).to_be_empty()
     page.get_by_label("Switch L0H1 off").click()
-    expect(page.locator(".place-predictions .legend")).to_contain_text("before the heads were")
+    expect(page.locator(".place-predictions .legend")).to_contain_text("before the change")
     wavy = page.locator(".place-tokens .legend .wavy")
     expect(wavy).to_have_count(1 if page.locator(".token.surprise").count() else 0)
     page.locator("#help").click()

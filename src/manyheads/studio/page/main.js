@@ -111,6 +111,12 @@ function menus() {
   });
 }
 
+// The column beside the text ends where the window does: `--above` is what is in sight above it.
+function fitColumn() {
+  const above = place.getBoundingClientRect().top - 10;
+  place.style.setProperty("--above", `${Math.max(0, Math.round(above))}px`);
+}
+
 function keys() {
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
@@ -132,6 +138,8 @@ async function begin() {
   });
   menus();
   keys();
+  fitColumn();
+  for (const name of ["scroll", "resize"]) window.addEventListener(name, fitColumn, { passive: true });
   byId("compare").addEventListener("click", compare);
   byId("help").addEventListener("click", () => {
     byId("tour").hidden = sides[0]?.isVision ?? true;

@@ -11,11 +11,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import is_dataclass
-from functools import cache, partial, update_wrapper
+from functools import partial, wraps
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +49,8 @@ if SHAPES_ARE_CHECKED:
     # A quote that is neither of a class nor of a shape: of a Literal, or around an annotation.
     QUOTED = re.compile(r"""(?<!<class )(?<!Tensor, )['"](?=\w)""")
 
-    # How often a function within another was made; forgotten before each file.
+    # How often a function was called or, within another, made; forgotten before each file.
     SEEN: dict[object, int] = {}
-    # What forgets, before each file, how often a function was called.
-    RESETS: list[Callable[[], None]] = []
     # The file whose tests are running, if any are.
     FILE: list[Path] = []
 
@@ -82,71 +78,21 @@ if SHAPES_ARE_CHECKED:
         inner = "<locals>" in checked.__qualname__
         if inner and not is_due(checked.__code__):
             return checked
-        return counted(checked, cache(partial(prepare, checked, typechecker)))
+        key = object()
+        prepared: Any = None
 
-    # Millions of calls pass through it: it has the arguments of the function itself, because
-    # `*args, **kwargs` take longer than all else. The first, second, fourth, eighth ... is checked.
-    COUNTED = """
-def make(_function_, _prepared_, _resets_, _set_):
-    _left_ = _gap_ = 1
+        @wraps(checked)
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal prepared
+            # `is_due` in two lines: most calls end here.
+            SEEN[key] = times = SEEN.get(key, 0) + 1
+            if times & (times - 1):
+                return checked(*given, **named)
+            if prepared is None:
+                prepared = prepare(checked, typechecker)
+            return prepared(*given, **named)
 
-    def reset():
-        nonlocal _left_, _gap_
-        _left_ = _gap_ = 1
-
-    def call({parameters}):
-        nonlocal _left_, _gap_
-        _left_ -= 1
-        if _left_ > 0:
-            return _function_({passed})
-        if _gap_ == 1:
-            _resets_.append(reset)
-        _left_ = _gap_
-        _gap_ *= 2
-        return _prepared_()({checked})
-
-    return call
-"""
-
-    @cache
-    def compiled(**parts: str) -> Any:
-        namespace: dict[str, Any] = {}
-        exec(COUNTED.format(**parts), namespace)
-        return namespace["make"]
-
-    def counted(function: Any, prepared: Callable[[], Any]) -> Any:
-        """The function; where a check is due, what `prepared` returns."""
-        code, values = function.__code__, function.__defaults__ or ()
-        names = iter(code.co_varnames)
-        positional = list(islice(names, code.co_argcount))
-        keywords = list(islice(names, code.co_kwonlyargcount))
-        rest = [f"*{next(names)}"] if code.co_flags & inspect.CO_VARARGS else []
-        more = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
-        required = positional[: len(positional) - len(values)]
-        defaults = dict(zip(positional[len(required) :], values, strict=True))
-        defaults |= function.__kwdefaults__ or {}
-        if code.co_posonlyargcount or (rest and values):
-            positional, keywords, required, defaults = [], [], [], {}
-            rest, more = ["*args"], ["**kwargs"]
-
-        def without_defaults(**values: Any) -> dict[str, Any]:
-            """Defaults are not checked: that of a field may be a stand-in for what is made."""
-            return {name: value for name, value in values.items() if value is not defaults[name]}
-
-        by_name = {name: f"{name}={name}" for name in [*keywords, *defaults]}
-        unset = [by_name[name] for name in keywords if name not in defaults]
-        set_names = ", ".join(by_name[name] for name in defaults)
-        make = compiled(
-            parameters=", ".join(
-                [*positional, *(rest or ["*"] * bool(keywords)), *keywords, *more]
-            ),
-            passed=", ".join([*positional, *rest, *(by_name[name] for name in keywords), *more]),
-            checked=", ".join([*required, *rest, *unset, f"**_set_({set_names})", *more]),
-        )
-        call = make(function, prepared, RESETS, without_defaults)
-        if defaults:
-            call.__defaults__, call.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        return update_wrapper(call, function)
+        return call
 
     def prepare(function: Any, typechecker: Any) -> Any:
         """The function with its checks.
@@ -197,9 +143,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if item.path not in FILE:
             FILE[:] = [item.path]
             SEEN.clear()
-            for reset in RESETS:
-                reset()
-            RESETS.clear()
     elif item.get_closest_marker("shapes_unchecked") and "torch._dynamo" in sys.modules:
         # As in a process of its own: what others compiled counts against no limit.
         sys.modules["torch._dynamo"].reset()

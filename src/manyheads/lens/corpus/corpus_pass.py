@@ -42,12 +42,15 @@ from manyheads.lens.measure.statistics import (
 from manyheads.lens.measure.watcher import MeasurementPlan, StatisticsWatcher
 from manyheads.models import build
 from manyheads.models.model_interface import ModelInputs
+from manyheads.parts.linear_layout import column_major_weights
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 
 # Texts that are read and cut into passages together, and their letters or tokens.
 TEXTS_PER_CHUNK, CHUNK_LENGTH = 64, 65_536
 SECONDS_BETWEEN_SAVES = 30.0
+# As many tokens as make it worth while to lay weights out for the processor.
+LONG_PASS = 100_000
 FIRST_TEXTS = 8
 
 
@@ -118,6 +121,7 @@ def read_corpus(
             Progress("reading the corpus", total=total, unit="texts", enabled=progress)
         )
         context.enter_context(build.eval_mode(model))
+        context.enter_context(column_major_weights(model, LONG_PASS))
         chunks = _chunks(texts, done, state)
         bar.advance(done.texts)
         saved = time.monotonic()

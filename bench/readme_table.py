@@ -56,6 +56,7 @@ ROWS = (
         ("lens.py", "--device", "cpu"),
         ("transformer-lens",),
     ),
+    Row("one pass over a corpus for an atlas", ("atlas.py", "--layers", "2"), ("transformers",)),
     Row("a page with 12 x 12 heads", ("report.py", "--lengths", "128"), optional=("bertviz",)),
     Row(
         "encode with ModernBERT-base on the GPU",

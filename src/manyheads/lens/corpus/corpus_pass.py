@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -24,7 +23,6 @@ from manyheads.encoding import text_reader
 from manyheads.errors import InputError
 from manyheads.lens.corpus import pass_files
 from manyheads.lens.corpus.corpus_watcher import CorpusSums, CorpusWatcher, ExampleSettings
-from manyheads.lens.inputs.cached_run import run_until
 from manyheads.lens.inputs.texts import (
     Inputs,
     PassSummary,
@@ -42,15 +40,13 @@ from manyheads.lens.measure.statistics import (
 from manyheads.lens.measure.watcher import MeasurementPlan, StatisticsWatcher
 from manyheads.models import build
 from manyheads.models.model_interface import ModelInputs
-from manyheads.parts.linear_layout import column_major_weights
+from manyheads.parts.linear_layout import MIN_TOKENS, column_major_weights
 from manyheads.progress import Progress
 from manyheads.ragged import Ragged
 
 # Texts that are read and cut into passages together, and their letters or tokens.
 TEXTS_PER_CHUNK, CHUNK_LENGTH = 64, 65_536
 SECONDS_BETWEEN_SAVES = 30.0
-# As many tokens as make it worth while to lay weights out for the processor.
-LONG_PASS = 100_000
 FIRST_TEXTS = 8
 
 
@@ -121,7 +117,7 @@ def read_corpus(
             Progress("reading the corpus", total=total, unit="texts", enabled=progress)
         )
         context.enter_context(build.eval_mode(model))
-        context.enter_context(column_major_weights(model, LONG_PASS))
+        context.enter_context(column_major_weights(model, MIN_TOKENS))
         chunks = _chunks(texts, done, state)
         bar.advance(done.texts)
         saved = time.monotonic()
@@ -169,10 +165,9 @@ class _ChunkReader:
     def _run(self, inputs: ModelInputs, numbers: list[int]) -> None:
         ids = ids_by_stack(self.model, inputs)
         corpus = CorpusWatcher(self.done.sums, ids, numbers)
-        measuring = StatisticsWatcher(self.plan, ids, numbers, tile_readers=corpus.reader)
+        measuring = StatisticsWatcher(self.plan, ids, numbers, sum_attention=corpus.sum_attention)
         with torch.inference_mode():
-            run_until(partial(self.model.run_hidden, inputs), measuring, None)
-            corpus.finish()
+            self.model.run_hidden(inputs, measuring)
         self.done.totals.add(measuring)
         for place, number in enumerate(numbers):
             self.done.pool[number] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.lens.attention_maps.patterns import pattern_rows
 from manyheads.lens.corpus.examples import ExampleBook, HeadExample
 from manyheads.lens.corpus.token_sums import TokenSums
-from manyheads.lens.measure.row_sums import Repeats, TileReader, TileWeights
+from manyheads.lens.measure.row_sums import Repeats, RowSums, RowSumSpec, TileWeights, sum_rows
 from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores
 from manyheads.lens.results.addresses import Block
 from manyheads.ragged import Ragged
@@ -87,19 +87,13 @@ class CorpusWatcher:
 
     def __init__(self, sums: CorpusSums, ids: dict[str, Ragged], texts: list[int]) -> None:
         self._sums, self._ids, self._texts = sums, ids, texts
-        self._open: list[tuple[Block, TiledScores, BatchWeights]] = []
 
-    def reader(self, block: Block, tiled: TiledScores) -> TileReader:
-        """What sees the tiles of an attention; the attention before it has been seen by then."""
-        self.finish()
+    def sum_attention(self, block: Block, tiled: TiledScores, spec: RowSumSpec) -> RowSums:
+        """The sums of the statistics; those of the corpus are added on the way."""
         weights = BatchWeights.empty(tiled, same=block.sublayer is Sublayer.ATTENTION)
-        self._open = [(block, tiled, weights)]
-        return weights
-
-    def finish(self) -> None:
-        """Add the attention that was seen last."""
-        while self._open:
-            self._add(*self._open.pop())
+        sums = sum_rows(tiled, spec, weights)
+        self._add(block, tiled, weights)
+        return sums
 
     def _add(self, block: Block, tiled: TiledScores, weights: "BatchWeights") -> None:
         sums, same = self._sums.of(block), block.sublayer is Sublayer.ATTENTION

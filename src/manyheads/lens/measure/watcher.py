@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.attention import Attention
 from manyheads.lens.inputs.cached_run import layer_output_site
 from manyheads.lens.measure import measures, score_tiles
-from manyheads.lens.measure.row_sums import RowSumSpec, TileReader, row_sums, sum_rows
+from manyheads.lens.measure.row_sums import RowSums, RowSumSpec, row_sums
 from manyheads.lens.results.addresses import Block, heads_at, output_weight
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.stack import Stack
@@ -92,6 +92,8 @@ ATTENTION_TAPS = {Tap.BEFORE, Tap.HEAD_OUTPUT, *GATES}
 # Tokens whose head outputs are projected at once.
 CHUNK_TOKENS = 4096
 
+AttentionSums = Callable[[Block, score_tiles.TiledScores, RowSumSpec], RowSums]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
@@ -131,7 +133,7 @@ class MeasurementPlan:
 class StatisticsWatcher:
     """Measures one batch into `sums`; of each attention it stores no more than the queries.
 
-    `tile_readers` makes what sees the weights of an attention on the way.
+    With `sum_attention` another function than `row_sums` sums the weights of an attention.
     """
 
     def __init__(
@@ -140,9 +142,9 @@ class StatisticsWatcher:
         ids: dict[str, Ragged],
         texts: list[int],
         sums: measures.MeasureSums | None = None,
-        tile_readers: Callable[[Block, score_tiles.TiledScores], TileReader] | None = None,
+        sum_attention: AttentionSums | None = None,
     ) -> None:
-        self._tile_readers = tile_readers
+        self._sum_attention = sum_attention
         self.sums = measures.MeasureSums() if sums is None else sums
         # The largest score of each head before the softmax.
         self.scores: dict[Block, Float[Tensor, " h"]] = {}
@@ -248,10 +250,10 @@ class StatisticsWatcher:
             sink_above=plan.sink_above,
         )
         block = self._block(site)
-        if self._tile_readers is None:
+        if self._sum_attention is None:
             sums = row_sums(tiled, spec)
         else:
-            sums = sum_rows(tiled, spec, self._tile_readers(block, tiled))
+            sums = self._sum_attention(block, tiled, spec)
         measures.add_measures(self.sums, block, tiled, spec, sums, scope)
         # Mixers, and attentions that only return their weights, have no scores.
         scored = getattr(self._heads_at(site), "has_scores", True)

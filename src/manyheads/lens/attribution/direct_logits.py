@@ -265,10 +265,17 @@ class BackwardWalk:
             self.towards = self.towards * norm.weight.double()
         if isinstance(norm, norms.Normalize):
             self._add_bias(norm.bias, self.towards)
-            if isinstance(norm.config, norms.LayerNorm):
-                at = at - at.mean(-1, keepdim=True)
-            divisor = (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
-            self.towards = circuits.folded(self.towards, norm) / divisor
+            self.towards = before_norm(self.towards, norm, at)
+
+
+def before_norm(
+    towards: Float[Tensor, "n c"], norm: norms.Normalize, at: Float[Tensor, "n c"]
+) -> Float[Tensor, "n c"]:
+    """Directions in front of a norm with the divisor that it has for `at`; its bias is left out."""
+    if isinstance(norm.config, norms.LayerNorm):
+        at = at - at.mean(-1, keepdim=True)
+    divisor = (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
+    return circuits.folded(towards, norm) / divisor
 
 
 class _WrappedWalk(BackwardWalk):

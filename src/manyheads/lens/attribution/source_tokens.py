@@ -18,7 +18,6 @@ from manyheads.lens.causal import attention_links
 from manyheads.lens.inputs import cached_run
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results import addresses, files
-from manyheads.lens.weights.circuits import folded
 from manyheads.models.build import Model
 from manyheads.parts import norms
 from manyheads.ragged import Ragged
@@ -248,9 +247,6 @@ class _RouteRecorder(cached_run.ActivationEditor):
         norm = attention.output_norm
         if isinstance(norm, norms.Normalize):
             mixed = self[self.scope.site(block.layer, Tap.MIXED)].values[walk.rows.places].double()
-            if isinstance(norm.config, norms.LayerNorm):
-                mixed = mixed - mixed.mean(-1, keepdim=True)
-            divisor = (mixed.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
-            rows = folded(directions.flatten(0, 1), norm)
-            directions = rows.unflatten(0, directions.shape[:2]) / divisor
+            rows = direct_logits.before_norm(directions.flatten(0, 1), norm, mixed.flatten(0, 1))
+            directions = rows.unflatten(0, directions.shape[:2])
         return directions

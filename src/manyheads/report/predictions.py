@@ -12,12 +12,12 @@ from torch import Tensor
 from manyheads.data.masking import masking_vocabulary
 from manyheads.encoding.text_reader import batch_by_length
 from manyheads.errors import ManyheadsError
+from manyheads.lens.inputs.cached_run import final_hidden
 from manyheads.lens.inputs.texts import default_batch_tokens, read_inputs
 from manyheads.models import build, readout
 from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
 from manyheads.report.inputs import ReportInput
-from manyheads.taps import Record, Site, Tap
 from manyheads.tokenizers import token_text
 
 TOP = 5
@@ -95,13 +95,13 @@ def predict(model: build.Model, source: ReportInput) -> TextPredictions:
             if output == "masked token":
                 rows = tuple(_masked(model, source.ids))
             elif output == "classes":
-                hidden = _hidden(model, inputs)
+                hidden = final_hidden(model, inputs)
                 assert model.readout is not None
                 chances = model.readout(hidden, model.table)[0].float().softmax(-1)
                 rows = (PositionPrediction(0, _top(chances)),)
             else:
                 answers = source.ids[1:] if output == "next token" else ()
-                rows = tuple(_at_each_token(model, _hidden(model, inputs).values, answers))
+                rows = tuple(_at_each_token(model, final_hidden(model, inputs).values, answers))
     except ManyheadsError as error:
         return TextPredictions(output=output, names={}, unknown=str(error))
     numbers = {number for row in rows for number, _ in row.top}
@@ -121,16 +121,6 @@ def predicted_output(model: build.Model) -> PredictedOutput:
             return "classes"
         case _:
             return "none"
-
-
-def _hidden(model: build.Model, inputs: ModelInputs) -> Ragged:
-    """The final hidden states of the stack that is read out."""
-    final = Site(-1, Tap.FINAL, stack=model.readout_stack)
-    record = Record([final])
-    model.run_hidden(inputs, record)
-    hidden = record[final]
-    assert isinstance(hidden, Ragged), "hidden states are no patterns"
-    return hidden
 
 
 def _at_each_token(
@@ -159,7 +149,7 @@ def _masked(model: build.Model, ids: Sequence[int]) -> Iterator[PositionPredicti
         copies = text.repeat(len(batch), 1)
         own = torch.arange(len(batch)), torch.tensor([chosen[index] for index in batch])
         copies[own] = words.mask
-        hidden = _hidden(model, ModelInputs(ids=Ragged.from_list(list(copies)).to(device)))
+        hidden = final_hidden(model, ModelInputs(ids=Ragged.from_list(list(copies)).to(device)))
         rows = hidden.values.view(len(batch), len(ids), -1)[own]
         predictions = _at_each_token(model, rows, [ids[chosen[index]] for index in batch])
         for index, row in zip(batch, predictions, strict=True):

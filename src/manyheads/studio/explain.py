@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.attention import Attention
@@ -14,6 +13,7 @@ from manyheads.bridge.wrapped_parts import WrappedStack
 from manyheads.errors import InputError
 from manyheads.explain.layer_walk import Stage, stage_sites
 from manyheads.kernels import reference
+from manyheads.lens.inputs.cached_run import final_hidden
 from manyheads.lens.measure.score_tiles import ScoreReader, TiledScores
 from manyheads.lens.results.addresses import (
     attention_at,
@@ -152,9 +152,11 @@ def explain_batch(loaded: LoadedModel, texts: Iterable[str], layer: int) -> dict
         # All heads of this layer are pruned, and it has no mask.
         layer = blocks_of(loaded.model)[0].layer
     mask = mask_in(stack.config.layers[layer], Sublayer.ATTENTION)
-    together = _final(loaded, stack, batch)
-    alone = [_final(loaded, stack, Ragged.from_list([ids])) for ids in sequences]
-    rules = [mask.of_sequence(0)] * len(inputs)
+    with eval_mode(loaded.model), torch.inference_mode():
+        together, *alone = (
+            final_hidden(loaded.model, ModelInputs(ids=ids)).values.float()
+            for ids in (batch, *(Ragged.from_list([ids]) for ids in sequences))
+        )
     heads = sum(block.heads for block in blocks_of(loaded.model))
     return {
         "texts": [list(text.tokens) for text in inputs],
@@ -165,7 +167,7 @@ def explain_batch(loaded: LoadedModel, texts: Iterable[str], layer: int) -> dict
         "positions": lengths.positions.tolist(),
         "layer": layer,
         "mask": _mask_facts(mask),
-        "visible": [_visible(rule, size) for rule, size in zip(rules, lengths.each, strict=True)],
+        "visible": [_visible(mask.of_sequence(0), size) for size in lengths.each],
         "heads": heads,
         "cost": _padding_cost(lengths, heads),
         "difference": float((together - torch.cat(alone)).abs().max()),
@@ -188,16 +190,6 @@ def _padding_cost(lengths: Lengths, heads: int) -> dict[str, int]:
         "padded_scores": heads * len(lengths) * lengths.longest**2,
         "packed_scores": heads * sum(length**2 for length in lengths.each),
     }
-
-
-def _final(loaded: LoadedModel, stack: Stack, batch: Ragged) -> Float[Tensor, "n c"]:
-    site = Site(-1, Tap.FINAL, stack=stack.name)
-    record = Record([site])
-    with eval_mode(loaded.model), torch.inference_mode():
-        loaded.model.run_hidden(ModelInputs(ids=batch), record)
-    final = record[site]
-    assert isinstance(final, Ragged)
-    return final.values.float()
 
 
 def _attention(
@@ -253,10 +245,10 @@ def _scores(tiled: TiledScores, record: LayerRecord, head: int) -> dict[str, Any
     request, length = tiled.request, tiled.request.queries.each[0]
     plain = replace(request, mask=Full(), scale=1.0, softcap=None, bias=None, groups=None)
     unmasked = replace(request, mask=Full(), groups=None)
-    bent = replace(unmasked, bias=None)
+    unbiased = replace(unmasked, bias=None)
     products, capped, scores = (
-        reference.scores(tiled.query, tiled.key, asked_for).of(0)[head]
-        for asked_for in (plain, bent, unmasked)
+        reference.scores(tiled.query, tiled.key, variant).of(0)[head]
+        for variant in (plain, unbiased, unmasked)
     )
     weights = record.rows(Stage.WEIGHTS)
     assert weights is not None, "the pattern is recorded"

@@ -240,6 +240,16 @@ def run_until(run: Callable[[Watcher], Any], watcher: Watcher, last: Site | None
         run(watcher if last is None else _EndingWatcher(watcher, last))
 
 
+def final_hidden(model: build.Model, inputs: ModelInputs) -> Ragged:
+    """What the readout of a model receives."""
+    final = Site(-1, Tap.FINAL, stack=model.readout_stack)
+    record = Record([final])
+    model.run_hidden(inputs, record)
+    hidden = record[final]
+    assert isinstance(hidden, Ragged), "hidden states are no patterns"
+    return hidden
+
+
 def last_head_site(model: build.Model, tap: Tap) -> Site | None:
     """The site of the last heads of a model; None where more may be watched after it."""
     blocks = blocks_of(model)

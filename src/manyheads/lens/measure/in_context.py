@@ -8,13 +8,13 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding import text_reader
 from manyheads.errors import InputError, check_int
 from manyheads.formatting import pluralise
+from manyheads.lens.inputs.cached_run import final_hidden
 from manyheads.lens.inputs.metrics import bind_metric, weighted_mean
 from manyheads.lens.inputs.texts import Inputs, for_each_batch
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import format_change
 from manyheads.models import build, model_interface
 from manyheads.ragged import Ragged
-from manyheads.taps import Record, Site, Tap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +83,8 @@ def in_context_score(
         if not rows:
             return
         context = model_interface.ModelInputs(ids=Ragged.from_list([row[:late] for row in rows]))
-        last = Site(-1, Tap.FINAL, stack=model.readout_stack)
-        record = Record([last])
         with torch.inference_mode():
-            model.run_hidden(context, record)
-            hidden = record[last]
-            assert isinstance(hidden, Ragged), "hidden states are ragged"
+            hidden = final_hidden(model, context)
             losses = []
             for position in (early, late):
                 targets = [{position - 1: int(row[position])} for row in rows]

@@ -12,7 +12,7 @@ from manyheads import lens
 from manyheads.lens.inputs.synthetic import default_texts
 from manyheads.models.build import build
 from manyheads.report import Card, card_json, card_markdown, collect_card, write_card
-from tests.report.small import WORDS, decoder
+from tests.report.small import WORDS, decoder, quick_kinds, seq2seq
 
 TEXTS = [WORDS, WORDS * 2]
 
@@ -80,3 +80,17 @@ def test_images_have_a_card_too() -> None:
     card = collect_card(model, images, name="vit", progress=False)
     assert card.costs == ()
     assert "the right class" in card_markdown(card)
+
+
+def test_the_heads_of_an_encoder_decoder_are_ranked_but_not_removed_together(
+    tmp_path: Path,
+) -> None:
+    pairs = [(WORDS, "The dog sat."), (WORDS, "The cat sat.")]
+    with quick_kinds():
+        card = collect_card(seq2seq(), pairs, name="pairs", progress=False)
+    assert card.inspection.importance is not None
+    assert card.costs == ()
+    page = card_markdown(card)
+    assert " cross | " in page
+    assert "removed at once" not in page
+    assert write_card(card, tmp_path)

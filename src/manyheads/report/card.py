@@ -120,11 +120,8 @@ def collect_card(
     if not inspection.complete:
         raise KeyboardInterrupt
     on_progress("importance of each head")
-    why = "heads of an encoder-decoder are ranked by manyheads ablate"
-    importance = None
-    if not model.reads_pairs:
-        tokens = inspection.statistics.metadata["tokens"]
-        importance, why = measure_importance(model, inputs, by, tokens, progress)
+    tokens = inspection.statistics.metadata["tokens"]
+    importance, why = measure_importance(model, inputs, by, tokens, progress)
     inspection = replace(inspection, importance=importance)
     on_progress("the cost of removing heads")
     return Card(
@@ -141,7 +138,8 @@ def _removal_costs(
     model: build.Model, texts: Any, inspection: Inspection, progress: bool
 ) -> tuple[RemovalCost, ...]:
     importance = inspection.importance
-    if importance is None:
+    if importance is None or model.reads_pairs:
+        # Heads of several attentions are not removed together.
         return ()
     stacks = model.stacks()
     # The heads of mixers share weights and cannot be cut out.

@@ -68,6 +68,12 @@ def test_heads_are_as_important_as_gradients_say() -> None:
     assert np.allclose(importance.change, expected, atol=1e-6)
 
 
+def test_heads_of_an_encoder_decoder_are_ranked_too() -> None:
+    importance = CASES["encoder-decoder"]().inspection.importance
+    assert importance is not None
+    assert np.isfinite(importance.change).all()
+
+
 def test_words_of_examples_are_those_of_the_corpus() -> None:
     atlas = CASES["decoder"]()
     example = atlas.of("L1H1").sharpest[0]

@@ -242,11 +242,8 @@ def _inspect(
                 redundancy(model, sample, stack=stack, sublayer=sublayer, progress=progress)
             )
         on_progress("importance of each head")
-        if model.reads_pairs:
-            unknown = "the heads of an encoder-decoder are not ranked"
-        else:
-            tokens = measured.metadata["tokens"]
-            worth, unknown = measure_importance(model, sample, by, tokens, progress)
+        tokens = measured.metadata["tokens"]
+        worth, unknown = measure_importance(model, sample, by, tokens, progress)
     except ManyheadsError as error:
         # What a model or its tokenizer lacks does not cost the pass.
         unknown = str(error)

@@ -477,11 +477,11 @@ def _pair_table(comparison: ModelComparison) -> str:
 
 def _data(comparison: ModelComparison) -> dict[str, Any]:
     """What the script draws: the squares of both models, and the maps of some pairs."""
-    maps = []
-    for pair in _mapped(comparison):
-        for report, head in _ends(comparison, pair):
-            packed = page.pack_pattern(report, head)
-            maps.append(packed)
+    maps = [
+        page.pack_pattern(report, head)
+        for pair in _mapped(comparison)
+        for report, head in _ends(comparison, pair)
+    ]
     return {
         "models": [
             [

@@ -1,6 +1,5 @@
 """The heads of a model on one text, in a notebook: the head view of the report in a frame."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,6 +13,7 @@ from manyheads.lens.attention_maps.patterns import top_keys
 from manyheads.lens.head_kinds.kinds import kinds as find_kinds
 from manyheads.lens.inspection import Inspection, summarize_model
 from manyheads.lens.measure.statistics import statistics
+from manyheads.lens.results import html_tables
 from manyheads.models import build
 from manyheads.report.data import MAX_KEYS, MAX_WEIGHTS, MIN_KEYS, list_measures
 from manyheads.report.inputs import ReportInput, read_text_input
@@ -50,11 +50,7 @@ class HeadView:
 
     def show(self) -> None:
         """Display the view in a notebook, or print what it is."""
-        notebook = sys.modules.get("IPython")
-        if notebook is not None and notebook.get_ipython() is not None:
-            notebook.display.display(self)
-        else:
-            print(self)
+        html_tables.display(self)
 
     def _repr_html_(self) -> str:
         return (

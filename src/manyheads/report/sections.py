@@ -169,12 +169,10 @@ def last_prediction(report: ReportData, place: str = "") -> str:
     result = report.predictions
     if not result.rows:
         return f"<p>No prediction: {escape(result.unknown)}.</p>"
-    top = result.rows[-1].top
-    most = max(part for _, part in top)
     bars = "".join(
-        f'<li><bdi class="word">{escape(result.names[name])}</bdi>{_bar(100 * part / most)}'
+        f'<li><bdi class="word">{escape(result.names[name])}</bdi>{_bar(100 * part)}'
         f'<span class="number">{percent(part)}</span></li>'
-        for name, part in top
+        for name, part in result.rows[-1].top
     )
     return f'<ol{place} class="bars words">{bars}</ol>'
 

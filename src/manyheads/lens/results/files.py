@@ -6,7 +6,6 @@ each named after its field, such as `means/entropy`. Loading a file executes not
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -76,11 +75,7 @@ class Result:
 
     def show(self) -> None:
         """Display the result in a notebook, or print it."""
-        notebook = sys.modules.get("IPython")
-        if notebook is not None and notebook.get_ipython() is not None:
-            notebook.display.display(self)
-        else:
-            print(self)
+        html_tables.display(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -1,6 +1,7 @@
 """Results in a notebook: tables and patterns as plain HTML, without scripts."""
 
 import math
+import sys
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -13,6 +14,15 @@ MAX_ROWS = 40
 MAX_CELLS = 64
 CELL = "padding:1px 8px;text-align:{align};white-space:nowrap"
 SIZE = 10
+
+
+def display(result: object) -> None:
+    """Display a result in a notebook, or print it."""
+    notebook = sys.modules.get("IPython")
+    if notebook is not None and notebook.get_ipython() is not None:
+        notebook.display.display(result)
+    else:
+        print(result)
 
 
 def html_table(rows: Sequence[dict[str, Any]], *, max_rows: int = MAX_ROWS) -> str:

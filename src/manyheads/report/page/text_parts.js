@@ -58,9 +58,8 @@ function showPrediction(position) {
   const token = (text) => h("bdi", { class: "word" }, listedToken(text));
   const rows = [...top];
   if (answer !== null && !top.some(([name]) => name === answer)) rows.push([answer, probability]);
-  const most = Math.max(...rows.map(([, part]) => part));
   const bars = rows.map(([name, part]) => h("li", { class: name === answer ? "answer" : null },
-    token(names[name]), h("span", { class: "bar", "aria-hidden": "true" }, h("b", { vars: { width: `${100 * part / most}%` } })), h("span", { class: "number" }, percent(part))));
+    token(names[name]), h("span", { class: "bar", "aria-hidden": "true" }, h("b", { vars: { width: `${100 * part}%` } })), h("span", { class: "number" }, percent(part))));
   document.getElementById("predicted-after").replaceChildren(`${AFTER[output]} `, token(predicted.elements.get(position).textContent), ` (token ${position})`);
   document.getElementById("predicted-top").replaceChildren(...bars);
 }

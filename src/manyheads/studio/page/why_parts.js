@@ -26,11 +26,7 @@ export class Waterfall {
   }
 
   show(response) {
-    if (!this.question.answered(response)) {
-      this.response = null;
-      return;
-    }
-    this.response = response;
+    this.response = this.question.answered(response) ? response : null;
     this.draw();
   }
 

@@ -32,11 +32,7 @@ export class Routes {
 
   show(response) {
     this.question.title = this.side.isVision ? say`From which patches did it come?` : say`From which words did it come?`;
-    if (!this.question.answered(response)) {
-      this.response = null;
-      return;
-    }
-    this.response = response;
+    this.response = this.question.answered(response) ? response : null;
     this.draw();
   }
 

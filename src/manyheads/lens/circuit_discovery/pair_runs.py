@@ -1,0 +1,169 @@
+"""A clean and a corrupted run of a batch, and runs between them: each reader sees its own stream."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyheads.lens.circuit_discovery.graph import Graph, Mask, Step
+from manyheads.lens.circuit_discovery.sublayers import Inputs, Streams, Sublayers, make_sublayers
+from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, EditFunction, HeadScope
+from manyheads.lens.inputs.metrics import BoundMetric
+from manyheads.models.model_interface import ModelInputs
+from manyheads.ragged import Ragged
+from manyheads.taps import Site, Sublayer, Tap
+
+# What takes the place of the parts outside a circuit.
+Replacement = Literal["corrupted", "mean", "zero"]
+# The outputs of the writers of each step, before they are spread over the residual stream.
+Outputs = Sequence[Float[Tensor, "..."]]
+
+
+class PairBatch:
+    """A batch of pairs: its clean run, and what the writers write outside a circuit, the base.
+
+    The base is that of the corrupted run unless `base` has other outputs: those of the embeddings
+    first, then of each step.
+    """
+
+    def __init__(
+        self,
+        scope: HeadScope,
+        graph: Graph,
+        clean: ModelInputs,
+        corrupted: ModelInputs,
+        metric: BoundMetric,
+        base: Outputs | None = None,
+    ) -> None:
+        self.scope, self.graph, self.metric = scope, graph, metric
+        self.sublayers = make_sublayers(scope, clean)
+        self.inputs = clean
+        layers = range(len(scope.stack.layers))
+        sites = [self.embeddings, *(site for step in graph.steps for site in self.sublayers.recorded_sites(step))]
+        self.clean, self.corrupted = (
+            CachedRun(scope, inputs, layers=layers, record=sites) for inputs in (clean, corrupted)
+        )
+        self._other_base = base
+
+    @property
+    def embeddings(self) -> Site:
+        return Site(-1, Tap.EMBEDDINGS, stack=self.scope.stack_name)
+
+    @property
+    def tokens(self) -> int:
+        return self.sublayers.lengths.total
+
+    def base_of(self, step: Step) -> Float[Tensor, "w n c"]:
+        """What each writer of a step writes outside the circuit."""
+        if self._other_base is None:
+            return self.sublayers.written(step, self.corrupted)
+        values = self._other_base[1 + self.graph.steps.index(step)]
+        values = values.expand(self.tokens, *values.shape[1:])
+        return self.sublayers.spread(step, values) if step.heads else values[None]
+
+    @cached_property
+    def base_embeddings(self) -> Float[Tensor, "n c"]:
+        if self._other_base is None:
+            return self.corrupted[self.embeddings].values
+        return self._other_base[0].expand(self.tokens, -1)
+
+    @cached_property
+    def base_sums(self) -> list[Float[Tensor, "n c"]]:
+        """What all writers of each step write together in the base."""
+        sums = []
+        for step in self.graph.steps:
+            summed = self.base_of(step).sum(0) if step.writers else torch.zeros_like(self.base_embeddings)
+            sums.append(summed + self.sublayers.bias(step))
+        return sums
+
+    @cached_property
+    def base_streams(self) -> list[Float[Tensor, "n c"]]:
+        """The residual stream of the base before each step, and after the last."""
+        streams = [self.base_embeddings]
+        for step, written in zip(self.graph.steps, self.base_sums, strict=True):
+            streams.append(self.sublayers.add(step, streams[-1], written))
+        return streams
+
+    @cached_property
+    def linear(self) -> bool:
+        return all(self.sublayers.linear(step) for step in self.graph.steps)
+
+    @cached_property
+    def deltas(self) -> Float[Tensor, "writers n c"]:
+        """How much each writer writes in the clean run and not in the base."""
+        embedded = self.clean[self.embeddings].values - self.base_embeddings
+        deltas = embedded.new_empty(len(self.graph.writers), *embedded.shape)
+        deltas[0] = embedded
+        for step in self.graph.steps:
+            if step.writers:
+                written = self.sublayers.written(step, self.clean)
+                deltas[step.writers.start : step.writers.stop] = written - self.base_of(step)
+        return deltas
+
+    def stream(self, record: ActivationEditor | CachedRun, steps: int) -> Float[Tensor, "n c"]:
+        """The residual stream of a run after some steps."""
+        if steps == 0:
+            return record[self.embeddings].values
+        return self.sublayers.after(self.graph.steps[steps - 1], record)
+
+    def streams(
+        self, masks: Bool[np.ndarray, "k writers"], deltas: Float[Tensor, "writers n c"], steps: int
+    ) -> Streams:
+        """The residual stream after some steps if only the writers in a mask leave the base."""
+        used = np.flatnonzero(masks.any(0)).tolist()
+        if self.linear:
+            return self.base_streams[steps] + self._sum(masks, deltas, used)
+        streams = self.base_embeddings + self._sum(masks, deltas, [0])
+        for step, base in zip(self.graph.steps[:steps], self.base_sums, strict=False):
+            own = [writer for writer in used if writer in step.writers]
+            streams = self.sublayers.add(step, streams, base + self._sum(masks, deltas, own))
+        return streams
+
+    def _sum(self, masks: Bool[np.ndarray, "k writers"], deltas: Tensor, used: list[int]) -> Streams:
+        if not used:
+            return deltas.new_zeros(len(masks), *deltas.shape[1:])
+        weights = torch.from_numpy(masks[:, used]).to(deltas)
+        chosen = deltas if len(used) == len(deltas) else deltas[used]
+        return (weights @ chosen.flatten(1)).unflatten(1, deltas.shape[1:])
+
+    def hidden(self, mask: Mask) -> Ragged:
+        """What the readout receives in a circuit: all edges outside the mask carry the base."""
+        mask = self.graph.live(mask)
+        needed = mask.any(0)
+        embedded = self.clean[self.embeddings].values - self.base_embeddings
+        deltas = embedded.new_zeros(len(self.graph.writers), *embedded.shape)
+        deltas[0] = embedded
+        for step in self.graph.steps:
+            if not needed[step.writers.start : step.writers.stop].any():
+                continue
+            rows = mask[step.readers.start : step.readers.stop]
+            masks, owners = np.unique(rows, axis=0, return_inverse=True)
+            streams = self.streams(masks, deltas, step.reads)
+            if step.owners is None:
+                written = self.sublayers.outputs(step, streams)[:, 0]
+            else:
+                inputs = self._choose(step, self.sublayers.read(step, streams), owners.ravel())
+                heads = self.sublayers.attend(step, streams[:1], inputs)
+                written = self.sublayers.spread(step, heads[0])
+            deltas[step.writers.start : step.writers.stop] = written - self.base_of(step)
+        final = self.sublayers.finish(self.streams(mask[-1:], deltas, len(self.graph.steps)))
+        return self.sublayers.pack(final)
+
+    def _choose(self, step: Step, inputs: Inputs, copies: np.ndarray) -> Inputs:
+        """The inputs of heads, each taken from the copy of its own reader."""
+        chosen = {tap: values[:1].clone() for tap, values in inputs.items()}
+        for (tap, head), copy in zip(step.inputs(), copies.tolist(), strict=True):
+            chosen[tap][0, :, head] = inputs[tap][copy, :, head]
+            if tap is Tap.QUERY and (gate := inputs.get(Tap.GATE_OUTPUT)) is not None:
+                own = head if gate.shape[2] > 1 else 0
+                chosen[Tap.GATE_OUTPUT][0, :, own] = gate[copy, :, own]
+        return chosen
+
+    def evaluate(self, mask: Mask) -> Float[Tensor, " b"]:
+        """The metric of each text in a circuit."""
+        return self.metric(self.hidden(mask))[0].double().cpu()

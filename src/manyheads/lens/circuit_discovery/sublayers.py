@@ -1,0 +1,214 @@
+"""Sublayers on their own: what they read from any residual stream, and what they add to it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.attention import Attention
+from manyheads.bridge import residual_writes, watched_run, wrapped_model, wrapped_parts
+from manyheads.errors import InputError
+from manyheads.lens.circuit_discovery.graph import Step
+from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope, run_until
+from manyheads.lens.results import addresses
+from manyheads.mixers.mixer import Mixer
+from manyheads.models.layer import Layer, Residual
+from manyheads.models.model_interface import ModelInputs
+from manyheads.parts import norms
+from manyheads.ragged import Lengths, Ragged
+from manyheads.taps import Site, Sublayer, Tap, WatchContext, Watcher
+
+Streams = Float[Tensor, "copies n c"]
+Inputs = dict[Tap, Float[Tensor, "copies n h d"]]
+REMEDY = 'use level="head", lens.patch or lens.ablate'
+
+
+class Sublayers:
+    """The sublayers of a native model, run one at a time on copies of a batch."""
+
+    def __init__(self, scope: HeadScope, inputs: ModelInputs) -> None:
+        self.scope, self.inputs = scope, inputs
+        self.lengths = inputs.lengths(scope.model)
+
+    def site(self, step: Step, tap: Tap) -> Site:
+        return Site(step.layer, tap, step.sublayer, self.scope.stack_name)
+
+    def output_site(self, step: Step) -> Site:
+        """Where what the writers of a step write is seen."""
+        return self.site(step, Tap.HEAD_OUTPUT if step.heads else Tap.OUTPUT)
+
+    def input_sites(self, step: Step) -> dict[Tap, Site]:
+        """Where the inputs of the heads of an attention are seen, in the order of the run."""
+        taps = [Tap.QUERY, Tap.KEY, Tap.VALUE]
+        config = self.scope.config(step.layer)
+        if config is not None and any(gate.at == "output" for gate in config.gates):
+            # What closes the output of a head belongs to its query.
+            taps.append(Tap.GATE_OUTPUT)
+        return {tap: self.site(step, tap) for tap in taps}
+
+    def recorded_sites(self, step: Step) -> list[Site]:
+        """What a run has to record for `entering` and `written`."""
+        return [self.site(step, Tap.BEFORE), self.output_site(step), self.site(step, Tap.AFTER)]
+
+    def entering(self, step: Step, record: ActivationEditor | CachedRun) -> Float[Tensor, "n c"]:
+        """The residual stream that a step read in a run."""
+        return record[self.site(step, Tap.BEFORE)].values
+
+    def written(self, step: Step, record: ActivationEditor | CachedRun) -> Float[Tensor, "w n c"]:
+        """What each writer of a step wrote in a run."""
+        outputs = record[self.output_site(step)].values
+        return self.spread(step, outputs) if step.heads else outputs[None]
+
+    def spread(self, step: Step, outputs: Float[Tensor, "n h d"]) -> Float[Tensor, "h n c"]:
+        """The outputs of heads as they are added to the residual stream."""
+        weight = self._projection(step)[0].unflatten(1, outputs.shape[1:])
+        return torch.einsum("nhd,chd->hnc", outputs, weight.to(outputs.dtype))
+
+    def bias(self, step: Step) -> Float[Tensor, " c"] | float:
+        """What a step adds that no writer writes."""
+        if step.heads:
+            bias = self._projection(step)[1]
+            return 0.0 if bias is None else bias
+        rest = cast(Layer, self.scope.stack.layers[step.layer]).attention_rest
+        return rest.vector if step.sublayer is Sublayer.ATTENTION and rest is not None else 0.0
+
+    def linear(self, step: Step) -> bool:
+        """Whether what a step adds is simply the sum of what its writers write."""
+        return self._after_norm(step) is None and (self._head_norm(step) is None or not step.heads)
+
+    def add(
+        self, step: Step, stream: Float[Tensor, "*k n c"], written: Float[Tensor, "*k n c"]
+    ) -> Float[Tensor, "*k n c"]:
+        """The residual stream after a step whose writers wrote this together."""
+        within, after = self._head_norm(step), self._after_norm(step)
+        if within is not None and step.heads:
+            written = within(written)
+        summed = stream + written
+        return summed if after is None else after(summed)
+
+    def read(self, step: Step, streams: Streams) -> Inputs:
+        """The queries, keys and values of all heads for each stream."""
+        sites = self.input_sites(step)
+        record = ActivationEditor({}, sites.values())
+        self.run(step, streams, record, list(sites.values())[-1])
+        return {tap: record[site].values.unflatten(0, streams.shape[:2]) for tap, site in sites.items()}
+
+    def attend(self, step: Step, streams: Streams, inputs: Inputs) -> Float[Tensor, "copies n h d"]:
+        """What each head of an attention makes of these queries, keys and values."""
+        site, sites = self.site(step, Tap.HEAD_OUTPUT), self.input_sites(step)
+        edits = {sites[tap]: partial(_replace, values.flatten(0, 1)) for tap, values in inputs.items()}
+        record = ActivationEditor(edits, [site])
+        self.run(step, streams, record, site)
+        return record[site].values.unflatten(0, streams.shape[:2])
+
+    def gradient_site(self, step: Step) -> Site:
+        """Where the gradient at what the writers of a step write is read."""
+        return self.output_site(step)
+
+    def after(self, step: Step, record: ActivationEditor | CachedRun) -> Float[Tensor, "n c"]:
+        """The residual stream after a step of a run."""
+        return record[self.site(step, Tap.AFTER)].values
+
+    def written_together(
+        self, step: Step, record: ActivationEditor | CachedRun
+    ) -> Float[Tensor, "n c"]:
+        """What all writers of a step wrote in a run, with its bias."""
+        if not step.writers:
+            return record[self.site(step, Tap.OUTPUT)].values
+        return self.written(step, record).sum(0) + self.bias(step)
+
+    def raw_outputs(self, step: Step, streams: Streams) -> Tensor:
+        """What a feed-forward or a mixer gives for each stream, heads before their projection."""
+        site = self.output_site(step)
+        record = ActivationEditor({}, [site])
+        self.run(step, streams, record, site)
+        return record[site].values
+
+    def go_on(self, step: Step, run: CachedRun, streams: Streams) -> Ragged:
+        """The input of the readout if a feed-forward or a mixer reads these streams instead."""
+        edits = {self.output_site(step): partial(_replace, self.raw_outputs(step, streams))}
+        return run.resume(step.layer, ActivationEditor(edits), len(streams))
+
+    def outputs(self, step: Step, streams: Streams) -> Float[Tensor, "w copies n c"]:
+        """What a feed-forward or a mixer writes for each stream."""
+        values = self.raw_outputs(step, streams)
+        written = self.spread(step, values) if step.heads else values[None]
+        return written.unflatten(1, streams.shape[:2])
+
+    def finish(self, stream: Float[Tensor, "*k n c"]) -> Float[Tensor, "*k n c"]:
+        """What the readout receives from the residual stream after the last step."""
+        final: Tensor = self.scope.stack.final_norm(stream)
+        return final
+
+    def run(self, step: Step, streams: Streams, watch: ActivationEditor, last: Site) -> None:
+        """Run one sublayer on each of these streams until a watcher has seen the last site."""
+        x = self.pack(streams)
+        stack = self.scope.stack
+        if step.sublayer is not Sublayer.FEEDFORWARD:
+            run_until(lambda watcher: stack.resume(x, step.layer, watch=watcher), watch, last)
+            return
+        module = cast(Layer, stack.layers[step.layer])
+
+        def finish(watcher: Watcher) -> Any:
+            return module.finish(x, x, None, WatchContext(watcher, stack.name, step.layer))
+
+        run_until(finish, watch, last)
+
+    def pack(self, streams: Streams) -> Ragged:
+        lengths = Lengths.of(self.lengths.each * len(streams), streams.device)
+        return Ragged(streams.flatten(0, 1), lengths)
+
+    def _inner(self, step: Step) -> Attention | Mixer:
+        return addresses.heads_at(self.scope.stack, step.layer, step.sublayer)
+
+    def _residual(self, step: Step) -> Residual:
+        module = self.scope.stack.layers[step.layer]
+        residual: Residual = getattr(module, f"{step.sublayer.value}_residual")
+        return residual
+
+    def _projection(self, step: Step) -> tuple[Float[Tensor, "c hd"], Float[Tensor, " c"] | None]:
+        """The weight and bias of the output projection, scaled as the stream gets them."""
+        output = self._inner(step).output
+        weight, bias = output.weight.detach(), output.bias
+        scale = self._residual(step).second_norm
+        if isinstance(scale, norms.ChannelScale):
+            weight = weight * scale.weight[:, None]
+            bias = None if bias is None else bias * scale.weight
+        return weight, None if bias is None else bias.detach()
+
+    def _head_norm(self, step: Step) -> nn.Module | None:
+        norm = self._residual(step).second_norm
+        return None if norm is None or isinstance(norm, norms.ChannelScale) else norm
+
+    def _after_norm(self, step: Step) -> nn.Module | None:
+        residual = self._residual(step)
+        return residual.norm if isinstance(residual.placement, norms.PostNorm) else None
+
+
+def _replace(new: Tensor, _: Tensor) -> Tensor:
+    return new
+
+
+def make_sublayers(scope: HeadScope, inputs: ModelInputs) -> Sublayers:
+    return (Sublayers if scope.model.native else WrappedSublayers)(scope, inputs)
+
+
+def check_stream(scope: HeadScope) -> None:
+    """Refuse a model whose parts do not simply add to one residual stream."""
+    model = scope.model
+    if model.reads_pairs:
+        raise InputError("circuits of encoder-decoders are not supported", "use lens.patch")
+    addresses.check_one_stream(scope.stack)
+    if not model.native:
+        return
+    if scope.stack.halting is not None:
+        raise InputError("tokens of this model stop on their own", REMEDY)
+    for layer, config in enumerate(scope.stack.config.layers):
+        attention = scope.config(layer)
+        if config.convolution is not None:
+            raise InputError(f"layer {layer} adds a convolution of what enters it", REMEDY)
+        if attention is not None and any(gate.at == "final" for gate in attention.gates):
+            raise InputError(f"a gate of layer {layer} scales what its heads write together", REMEDY)

@@ -59,6 +59,7 @@ class Tap(Enum):
 
     EMBEDDINGS = "embeddings"  # n c, what enters the first layer
     BEFORE = "before"  # n c, the residual stream before the sublayer
+    READ = "read"  # n c, the same, as the sublayer reads it: a change leaves the stream alone
     QUERY = "query"  # n h d, as the kernel receives it: gated, normed, rotated
     KEY = "key"  # n g d, likewise
     VALUE = "value"  # n g d, likewise
@@ -78,7 +79,7 @@ class Tap(Enum):
 
 
 _WHOLE_MODEL = {Tap.EMBEDDINGS, Tap.FINAL}
-_ANY_SUBLAYER = {Tap.BEFORE, Tap.OUTPUT, Tap.AFTER}
+_ANY_SUBLAYER = {Tap.BEFORE, Tap.READ, Tap.OUTPUT, Tap.AFTER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Site:
         if self.tap is Tap.INSIDE and not feedforward:
             raise ConfigError("INSIDE is a tap of the feed-forward", "add Sublayer.FEEDFORWARD")
         if feedforward and self.tap not in _ANY_SUBLAYER and self.tap is not Tap.INSIDE:
-            remedy = "use BEFORE, INSIDE, OUTPUT or AFTER"
+            remedy = "use BEFORE, READ, INSIDE, OUTPUT or AFTER"
             raise ConfigError(f"a feed-forward has no {self.tap.name}", remedy)
 
     def __repr__(self) -> str:

@@ -278,4 +278,4 @@ def _within(context: WatchContext | None, sublayer: Sublayer) -> WatchContext | 
 
 def _read(residual: Residual, x: Ragged, context: WatchContext | None) -> tuple[Ragged, Ragged]:
     x = x.with_values(observe(context, Tap.BEFORE, x.values, x))
-    return x, x.with_values(residual.read(x.values))
+    return x, x.with_values(residual.read(observe(context, Tap.READ, x.values, x)))

@@ -4,25 +4,81 @@ Exactly, one forward per edge, or estimated from gradients. A score is the metri
 minus that with the edge corrupted.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.lens.circuit_discovery.graph import Step
+from manyheads.lens.circuit_discovery.graph import Graph, Step
 from manyheads.lens.circuit_discovery.pair_runs import PairBatch
-from manyheads.lens.circuit_discovery.sublayers import Inputs
+from manyheads.lens.circuit_discovery.relevance_rules import relevance_rules
+from manyheads.lens.circuit_discovery.sublayers import Inputs, pull_back
 from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction
 from manyheads.models.build import Model
 from manyheads.ragged import Ragged
 from manyheads.taps import Site, Tap
 
 Scores = Float[Tensor, "b readers writers"]
+Method = Literal["eap", "eap-ig", "eap-ig-activations", "atp*", "relp", "exact"]
+Level = Literal["edge", "head"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchScores:
+    """The scores of each text of a batch, and how many forwards and backwards they took."""
+
+    values: Scores
+    forwards: int
+    backwards: int
+
+
+def score_batch(
+    batch: PairBatch,
+    method: Method,
+    level: Level,
+    steps: int,
+    max_copies: int,
+    advance: Callable[[int], object],
+) -> BatchScores:
+    """Score all edges, or all writers, by a method."""
+    edges = EdgeScores(batch, max_copies, advance)
+    by_method: dict[Method, tuple[Callable[[], Scores], Callable[[], Scores]]] = {
+        "eap": (edges.eap, edges.eap_by_writer),
+        "eap-ig": (partial(edges.eap_ig, steps), partial(edges.ig_by_writer, steps)),
+        "eap-ig-activations": (
+            partial(edges.eap_ig_activations, steps),
+            partial(edges.ig_activations_by_writer, steps),
+        ),
+        # The softmax matters only inside a head.
+        "atp*": (edges.atp, edges.eap_by_writer),
+        "relp": (edges.relp, edges.relp_by_writer),
+        "exact": (edges.exact, edges.exact_by_writer),
+    }
+    values = by_method[method][0 if level == "edge" else 1]()
+    return BatchScores(values, edges.forwards, edges.backwards)
+
+
+def expected_runs(graph: Graph, method: Method, level: Level, steps: int) -> int:
+    """How many forwards `score_batch` takes after the clean and the corrupted one."""
+    writing = [step for step in graph.steps if step.writers]
+    queries = [step for step in writing if step.owners is not None]
+    match method:
+        case "eap" | "relp":
+            return 1
+        case "eap-ig":
+            return steps
+        case "eap-ig-activations":
+            return steps * (1 + len(writing))
+        case "atp*" if level == "edge":
+            return 1 + sum(2 * int(graph.limits[step.readers.start]) for step in queries)
+        case "exact":
+            return int(graph.limits.sum()) if level == "edge" else len(graph.writers) - 1
+    return 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +95,10 @@ class GradientPoint:
 class EdgeScores:
     """Scores of all edges of a batch of pairs, per text."""
 
-    def __init__(self, batch: PairBatch, max_copies: int) -> None:
-        self.batch, self.max_copies = batch, max_copies
+    def __init__(
+        self, batch: PairBatch, max_copies: int, advance: Callable[[int], object] = abs
+    ) -> None:
+        self.batch, self.max_copies, self.advance = batch, max_copies, advance
         self.graph, self.sublayers = batch.graph, batch.sublayers
         self.forwards, self.backwards = 2, 0
 
@@ -65,23 +123,33 @@ class EdgeScores:
 
     def eap_ig_activations(self, steps: int) -> Scores:
         """The gradient averaged while the outputs of one sublayer move from corrupted to clean."""
-        total = self.eap_ig_embeddings(steps)
+        total = self.empty()
+        total[:, :, 0] = self.eap_ig(steps)[:, :, 0]
+        for step, point in self._moving_outputs(steps):
+            own = slice(step.writers.start, step.writers.stop)
+            total[:, :, own] += self._by_gradient(point, step)[:, :, own] / steps
+        return total
+
+    def _moving_outputs(self, steps: int) -> Iterator[tuple[Step, GradientPoint]]:
+        """Gradients while the outputs of each sublayer move from the corrupted run to the clean."""
         for step in self.graph.steps:
             if not step.writers:
                 continue
             site = self.sublayers.output_site(step)
             clean, base = (run[site].values for run in (self.batch.clean, self.batch.corrupted))
-            for point in _midpoints(steps):
-                edits = {site: partial(_replace, base + point * (clean - base))}
-                scores = self._by_gradient(self.differentiate(edits=edits), step)
-                own = slice(step.writers.start, step.writers.stop)
-                total[:, :, own] += scores[:, :, own] / steps
-        return total
+            for part in _midpoints(steps):
+                leaf = (base + part * (clean - base)).requires_grad_()
+                yield step, self.differentiate(edits={site: partial(_replace, leaf)})
 
-    def eap_ig_embeddings(self, steps: int) -> Scores:
-        scores, kept = self.eap_ig(steps), self.empty()
-        kept[:, :, 0] = scores[:, :, 0]
-        return kept
+    def relp(self) -> Scores:
+        """The gradient of the clean run by the rules of relevance (arXiv 2508.21258)."""
+        with relevance_rules(self.batch.scope.model):
+            return self._by_gradient(self._with_constant_weights())
+
+    def _with_constant_weights(self) -> GradientPoint:
+        attentions = [step for step in self.graph.steps if step.owners is not None]
+        sites = [self.sublayers.site(step, tap) for step in attentions for tap in (Tap.QUERY, Tap.KEY)]
+        return self.differentiate(edits=dict.fromkeys(sites, Tensor.detach))
 
     def atp(self) -> Scores:
         """The same as `eap`, with the softmax computed again for queries and keys.
@@ -133,15 +201,19 @@ class EdgeScores:
         edits: Mapping[Site, EditFunction] | None = None,
     ) -> GradientPoint:
         """The gradients of the metric at what every reader and writer computes."""
-        self.forwards, self.backwards = self.forwards + 1, self.backwards + 1
+        self._count(1)
+        self.backwards += 1
         batch, scope = self.batch, self.batch.scope
         start = batch.clean[batch.embeddings].values if embeddings is None else embeddings
         leaf = start.detach().clone().requires_grad_()
         final = Site(-1, Tap.FINAL, stack=scope.model.readout_stack)
-        tracked = [final, *(site for step in self.graph.steps for site in self._tracked(step))]
+        tracked, changes = [final], {batch.embeddings: partial(_replace, leaf)}
+        for step in self.graph.steps:
+            views, sites = self.sublayers.tracked(step)
+            changes |= views
+            tracked += sites
         entries = [site for step in self.graph.steps for site in self.sublayers.recorded_sites(step)]
-        changes = {batch.embeddings: partial(_replace, leaf), **(edits or {})}
-        record = ActivationEditor(changes, [*tracked, *entries, batch.embeddings])
+        record = ActivationEditor(changes | dict(edits or {}), [*tracked, *entries, batch.embeddings])
         with torch.enable_grad():
             scope.model.run_hidden(batch.inputs, record)
             value = batch.metric(record[final]).sum()
@@ -150,10 +222,6 @@ class EdgeScores:
             gradients = torch.autograd.grad(value, values, allow_unused=True)
         seen = zip([*sites, batch.embeddings], gradients, strict=True)
         return GradientPoint(record, {site: grad for site, grad in seen if grad is not None})
-
-    def _tracked(self, step: Step) -> list[Site]:
-        inputs = [] if step.owners is None else list(self.sublayers.input_sites(step).values())
-        return [*inputs, self.sublayers.gradient_site(step)]
 
     def _by_gradient(self, point: GradientPoint, above: Step | None = None) -> Scores:
         """Gradient at each reader times the difference of each writer, at one point."""
@@ -165,8 +233,9 @@ class EdgeScores:
             step = self.graph.steps[index]
             held.walk_down(index)
             if above is None or index > first:
-                towards = self._at_readers(step, point)
-                if towards is not None:
+                stream = self.sublayers.entering(step, point.record).detach()
+                if step.readers:
+                    towards = self.sublayers.pull(step, stream, point.gradients)
                     held.add(step.readers, towards, step.reads)
         held.walk_down(-1)
         return scores
@@ -176,38 +245,6 @@ class EdgeScores:
         gradient = point.gradients[Site(-1, Tap.FINAL, stack=scope.model.readout_stack)]
         stream = self.batch.stream(point.record, len(self.graph.steps))
         return pull_back(self.sublayers.finish, stream, gradient[None])
-
-    def _at_readers(self, step: Step, point: GradientPoint) -> Float[Tensor, "r n c"] | None:
-        """The gradient of the metric at the input of each reader of a step."""
-        stream = self.sublayers.entering(step, point.record).detach().clone().requires_grad_()
-        with torch.enable_grad():
-            if step.owners is None:
-                gradient = point.towards(self.sublayers.gradient_site(step))
-                if gradient is None or not step.readers:
-                    return None
-                outputs = self.sublayers.raw_outputs(step, stream[None])
-                return torch.autograd.grad(outputs, stream, gradient)[0][None]
-            inputs = self.sublayers.read(step, stream[None])
-            rows = [self._at_input(step, point, inputs, stream, *place) for place in step.inputs()]
-        return torch.stack(rows)
-
-    def _at_input(
-        self, step: Step, point: GradientPoint, inputs: Inputs, stream: Tensor, tap: Tap, head: int
-    ) -> Float[Tensor, "n c"]:
-        """The gradient at the residual stream through one input of one head."""
-        taps = [tap, Tap.GATE_OUTPUT] if tap is Tap.QUERY and Tap.GATE_OUTPUT in inputs else [tap]
-        outputs, gradients = [], []
-        for name in taps:
-            gradient = point.towards(self.sublayers.site(step, name))
-            if gradient is not None:
-                own = slice(head, head + 1) if gradient.shape[1] > 1 else slice(0, 1)
-                part = torch.zeros_like(inputs[name])
-                part[0, :, own] = gradient[:, own]
-                outputs.append(inputs[name])
-                gradients.append(part)
-        if not outputs:
-            return torch.zeros_like(stream)
-        return torch.autograd.grad(outputs, stream, gradients, retain_graph=True)[0]
 
     # Exactly.
 
@@ -258,8 +295,29 @@ class EdgeScores:
 
     def _count(self, forwards: int) -> None:
         self.forwards += forwards
+        self.advance(forwards)
 
     # Writers as a whole.
+
+    def eap_by_writer(self) -> Scores:
+        return self.by_writer(self.differentiate())
+
+    def relp_by_writer(self) -> Scores:
+        with relevance_rules(self.batch.scope.model):
+            return self.by_writer(self._with_constant_weights())
+
+    def ig_by_writer(self, steps: int) -> Scores:
+        base, difference = self.batch.base_embeddings, self.batch.deltas[0]
+        points = (base + part * difference for part in _midpoints(steps))
+        return torch.stack([self.by_writer(self.differentiate(at)) for at in points]).mean(0)
+
+    def ig_activations_by_writer(self, steps: int) -> Scores:
+        total = self.ig_by_writer(steps)
+        total[..., 1:] = 0
+        for step, point in self._moving_outputs(steps):
+            own = slice(step.writers.start, step.writers.stop)
+            total[..., own] += self.by_writer(point)[..., own] / steps
+        return total
 
     def by_writer(self, point: GradientPoint) -> Float[Tensor, "b 1 writers"]:
         """Gradient times difference at what each writer writes."""
@@ -360,13 +418,6 @@ class _Held:
         for text, (start, stop) in enumerate(zip(offsets, offsets[1:], strict=False)):
             products = towards[:, start:stop].flatten(1) @ deltas[:, start:stop].flatten(1).T
             self.totals[text, readers, writers.start : writers.stop] = products.double().cpu()
-
-
-def pull_back(function, at: Float[Tensor, "n c"], towards: Float[Tensor, "r n c"]) -> Float[Tensor, "r n c"]:
-    """Gradients behind a function as gradients in front of it."""
-    with torch.enable_grad():
-        leaf = at.detach().expand(len(towards), *at.shape).clone().requires_grad_()
-        return torch.autograd.grad(function(leaf), leaf, towards)[0]
 
 
 def _midpoints(steps: int) -> list[float]:

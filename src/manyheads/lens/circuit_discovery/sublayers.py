@@ -12,7 +12,7 @@ from manyheads.attention import Attention
 from manyheads.bridge import residual_writes, watched_run, wrapped_model, wrapped_parts
 from manyheads.errors import InputError
 from manyheads.lens.circuit_discovery.graph import Step
-from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope, run_until
+from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, EditFunction, HeadScope, run_until
 from manyheads.lens.results import addresses
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.layer import Layer, Residual
@@ -104,10 +104,6 @@ class Sublayers:
         self.run(step, streams, record, site)
         return record[site].values.unflatten(0, streams.shape[:2])
 
-    def gradient_site(self, step: Step) -> Site:
-        """Where the gradient at what the writers of a step write is read."""
-        return self.output_site(step)
-
     def after(self, step: Step, record: ActivationEditor | CachedRun) -> Float[Tensor, "n c"]:
         """The residual stream after a step of a run."""
         return record[self.site(step, Tap.AFTER)].values
@@ -129,8 +125,88 @@ class Sublayers:
 
     def go_on(self, step: Step, run: CachedRun, streams: Streams) -> Ragged:
         """The input of the readout if a feed-forward or a mixer reads these streams instead."""
-        edits = {self.output_site(step): partial(_replace, self.raw_outputs(step, streams))}
+        edits = {self.site(step, Tap.READ): partial(_replace, streams.flatten(0, 1))}
         return run.resume(step.layer, ActivationEditor(edits), len(streams))
+
+    def tracked(self, step: Step) -> tuple[dict[Site, EditFunction], list[Site]]:
+        """Where gradients are needed for those at the readers of a step, and edits for them."""
+        if step.owners is not None:
+            return {}, [*self.input_sites(step).values(), self.output_site(step)]
+        read = self.site(step, Tap.READ)
+        # Another view of the stream has a gradient of its own.
+        return {read: _view}, [read, self.output_site(step)]
+
+    def pull(
+        self, step: Step, stream: Float[Tensor, "n c"], gradients: Mapping[Site, Tensor]
+    ) -> Float[Tensor, "r n c"]:
+        """The gradient at each reader of a step that read this stream."""
+        if step.owners is None:
+            gradient = gradients.get(self.site(step, Tap.READ))
+            return torch.zeros_like(stream)[None] if gradient is None else gradient[None]
+        attention = self.scope.attention(step.layer)
+        projected: list[Tensor] = []
+        hook = attention.project.register_forward_hook(lambda *call: projected.append(call[2]))
+        try:
+            leaf, inputs = self._read_differentiably(step, stream)
+        finally:
+            hook.remove()
+        if not projected or attention.config.norm_span == "heads":
+            return self._pull_each(step, leaf, inputs, gradients)
+        taps = [tap for tap, site in self.input_sites(step).items() if site in gradients]
+        rows = torch.zeros_like(projected[0])
+        if taps:
+            outputs = [inputs[tap] for tap in taps]
+            towards = [gradients[self.site(step, tap)][None] for tap in taps]
+            rows = torch.autograd.grad(outputs, projected[0], towards)[0]
+        normed = self._times_own_weights(step, attention, rows)
+        return pull_back(self._residual(step).read, stream, normed)
+
+    def _times_own_weights(
+        self, step: Step, attention: Attention, rows: Float[Tensor, "n rows"]
+    ) -> Float[Tensor, "r n c"]:
+        """Gradients at the rows of the projection as those at what it reads, reader by reader."""
+        sizes = attention.our_rows
+        parts = dict(zip(sizes, rows.split(list(sizes.values()), dim=-1), strict=True))
+        weights = attention.projections()
+        names = {Tap.QUERY: ["query", "gate_query", "gate_output"], Tap.KEY: ["key", "gate_key"]}
+        names[Tap.VALUE] = ["value", "gate_value"]
+        heads = {Tap.QUERY: step.heads, Tap.KEY: step.key_heads, Tap.VALUE: step.key_heads}
+        readers = []
+        for tap, own in names.items():
+            total = rows.new_zeros(heads[tap], len(rows), weights["query"].shape[1])
+            for name in own:
+                if name in parts:
+                    total = total + _by_head(parts[name], weights[name].detach(), heads[tap])
+            readers.append(total)
+        return torch.cat(readers)
+
+    def _read_differentiably(
+        self, step: Step, stream: Float[Tensor, "n c"]
+    ) -> tuple[Float[Tensor, "n c"], Inputs]:
+        leaf = stream.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            return leaf, self.read(step, leaf[None])
+
+    def _pull_each(
+        self, step: Step, leaf: Tensor, inputs: Inputs, gradients: Mapping[Site, Tensor]
+    ) -> Float[Tensor, "r n c"]:
+        """The gradient through one input of one head at a time."""
+        readers = []
+        for tap, head in step.inputs():
+            outputs, towards = [], []
+            for name in (tap, Tap.GATE_OUTPUT) if tap is Tap.QUERY else (tap,):
+                gradient = gradients.get(self.site(step, name))
+                if gradient is not None:
+                    own = slice(head, head + 1) if gradient.shape[1] > 1 else slice(None)
+                    part = torch.zeros_like(inputs[name])
+                    part[0, :, own] = gradient[:, own]
+                    outputs.append(inputs[name])
+                    towards.append(part)
+            reader = torch.zeros_like(leaf)
+            if outputs:
+                reader = torch.autograd.grad(outputs, leaf, towards, retain_graph=True)[0]
+            readers.append(reader)
+        return torch.stack(readers)
 
     def outputs(self, step: Step, streams: Streams) -> Float[Tensor, "w copies n c"]:
         """What a feed-forward or a mixer writes for each stream."""
@@ -188,8 +264,32 @@ class Sublayers:
         return residual.norm if isinstance(residual.placement, norms.PostNorm) else None
 
 
+def pull_back(
+    function: Callable[[Tensor], Tensor],
+    at: Float[Tensor, "n c"],
+    towards: Float[Tensor, "r n c"],
+) -> Float[Tensor, "r n c"]:
+    """Gradients behind a function as gradients in front of it."""
+    with torch.enable_grad():
+        leaf = at.detach().expand(len(towards), *at.shape).clone().requires_grad_()
+        return torch.autograd.grad(function(leaf), leaf, towards)[0]
+
+
+def _by_head(
+    rows: Float[Tensor, "n rows"], weight: Float[Tensor, "rows c"], heads: int
+) -> Float[Tensor, "h n c"]:
+    if rows.shape[1] % heads:
+        # A gate that all heads share counts for each of them.
+        return (rows @ weight).expand(heads, -1, -1)
+    return rows.unflatten(1, (heads, -1)).movedim(1, 0) @ weight.unflatten(0, (heads, -1))
+
+
 def _replace(new: Tensor, _: Tensor) -> Tensor:
     return new
+
+
+def _view(values: Tensor) -> Tensor:
+    return values.view_as(values)
 
 
 def make_sublayers(scope: HeadScope, inputs: ModelInputs) -> Sublayers:

@@ -1,0 +1,177 @@
+"""Pairs of clean and corrupted texts of a model, batch by batch, and circuits evaluated on them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.errors import InputError
+from manyheads.lens.causal.evaluate import default_batch_tokens
+from manyheads.lens.circuit_discovery.graph import Graph, Mask
+from manyheads.lens.circuit_discovery.pair_runs import Outputs, PairBatch, Replacement
+from manyheads.lens.circuit_discovery.sublayers import check_stream
+from manyheads.lens.inputs import cached_run, metrics
+from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges, read_inputs
+from manyheads.models.build import Model, eval_mode
+from manyheads.models.model_interface import ModelInputs
+from manyheads.progress import Progress
+
+# Bytes for what all writers and readers of a batch have, and tokens whose runs stay in memory.
+BATCH_BYTES = 2**29
+CACHED_TOKENS = 4096
+
+
+@dataclass(eq=False, kw_only=True)
+class CircuitPairs:
+    """Pairs of texts that match token by token, and the metric that sets them apart."""
+
+    scope: cached_run.HeadScope
+    graph: Graph
+    clean: ModelInputs
+    corrupted: ModelInputs
+    metric: metrics.Metric
+    targets: Targets | None
+    batches: list[range]
+    max_copies: int
+    _ends: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    _cached: dict[int, PairBatch] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        clean: Inputs,
+        corrupted: Inputs,
+        metric: metrics.Metric,
+        targets: Targets | None,
+        batch_tokens: int | None,
+    ) -> "CircuitPairs":
+        scope = cached_run.head_scope(model, headless=True)
+        check_stream(scope)
+        graph = Graph(scope)
+        inputs = [read_inputs(model, texts) for texts in (clean, corrupted)]
+        sizes = [each.sizes(model) for each in inputs]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                f"clean texts have {sizes[0]} tokens and corrupted ones {sizes[1]}",
+                "replace tokens one for one, so that positions match",
+            )
+        most = default_batch_tokens(model) if batch_tokens is None else batch_tokens
+        width = scope.stack.config.width * next(model.parameters()).element_size()
+        parts = len(graph.writers) + len(graph.readers)
+        limit = most if batch_tokens else min(most, max(1, BATCH_BYTES // (parts * width)))
+        return cls(
+            scope=scope,
+            graph=graph,
+            clean=inputs[0],
+            corrupted=inputs[1],
+            metric=metric,
+            targets=targets,
+            batches=list(batch_ranges(sizes[0], limit)),
+            max_copies=max(1, most // max(1, max(sizes[0]))),
+        )
+
+    @property
+    def sign(self) -> float:
+        """1 where a higher metric is worse, else -1."""
+        return 1.0 if metrics.better_direction(self.metric) == "lower" else -1.0
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """The model evaluates, and nothing is differentiated unless it is asked for."""
+        with ExitStack() as stack:
+            stack.enter_context(eval_mode(self.scope.model))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_constant_parameters(self.scope.model))
+            yield
+
+    def each(self, replacement: Replacement = "corrupted") -> Iterator[PairBatch]:
+        """Both runs of every batch; those of few texts are computed once."""
+        base = None if replacement == "corrupted" else self._base(replacement)
+        few = sum(self.clean.sizes(self.scope.model)) <= CACHED_TOKENS
+        for number, texts in enumerate(self.batches):
+            if base is None and number in self._cached:
+                yield self._cached[number]
+                continue
+            with self.ready():
+                bound = metrics.bind_metric(
+                    self.scope.model, self.clean, texts, self.metric, self.targets
+                )
+                inputs = self.clean.select(texts), self.corrupted.select(texts)
+                batch = PairBatch(self.scope, self.graph, *inputs, bound, base)
+                runs = [bound(run.hidden)[0].double().cpu() for run in (batch.clean, batch.corrupted)]
+                self._ends[number] = runs[0], runs[1], bound.weights.double().cpu()
+            if base is None and few:
+                self._cached[number] = batch
+            yield batch
+
+    @cached_property
+    def ends(self) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """The metric of each text in the clean and the corrupted run, and the texts' weights."""
+        if len(self._ends) < len(self.batches):
+            for _ in self.each():
+                pass
+        clean, corrupted, weights = zip(*(self._ends[key] for key in sorted(self._ends)), strict=True)
+        return torch.cat(clean), torch.cat(corrupted), torch.cat(weights)
+
+    @property
+    def end_means(self) -> tuple[float, float]:
+        clean, corrupted, weights = self.ends
+        means = [float(metrics.weighted_mean(each, weights)[0]) for each in (clean, corrupted)]
+        return means[0], means[1]
+
+    @property
+    def effect_error(self) -> float:
+        clean, corrupted, weights = self.ends
+        return float(metrics.weighted_mean(clean - corrupted, weights)[1])
+
+    def evaluate(
+        self, masks: Sequence[Mask], replacement: Replacement, progress: bool
+    ) -> Float[Tensor, "circuits b"]:
+        """The metric of each text in each circuit."""
+        total = len(masks) * len(self.batches)
+        columns = []
+        with Progress("evaluating circuits", total=total, unit="runs", enabled=progress) as bar:
+            for batch in self.each(replacement):
+                values = []
+                with self.ready():
+                    for mask in masks:
+                        values.append(batch.evaluate(mask))
+                        bar.advance()
+                columns.append(torch.stack(values))
+        return torch.cat(columns, dim=1)
+
+    def faithfulness(self, values: Float[Tensor, " b"]) -> tuple[float, float]:
+        """(metric - corrupted) / (clean - corrupted), of means over texts, and its standard error."""
+        clean, corrupted, weights = self.ends
+        full = metrics.weighted_mean(clean - corrupted, weights)[0]
+        kept = metrics.weighted_mean(values - corrupted, weights)[0] / full
+        spread = metrics.weighted_mean(values - corrupted - kept * (clean - corrupted), weights)[1]
+        return float(kept), float((spread / full).abs())
+
+    def _base(self, replacement: Replacement) -> Outputs:
+        """What writers write on average in the corrupted texts, or zeros."""
+        sums: list[Tensor] = []
+        for batch in self.each():
+            sites = [batch.embeddings, *map(batch.sublayers.output_site, self.graph.steps)]
+            values = [batch.corrupted[site].values.sum(0, keepdim=True) for site in sites]
+            sums = list(map(torch.add, sums, values)) if sums else values
+        tokens = sum(self.clean.sizes(self.scope.model))
+        factor = 0.0 if replacement == "zero" else 1 / tokens
+        return [total * factor for total in sums]
+
+
+@contextmanager
+def _constant_parameters(model: nn.Module) -> Iterator[None]:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

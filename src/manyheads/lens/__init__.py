@@ -47,6 +47,8 @@ from manyheads.lens.causal.patching import Patch, Patching, patch
 from manyheads.lens.causal.path_patching import patch_paths
 from manyheads.lens.causal.restoration import Restoration, restore
 from manyheads.lens.causal.shapley_values import Shapley, shapley
+from manyheads.lens.circuit_discovery.circuit import Circuit, FaithfulnessCurve, circuit
+from manyheads.lens.circuit_discovery.graph import Edge
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry, atlas
 from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.corpus.token_sums import TokenLift
@@ -99,6 +101,7 @@ __all__ = [
     "ByHead",
     "ByLayer",
     "ByPair",
+    "Circuit",
     "Circuits",
     "Collapse",
     "Column",
@@ -112,7 +115,9 @@ __all__ = [
     "DuplicatePair",
     "FactoredMatrix",
     "HeadExample",
+    "Edge",
     "Faithfulness",
+    "FaithfulnessCurve",
     "HeadAttribution",
     "HeadEntry",
     "IOIHeads",
@@ -167,6 +172,7 @@ __all__ = [
     "attention_rollout",
     "attribute",
     "attribute_logits",
+    "circuit",
     "circuits",
     "collapse",
     "compare",

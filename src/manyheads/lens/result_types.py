@@ -14,6 +14,7 @@ from manyheads.lens.causal import (
     restoration,
     shapley_values,
 )
+from manyheads.lens.circuit_discovery.circuit import Circuit, FaithfulnessCurve
 from manyheads.lens.diff.comparison import Comparison
 from manyheads.lens.faithful.faithfulness_report import Faithfulness
 from manyheads.lens.head_kinds import ioi, kinds
@@ -33,12 +34,14 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         tables.ByHead,
         tables.ByLayer,
         tables.ByPair,
+        Circuit,
         collapse.Collapse,
         Comparison,
         ablation.CumulativeAblation,
         dead_heads.DeadHeads,
         direct_logits.DirectLogits,
         Faithfulness,
+        FaithfulnessCurve,
         gradients.HeadAttribution,
         gradient_importance.Importance,
         InContextScore,

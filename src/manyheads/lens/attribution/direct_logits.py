@@ -111,7 +111,7 @@ def walk_back(
     """The walk of `attribute_logits`; a `recorder` makes the watcher of the run from its sites."""
     scope = cached_run.head_scope(model)
     readout = _linear_readout(model)
-    _check_stream(scope)
+    check_stream(scope)
     with eval_mode(model), torch.no_grad():
         sites = _sites(scope)
         record = (
@@ -323,7 +323,7 @@ class _WrappedWalk(BackwardWalk):
         self.towards = frozen.pull(self.towards)
 
 
-def _check_stream(scope: cached_run.HeadScope) -> None:
+def check_stream(scope: cached_run.HeadScope) -> None:
     """Refuse a model whose heads do not simply add to its residual stream."""
     if scope.model.native:
         addresses.check_one_stream(scope.stack)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.bridge.automatic import wrapping_models
+from manyheads.bridge.automatic import require_native, wrapping_models
 from manyheads.errors import InputError, check_int
 from manyheads.formatting import pluralise
 from manyheads.lens.causal.gradient_importance import rank_correlation
@@ -27,7 +27,7 @@ from manyheads.progress import Progress
 # The fractions of all edges at which the benchmark MIB (arXiv 2504.13151) evaluates circuits.
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 # Standard errors that a difference must exceed to count, and the agreement of two halves.
-MIN_ERRORS, MIN_AGREEMENT = 2.0, 0.5
+MIN_ERRORS, MIN_AGREEMENT = 2.0, 0.2
 Ranking = Literal["absolute", "signed"]
 FloatTable = Float[np.ndarray, "readers writers"]
 
@@ -104,7 +104,9 @@ class Circuit(Tabular):
             )
         return ""
 
-    def ranked(self, top_k: int | None = None, by: Ranking = "absolute") -> list[tuple[Edge, float, float]]:
+    def ranked(
+        self, top_k: int | None = None, by: Ranking = "absolute"
+    ) -> list[tuple[Edge, float, float]]:
         """Edges with their scores and errors, the strongest first."""
         return [
             (
@@ -114,8 +116,6 @@ class Circuit(Tabular):
             )
             for row, column in self._order(by)[:top_k]
         ]
-
-    edges = ranked
 
     def top(self, count: int, by: Ranking = "absolute") -> tuple[Edge, ...]:
         """The strongest edges."""
@@ -127,7 +127,9 @@ class Circuit(Tabular):
         writer, reader = (
             (ends, self.readers[0])
             if isinstance(ends, str)
-            else (ends.writer, ends.reader) if isinstance(ends, Edge) else ends
+            else (ends.writer, ends.reader)
+            if isinstance(ends, Edge)
+            else ends
         )
         if writer not in self.writers or reader not in self.readers:
             raise InputError(f"there is no edge {writer} → {reader}", "see writers and readers")
@@ -259,7 +261,9 @@ class Circuit(Tabular):
         order = self.top(self.scores.size, by)
         low, high = 0, len(order)
         while high - low > 1:
-            middle = (low + high) // 2 if high < 64 else max(low + 1, int((max(low, 1) * high) ** 0.5))
+            middle = (
+                (low + high) // 2 if high < 64 else max(low + 1, int((max(low, 1) * high) ** 0.5))
+            )
             values = self.pairs.evaluate([self.mask(order[:middle])], replacement, progress)
             reached = self.pairs.faithfulness(values[0])[0] >= faithfulness
             low, high = (low, middle) if reached else (middle, high)
@@ -273,7 +277,8 @@ class Circuit(Tabular):
         count = int((~np.isnan(self.scores)).sum())
         noun = "edge" if self.level == "edge" else "part"
         yield (
-            f"{pluralise(count, noun)} by {self.method} on {pluralise(self.metadata['texts'], 'pair')}: "
+            f"{pluralise(count, noun)} by {self.method} on "
+            f"{pluralise(self.metadata['texts'], 'pair')}: "
             f"{self.metric} {self.clean:.4f} clean, {self.corrupted:.4f} corrupted"
         )
         if self.warning:
@@ -300,10 +305,16 @@ class _Sums:
         self._halves: list[Tensor] = []
         self._squares = self._products = torch.zeros(())
 
-    def add(self, values: Float[Tensor, "b r w"], weights: Float[Tensor, " b"], texts: range) -> None:
+    def add(
+        self, values: Float[Tensor, "b r w"], weights: Float[Tensor, " b"], texts: range
+    ) -> None:
         weighted = values * weights.view(-1, 1, 1)
         halves = [weighted[(-texts.start + half) % 2 :: 2].sum(0) for half in range(2)]
-        self._halves = [part + more for part, more in zip(self._halves, halves, strict=True)] if self._halves else halves
+        self._halves = (
+            [part + more for part, more in zip(self._halves, halves, strict=True)]
+            if self._halves
+            else halves
+        )
         self._squares = self._squares + weighted.square().sum(0)
         self._products = self._products + (weighted * weights.view(-1, 1, 1)).sum(0)
         self._weights.append(weights)
@@ -354,11 +365,13 @@ def circuit(
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
-    >>> found = circuit(model, [[1, 2, 3], [4, 5]], [[1, 9, 3], [8, 5]], progress=False)
-    >>> len(found.writers), len(found.readers)
+    >>> result = circuit(model, [[1, 2, 3], [4, 5]], [[1, 9, 3], [8, 5]], progress=False)
+    >>> len(result.writers), len(result.readers)
     (7, 15)
     """
     check_int("steps", steps, minimum=1)
+    if method == "relp":
+        require_native(model, 'method="relp"')
     pairs = CircuitPairs.of(model, clean, corrupted, metric, targets, batch_tokens)
     runs = expected_runs(pairs.graph, method, level, steps) * len(pairs.batches)
     sums = _Sums()
@@ -371,7 +384,9 @@ def circuit(
             sums.backwards += scores.backwards
     sign = -pairs.sign
     mean, error, agreement = sums.result()
-    possible = pairs.graph.possible if level == "edge" else np.ones((1, len(pairs.graph.writers)), bool)
+    possible = (
+        pairs.graph.possible if level == "edge" else np.ones((1, len(pairs.graph.writers)), bool)
+    )
     ends = pairs.end_means
     return Circuit(
         writers=pairs.graph.writers,

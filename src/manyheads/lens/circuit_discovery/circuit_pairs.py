@@ -13,7 +13,8 @@ from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import default_batch_tokens
 from manyheads.lens.circuit_discovery.graph import Graph, Mask
 from manyheads.lens.circuit_discovery.pair_runs import Outputs, PairBatch, Replacement
-from manyheads.lens.circuit_discovery.sublayers import check_stream
+from manyheads.lens.circuit_discovery.sublayers import check_edges
+from manyheads.lens.circuit_discovery.wrapped_sublayers import make_graph
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges, read_inputs
 from manyheads.models.build import Model, eval_mode
@@ -51,9 +52,9 @@ class CircuitPairs:
         batch_tokens: int | None,
     ) -> "CircuitPairs":
         scope = cached_run.head_scope(model, headless=True)
-        check_stream(scope)
-        graph = Graph(scope)
+        check_edges(scope)
         inputs = [read_inputs(model, texts) for texts in (clean, corrupted)]
+        graph = make_graph(scope, inputs[0])
         sizes = [each.sizes(model) for each in inputs]
         if sizes[0] != sizes[1]:
             raise InputError(
@@ -103,7 +104,9 @@ class CircuitPairs:
                 )
                 inputs = self.clean.select(texts), self.corrupted.select(texts)
                 batch = PairBatch(self.scope, self.graph, *inputs, bound, base)
-                runs = [bound(run.hidden)[0].double().cpu() for run in (batch.clean, batch.corrupted)]
+                runs = [
+                    bound(run.hidden)[0].double().cpu() for run in (batch.clean, batch.corrupted)
+                ]
                 self._ends[number] = runs[0], runs[1], bound.weights.double().cpu()
             if base is None and few:
                 self._cached[number] = batch
@@ -115,7 +118,9 @@ class CircuitPairs:
         if len(self._ends) < len(self.batches):
             for _ in self.each():
                 pass
-        clean, corrupted, weights = zip(*(self._ends[key] for key in sorted(self._ends)), strict=True)
+        clean, corrupted, weights = zip(
+            *(self._ends[key] for key in sorted(self._ends)), strict=True
+        )
         return torch.cat(clean), torch.cat(corrupted), torch.cat(weights)
 
     @property
@@ -146,7 +151,7 @@ class CircuitPairs:
         return torch.cat(columns, dim=1)
 
     def faithfulness(self, values: Float[Tensor, " b"]) -> tuple[float, float]:
-        """(metric - corrupted) / (clean - corrupted), of means over texts, and its standard error."""
+        """(metric - corrupted) / (clean - corrupted), of means over texts, and its error."""
         clean, corrupted, weights = self.ends
         full = metrics.weighted_mean(clean - corrupted, weights)[0]
         kept = metrics.weighted_mean(values - corrupted, weights)[0] / full
@@ -157,8 +162,8 @@ class CircuitPairs:
         """What writers write on average in the corrupted texts, or zeros."""
         sums: list[Tensor] = []
         for batch in self.each():
-            sites = [batch.embeddings, *map(batch.sublayers.output_site, self.graph.steps)]
-            values = [batch.corrupted[site].values.sum(0, keepdim=True) for site in sites]
+            with self.ready():
+                values = [part.sum(-2, keepdim=True) for part in batch.corrupted_outputs()]
             sums = list(map(torch.add, sums, values)) if sums else values
         tokens = sum(self.clean.sizes(self.scope.model))
         factor = 0.0 if replacement == "zero" else 1 / tokens

@@ -7,6 +7,7 @@ minus that with the edge corrupted.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -19,7 +20,6 @@ from manyheads.lens.circuit_discovery.pair_runs import PairBatch
 from manyheads.lens.circuit_discovery.relevance_rules import relevance_rules
 from manyheads.lens.circuit_discovery.sublayers import Inputs, pull_back
 from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction
-from manyheads.models.build import Model
 from manyheads.ragged import Ragged
 from manyheads.taps import Site, Tap
 
@@ -135,11 +135,9 @@ class EdgeScores:
         for step in self.graph.steps:
             if not step.writers:
                 continue
-            site = self.sublayers.output_site(step)
-            clean, base = (run[site].values for run in (self.batch.clean, self.batch.corrupted))
             for part in _midpoints(steps):
-                leaf = (base + part * (clean - base)).requires_grad_()
-                yield step, self.differentiate(edits={site: partial(_replace, leaf)})
+                edits = self.sublayers.moved(step, part, self.batch.clean, self.batch.corrupted)
+                yield step, self.differentiate(edits=edits)
 
     def relp(self) -> Scores:
         """The gradient of the clean run by the rules of relevance (arXiv 2508.21258)."""
@@ -148,7 +146,9 @@ class EdgeScores:
 
     def _with_constant_weights(self) -> GradientPoint:
         attentions = [step for step in self.graph.steps if step.owners is not None]
-        sites = [self.sublayers.site(step, tap) for step in attentions for tap in (Tap.QUERY, Tap.KEY)]
+        sites = [
+            self.sublayers.site(step, tap) for step in attentions for tap in (Tap.QUERY, Tap.KEY)
+        ]
         return self.differentiate(edits=dict.fromkeys(sites, Tensor.detach))
 
     def atp(self) -> Scores:
@@ -180,7 +180,9 @@ class EdgeScores:
     def _with_one_input(
         self, step: Step, tap: Tap, copies: Tensor, own: Inputs, changed: Inputs
     ) -> Float[Tensor, "k n h d"]:
-        inputs = {name: values.expand(len(copies), *values.shape[1:]) for name, values in own.items()}
+        inputs = {
+            name: values.expand(len(copies), *values.shape[1:]) for name, values in own.items()
+        }
         inputs |= {tap: changed[tap]}
         return self.sublayers.attend(step, copies, inputs)
 
@@ -190,7 +192,9 @@ class EdgeScores:
         by_text = self._by_text(along.movedim(1, 0)).double().cpu()
         places = {place: step.readers[index] for index, place in enumerate(step.inputs())}
         assert step.owners is not None
-        scores[:, [places[place] for place in places if place[0] is tap], writers.start : writers.stop] = 0
+        scores[
+            :, [places[place] for place in places if place[0] is tap], writers.start : writers.stop
+        ] = 0
         for head, owner in enumerate(step.owners):
             reader = places[tap, head if tap is Tap.QUERY else owner]
             scores[:, reader, writers.start : writers.stop] += by_text[:, :, head]
@@ -207,13 +211,18 @@ class EdgeScores:
         start = batch.clean[batch.embeddings].values if embeddings is None else embeddings
         leaf = start.detach().clone().requires_grad_()
         final = Site(-1, Tap.FINAL, stack=scope.model.readout_stack)
-        tracked, changes = [final], {batch.embeddings: partial(_replace, leaf)}
+        tracked = [final]
+        changes: dict[Site, EditFunction] = {batch.embeddings: partial(_replace, leaf)}
         for step in self.graph.steps:
             views, sites = self.sublayers.tracked(step)
             changes |= views
             tracked += sites
-        entries = [site for step in self.graph.steps for site in self.sublayers.recorded_sites(step)]
-        record = ActivationEditor(changes | dict(edits or {}), [*tracked, *entries, batch.embeddings])
+        entries = [
+            site for step in self.graph.steps for site in self.sublayers.recorded_sites(step)
+        ]
+        record = ActivationEditor(
+            changes | dict(edits or {}), [*tracked, *entries, batch.embeddings]
+        )
         with torch.enable_grad():
             scope.model.run_hidden(batch.inputs, record)
             value = batch.metric(record[final]).sum()
@@ -228,7 +237,11 @@ class EdgeScores:
         scores = self.empty()
         first = 0 if above is None else self.graph.steps.index(above)
         held = _Held(self, scores, point)
-        held.add(range(len(self.graph.readers) - 1, len(self.graph.readers)), self._at_logits(point), len(self.graph.steps))
+        held.add(
+            range(len(self.graph.readers) - 1, len(self.graph.readers)),
+            self._at_logits(point),
+            len(self.graph.steps),
+        )
         for index in range(len(self.graph.steps) - 1, first - 1, -1):
             step = self.graph.steps[index]
             held.walk_down(index)
@@ -263,7 +276,7 @@ class EdgeScores:
         return scores
 
     def _corrupted(self, step: Step | None, place: int, writers: range) -> Ragged:
-        """The input of the readout if a reader sees one writer as in the corrupted run, per copy."""
+        """The input of the readout if a reader sees one writer as in the corrupted run."""
         steps = len(self.graph.steps) if step is None else step.reads
         streams = self._without(writers, steps)
         if step is None:
@@ -322,21 +335,27 @@ class EdgeScores:
     def by_writer(self, point: GradientPoint) -> Float[Tensor, "b 1 writers"]:
         """Gradient times difference at what each writer writes."""
         batch = self.batch
-        scores = torch.zeros(len(batch.metric.texts), 1, len(self.graph.writers), dtype=torch.float64)
-        for site, places in self._writer_sites():
+        scores = torch.zeros(
+            len(batch.metric.texts), 1, len(self.graph.writers), dtype=torch.float64
+        )
+        for site, places, difference in self._writer_differences():
             gradient = point.towards(site)
             if gradient is not None:
-                difference = batch.clean[site].values - batch.corrupted[site].values
                 along = (difference * gradient).sum(-1)
                 along = along if along.dim() == 2 else along[:, None]
                 scores[:, 0, places.start : places.stop] = self._by_text(along).double().cpu()
         return scores
 
-    def _writer_sites(self) -> Iterator[tuple[Site, range]]:
-        yield self.batch.embeddings, range(1)
+    def _writer_differences(self) -> Iterator[tuple[Site, range, Tensor]]:
+        """What sets both runs apart where writers write."""
+        clean, corrupted = self.batch.clean, self.batch.corrupted
+        yield self.batch.embeddings, range(1), self.batch.deltas[0]
         for step in self.graph.steps:
-            if step.writers:
-                yield self.sublayers.output_site(step), step.writers
+            site = self.sublayers.output_gradient_site(step)
+            if step.heads:
+                yield site, step.writers, clean[site].values - corrupted[site].values
+            elif step.writers:
+                yield site, step.writers, self.batch.deltas[step.writers.start]
 
     def exact_by_writer(self) -> Float[Tensor, "b 1 writers"]:
         """The metric with one writer corrupted at a time."""
@@ -347,22 +366,26 @@ class EdgeScores:
         for step in self.graph.steps:
             if not step.writers:
                 continue
-            site = self.sublayers.output_site(step)
-            own, base = (run[site].values for run in (batch.clean, batch.corrupted))
             for chunk in self._chunks(len(step.writers)):
                 self._count(len(chunk))
-                copies = own.expand(len(chunk), *own.shape).clone()
-                for copy, writer in zip(copies, chunk, strict=True):
-                    if step.heads:
-                        copy[:, writer] = base[:, writer]
-                    else:
-                        copy[:] = base
-                edits = {site: partial(_replace, copies.flatten(0, 1))}
+                edits = self._one_corrupted(step, chunk)
                 hidden = batch.clean.resume(step.layer, ActivationEditor(edits), len(chunk))
                 values = batch.metric(hidden, len(chunk)).double().cpu()
                 start = step.writers.start
                 scores[:, 0, start + chunk.start : start + chunk.stop] = (clean - values).T
         return scores
+
+    def _one_corrupted(self, step: Step, heads: range) -> dict[Site, EditFunction]:
+        """Edits that corrupt one head per copy, or what the whole step writes."""
+        clean, corrupted = self.batch.clean, self.batch.corrupted
+        if not step.heads:
+            return self.sublayers.moved(step, 0.0, clean, corrupted)
+        site = self.sublayers.output_site(step)
+        own, base = clean[site].values, corrupted[site].values
+        copies = own.expand(len(heads), *own.shape).clone()
+        for copy, head in zip(copies, heads, strict=True):
+            copy[:, head] = base[:, head]
+        return {site: partial(_replace, copies.flatten(0, 1))}
 
     def _by_text(self, values: Float[Tensor, "n *rest"]) -> Float[Tensor, "b *rest"]:
         lengths = self.sublayers.lengths
@@ -415,7 +438,7 @@ class _Held:
     def _multiply(self, readers: list[int], towards: Tensor, writers: range) -> None:
         deltas = self.batch.deltas[writers.start : writers.stop]
         offsets = self.edges.sublayers.lengths.offsets.tolist()
-        for text, (start, stop) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        for text, (start, stop) in enumerate(pairwise(offsets)):
             products = towards[:, start:stop].flatten(1) @ deltas[:, start:stop].flatten(1).T
             self.totals[text, readers, writers.start : writers.stop] = products.double().cpu()
 

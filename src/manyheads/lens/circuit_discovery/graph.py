@@ -46,7 +46,8 @@ class Step:
     """A sublayer that reads the residual stream and adds to it.
 
     `writers` and `readers` are its places among all. It reads what the first `reads` steps and the
-    embeddings have written. `owners` has the key head of each query head of an attention.
+    embeddings have written, `early` if not all steps before it. `owners` has the key head of each
+    query head of an attention.
     """
 
     layer: int
@@ -56,6 +57,7 @@ class Step:
     reads: int
     heads: int = 0
     owners: tuple[int, ...] | None = None
+    early: bool = False
 
     @property
     def key_heads(self) -> int:
@@ -77,12 +79,12 @@ class Step:
 class Graph:
     """The writers and readers of one residual stream, and the edges that can be between them."""
 
-    def __init__(self, scope: HeadScope) -> None:
+    def __init__(self, scope: HeadScope, *, parallel: bool = False) -> None:
         writers, readers, steps = [EMBEDDINGS], list[str](), list[Step]()
         limits = list[int]()
         for layer, config in enumerate(scope.stack.config.layers):
             before, entered = len(steps), len(writers)
-            parallel = config.residual.startswith("parallel")
+            apart = parallel or config.residual.startswith("parallel")
             for sublayer in _sublayers(scope, layer):
                 attends = sublayer is Sublayer.ATTENTION
                 attention = config.attention.inner if attends and config.attention else None
@@ -93,7 +95,7 @@ class Graph:
                 inputs = whole if attention is None else _head_inputs(layer, attention)
                 if attends and config.attention_rest is not None:
                     written, inputs = [], []
-                early = parallel and not attends
+                early = apart and not attends
                 steps.append(
                     Step(
                         layer=layer,
@@ -103,6 +105,7 @@ class Graph:
                         reads=before if early else len(steps),
                         heads=heads,
                         owners=None if attention is None else attention.owners,
+                        early=early,
                     )
                 )
                 limits += [entered if early else len(writers)] * len(inputs)
@@ -173,7 +176,8 @@ class Graph:
 def _sublayers(scope: HeadScope, layer: int) -> Sequence[Sublayer]:
     if not scope.model.native:
         # What a wrapped layer adds besides its attention counts as its feed-forward.
-        return (Sublayer.ATTENTION, Sublayer.FEEDFORWARD)
+        attends = scope.stack.config.layers[layer].attention is not None
+        return (Sublayer.ATTENTION, Sublayer.FEEDFORWARD) if attends else (Sublayer.FEEDFORWARD,)
     return tuple(scope.stack.config.layers[layer].branches)
 
 

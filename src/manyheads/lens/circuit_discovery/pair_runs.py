@@ -1,8 +1,7 @@
-"""A clean and a corrupted run of a batch, and runs between them: each reader sees its own stream."""
+"""A clean and a corrupted run, and circuits between them: each reader has its own stream."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -11,17 +10,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.lens.circuit_discovery.graph import Graph, Mask, Step
-from manyheads.lens.circuit_discovery.sublayers import Inputs, Streams, Sublayers, make_sublayers
-from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, EditFunction, HeadScope
+from manyheads.lens.circuit_discovery.sublayers import Inputs, Streams
+from manyheads.lens.circuit_discovery.wrapped_sublayers import make_sublayers
+from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
 from manyheads.lens.inputs.metrics import BoundMetric
 from manyheads.models.model_interface import ModelInputs
 from manyheads.ragged import Ragged
-from manyheads.taps import Site, Sublayer, Tap
+from manyheads.taps import Site, Tap
 
 # What takes the place of the parts outside a circuit.
 Replacement = Literal["corrupted", "mean", "zero"]
-# The outputs of the writers of each step, before they are spread over the residual stream.
-Outputs = Sequence[Float[Tensor, "..."]]
+# What the embeddings and the writers of each step write, the same for every token.
+Outputs = Sequence[Float[Tensor, "w 1 c"]]
 
 
 class PairBatch:
@@ -44,7 +44,10 @@ class PairBatch:
         self.sublayers = make_sublayers(scope, clean)
         self.inputs = clean
         layers = range(len(scope.stack.layers))
-        sites = [self.embeddings, *(site for step in graph.steps for site in self.sublayers.recorded_sites(step))]
+        sites = [
+            self.embeddings,
+            *(site for step in graph.steps for site in self.sublayers.recorded_sites(step)),
+        ]
         self.clean, self.corrupted = (
             CachedRun(scope, inputs, layers=layers, record=sites) for inputs in (clean, corrupted)
         )
@@ -62,22 +65,35 @@ class PairBatch:
         """What each writer of a step writes outside the circuit."""
         if self._other_base is None:
             return self.sublayers.written(step, self.corrupted)
-        values = self._other_base[1 + self.graph.steps.index(step)]
-        values = values.expand(self.tokens, *values.shape[1:])
-        return self.sublayers.spread(step, values) if step.heads else values[None]
+        writing = [each for each in self.graph.steps if each.writers]
+        return self._other_base[1 + writing.index(step)].expand(-1, self.tokens, -1)
 
     @cached_property
     def base_embeddings(self) -> Float[Tensor, "n c"]:
         if self._other_base is None:
             return self.corrupted[self.embeddings].values
-        return self._other_base[0].expand(self.tokens, -1)
+        return self._other_base[0][0].expand(self.tokens, -1)
+
+    def corrupted_outputs(self) -> list[Float[Tensor, "w n c"]]:
+        """What the embeddings and the writers of each step write in the corrupted run."""
+        embedded = self.corrupted[self.embeddings].values[None]
+        written = (
+            self.sublayers.written(step, self.corrupted)
+            for step in self.graph.steps
+            if step.writers
+        )
+        return [embedded, *written]
 
     @cached_property
     def base_sums(self) -> list[Float[Tensor, "n c"]]:
         """What all writers of each step write together in the base."""
         sums = []
         for step in self.graph.steps:
-            summed = self.base_of(step).sum(0) if step.writers else torch.zeros_like(self.base_embeddings)
+            summed = (
+                self.base_of(step).sum(0)
+                if step.writers
+                else torch.zeros_like(self.base_embeddings)
+            )
             sums.append(summed + self.sublayers.bias(step))
         return sums
 
@@ -124,7 +140,9 @@ class PairBatch:
             streams = self.sublayers.add(step, streams, base + self._sum(masks, deltas, own))
         return streams
 
-    def _sum(self, masks: Bool[np.ndarray, "k writers"], deltas: Tensor, used: list[int]) -> Streams:
+    def _sum(
+        self, masks: Bool[np.ndarray, "k writers"], deltas: Tensor, used: list[int]
+    ) -> Streams:
         if not used:
             return deltas.new_zeros(len(masks), *deltas.shape[1:])
         weights = torch.from_numpy(masks[:, used]).to(deltas)
@@ -134,7 +152,7 @@ class PairBatch:
     def hidden(self, mask: Mask) -> Ragged:
         """What the readout receives in a circuit: all edges outside the mask carry the base."""
         mask = self.graph.live(mask)
-        needed = mask.any(0)
+        needed = np.atleast_1d(mask.any(0))
         embedded = self.clean[self.embeddings].values - self.base_embeddings
         deltas = embedded.new_zeros(len(self.graph.writers), *embedded.shape)
         deltas[0] = embedded

@@ -1,6 +1,6 @@
 """Backward passes by the rules of relevance propagation (RelP, arXiv 2508.21258)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,7 +24,10 @@ def relevance_rules(model: nn.Module) -> Iterator[None]:
     The divisors of norms are constants, an activation is a factor, and each factor of a gated
     product gets half. That the weights of attention are constants too, the caller sees to.
     """
-    rules = {norms.Normalize: _norm, FeedForward: _feedforward}
+    rules: dict[type, Callable[..., Tensor]] = {
+        norms.Normalize: _norm,
+        FeedForward: _feedforward,
+    }
     changed = [module for module in model.modules() if type(module) in rules]
     try:
         for module in changed:

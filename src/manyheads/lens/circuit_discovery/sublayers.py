@@ -9,10 +9,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.attention import Attention
-from manyheads.bridge import residual_writes, watched_run, wrapped_model, wrapped_parts
+from manyheads.bridge import wrapped_parts
 from manyheads.errors import InputError
+from manyheads.lens.attribution import direct_logits
 from manyheads.lens.circuit_discovery.graph import Step
-from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, EditFunction, HeadScope, run_until
+from manyheads.lens.inputs.cached_run import (
+    ActivationEditor,
+    CachedRun,
+    EditFunction,
+    HeadScope,
+    run_until,
+)
 from manyheads.lens.results import addresses
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.layer import Layer, Residual
@@ -23,7 +30,7 @@ from manyheads.taps import Site, Sublayer, Tap, WatchContext, Watcher
 
 Streams = Float[Tensor, "copies n c"]
 Inputs = dict[Tap, Float[Tensor, "copies n h d"]]
-REMEDY = 'use level="head", lens.patch or lens.ablate'
+REMEDY = "use lens.patch or lens.ablate"
 
 
 class Sublayers:
@@ -44,7 +51,8 @@ class Sublayers:
         """Where the inputs of the heads of an attention are seen, in the order of the run."""
         taps = [Tap.QUERY, Tap.KEY, Tap.VALUE]
         config = self.scope.config(step.layer)
-        if config is not None and any(gate.at == "output" for gate in config.gates):
+        gates = () if config is None else config.gates
+        if any(gate.at == "output" and gate.reads == "input" for gate in gates):
             # What closes the output of a head belongs to its query.
             taps.append(Tap.GATE_OUTPUT)
         return {tap: self.site(step, tap) for tap in taps}
@@ -94,12 +102,16 @@ class Sublayers:
         sites = self.input_sites(step)
         record = ActivationEditor({}, sites.values())
         self.run(step, streams, record, list(sites.values())[-1])
-        return {tap: record[site].values.unflatten(0, streams.shape[:2]) for tap, site in sites.items()}
+        return {
+            tap: record[site].values.unflatten(0, streams.shape[:2]) for tap, site in sites.items()
+        }
 
     def attend(self, step: Step, streams: Streams, inputs: Inputs) -> Float[Tensor, "copies n h d"]:
         """What each head of an attention makes of these queries, keys and values."""
         site, sites = self.site(step, Tap.HEAD_OUTPUT), self.input_sites(step)
-        edits = {sites[tap]: partial(_replace, values.flatten(0, 1)) for tap, values in inputs.items()}
+        edits = {
+            sites[tap]: partial(_replace, values.flatten(0, 1)) for tap, values in inputs.items()
+        }
         record = ActivationEditor(edits, [site])
         self.run(step, streams, record, site)
         return record[site].values.unflatten(0, streams.shape[:2])
@@ -127,6 +139,18 @@ class Sublayers:
         """The input of the readout if a feed-forward or a mixer reads these streams instead."""
         edits = {self.site(step, Tap.READ): partial(_replace, streams.flatten(0, 1))}
         return run.resume(step.layer, ActivationEditor(edits), len(streams))
+
+    def output_gradient_site(self, step: Step) -> Site:
+        """Where the gradient at what a step writes is read."""
+        return self.output_site(step)
+
+    def moved(
+        self, step: Step, part: float, clean: CachedRun, corrupted: CachedRun
+    ) -> dict[Site, EditFunction]:
+        """Edits that move what a step writes from the corrupted run (0) to the clean one (1)."""
+        site = self.output_site(step)
+        start, end = corrupted[site].values, clean[site].values
+        return {site: partial(_replace, (start + part * (end - start)).requires_grad_(part > 0))}
 
     def tracked(self, step: Step) -> tuple[dict[Site, EditFunction], list[Site]]:
         """Where gradients are needed for those at the readers of a step, and edits for them."""
@@ -248,12 +272,12 @@ class Sublayers:
     def _projection(self, step: Step) -> tuple[Float[Tensor, "c hd"], Float[Tensor, " c"] | None]:
         """The weight and bias of the output projection, scaled as the stream gets them."""
         output = self._inner(step).output
-        weight, bias = output.weight.detach(), output.bias
+        weight, bias = output.weight.detach(), None if output.bias is None else output.bias.detach()
         scale = self._residual(step).second_norm
-        if isinstance(scale, norms.ChannelScale):
-            weight = weight * scale.weight[:, None]
-            bias = None if bias is None else bias * scale.weight
-        return weight, None if bias is None else bias.detach()
+        if not isinstance(scale, norms.ChannelScale):
+            return weight, bias
+        by_channel = scale.weight.detach()
+        return weight * by_channel[:, None], None if bias is None else bias * by_channel
 
     def _head_norm(self, step: Step) -> nn.Module | None:
         norm = self._residual(step).second_norm
@@ -278,9 +302,6 @@ def pull_back(
 def _by_head(
     rows: Float[Tensor, "n rows"], weight: Float[Tensor, "rows c"], heads: int
 ) -> Float[Tensor, "h n c"]:
-    if rows.shape[1] % heads:
-        # A gate that all heads share counts for each of them.
-        return (rows @ weight).expand(heads, -1, -1)
     return rows.unflatten(1, (heads, -1)).movedim(1, 0) @ weight.unflatten(0, (heads, -1))
 
 
@@ -292,23 +313,18 @@ def _view(values: Tensor) -> Tensor:
     return values.view_as(values)
 
 
-def make_sublayers(scope: HeadScope, inputs: ModelInputs) -> Sublayers:
-    return (Sublayers if scope.model.native else WrappedSublayers)(scope, inputs)
-
-
-def check_stream(scope: HeadScope) -> None:
-    """Refuse a model whose parts do not simply add to one residual stream."""
-    model = scope.model
-    if model.reads_pairs:
+def check_edges(scope: HeadScope) -> None:
+    """Refuse a model whose heads do not each read and write one residual stream."""
+    if scope.model.reads_pairs:
         raise InputError("circuits of encoder-decoders are not supported", "use lens.patch")
-    addresses.check_one_stream(scope.stack)
-    if not model.native:
+    direct_logits.check_stream(scope)
+    if isinstance(scope.stack, wrapped_parts.WrappedStack):
+        for facts, _ in scope.stack.facts.attentions:
+            if facts.weights is not None or facts.projection is None:
+                raise InputError(f"the inputs of heads of {facts.path} cannot be changed", REMEDY)
         return
-    if scope.stack.halting is not None:
-        raise InputError("tokens of this model stop on their own", REMEDY)
-    for layer, config in enumerate(scope.stack.config.layers):
-        attention = scope.config(layer)
-        if config.convolution is not None:
-            raise InputError(f"layer {layer} adds a convolution of what enters it", REMEDY)
-        if attention is not None and any(gate.at == "final" for gate in attention.gates):
-            raise InputError(f"a gate of layer {layer} scales what its heads write together", REMEDY)
+    for layer in scope.layers:
+        config = scope.config(layer)
+        for gate in () if config is None else config.gates:
+            if gate.at == "final" or (gate.heads == "shared" and gate.reads == "input"):
+                raise InputError(f"a gate of layer {layer} is shared by its heads", REMEDY)

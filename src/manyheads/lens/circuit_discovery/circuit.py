@@ -27,7 +27,7 @@ from manyheads.progress import Progress
 # The fractions of all edges at which the benchmark MIB (arXiv 2504.13151) evaluates circuits.
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 # Standard errors that a difference must exceed to count, and the agreement of two halves.
-MIN_ERRORS, MIN_AGREEMENT = 2.0, 0.2
+MIN_ERRORS, MIN_AGREEMENT = 3.0, 0.2
 Ranking = Literal["absolute", "signed"]
 FloatTable = Float[np.ndarray, "readers writers"]
 

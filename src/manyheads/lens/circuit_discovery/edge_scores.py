@@ -75,9 +75,9 @@ def expected_runs(graph: Graph, method: Method, level: Level, steps: int) -> int
         case "eap-ig-activations":
             return steps * (1 + len(writing))
         case "atp*" if level == "edge":
-            return 1 + sum(2 * int(graph.limits[step.readers.start]) for step in queries)
+            return 1 + sum(2 * graph.limits[step.readers.start] for step in queries)
         case "exact":
-            return int(graph.limits.sum()) if level == "edge" else len(graph.writers) - 1
+            return sum(graph.limits) if level == "edge" else len(graph.writers) - 1
     return 1
 
 
@@ -303,8 +303,8 @@ class EdgeScores:
         return self.batch.streams(masks, self.batch.deltas, steps)
 
     def _chunks(self, limit: int) -> Iterator[range]:
-        for start in range(0, int(limit), self.max_copies):
-            yield range(start, min(start + self.max_copies, int(limit)))
+        for start in range(0, limit, self.max_copies):
+            yield range(start, min(start + self.max_copies, limit))
 
     def _count(self, forwards: int) -> None:
         self.forwards += forwards
@@ -406,7 +406,7 @@ class _Held:
     def add(self, readers: range, towards: Float[Tensor, "r n c"], steps: int) -> None:
         """Readers that read what the first `steps` steps wrote."""
         if self.batch.linear:
-            limit = int(self.batch.graph.limits[readers[0]])
+            limit = self.batch.graph.limits[readers[0]]
             self._multiply(list(readers), towards, range(limit))
         else:
             self.waiting.append((readers, towards, steps))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from manyheads.attention import AttentionConfig
 from manyheads.errors import InputError, short_repr
@@ -114,12 +114,12 @@ class Graph:
         self.steps = tuple(steps)
         self.writers = tuple(writers)
         self.readers = (*readers, LOGITS)
-        self.limits: Int[np.ndarray, " readers"] = np.array([*limits, len(writers)])
+        self.limits = (*limits, len(writers))
 
     @cached_property
     def possible(self) -> Mask:
         """Which writers come before which readers."""
-        return np.arange(len(self.writers)) < self.limits[:, None]
+        return np.arange(len(self.writers)) < np.array(self.limits)[:, None]
 
     @cached_property
     def _places(self) -> tuple[dict[str, int], dict[str, int]]:

@@ -29,7 +29,7 @@ from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Site, Sublayer, Tap, WatchContext, Watcher
 
 Streams = Float[Tensor, "copies n c"]
-Inputs = dict[Tap, Float[Tensor, "copies n h d"]]
+Inputs = dict[Tap, Float[Tensor, "_ n _ _"]]
 REMEDY = "use lens.patch or lens.ablate"
 
 
@@ -88,8 +88,8 @@ class Sublayers:
         return self._after_norm(step) is None and (self._head_norm(step) is None or not step.heads)
 
     def add(
-        self, step: Step, stream: Float[Tensor, "*k n c"], written: Float[Tensor, "*k n c"]
-    ) -> Float[Tensor, "*k n c"]:
+        self, step: Step, stream: Float[Tensor, "*#k n c"], written: Float[Tensor, "*#k n c"]
+    ) -> Float[Tensor, "*#k n c"]:
         """The residual stream after a step whose writers wrote this together."""
         within, after = self._head_norm(step), self._after_norm(step)
         if within is not None and step.heads:
@@ -238,7 +238,7 @@ class Sublayers:
         written = self.spread(step, values) if step.heads else values[None]
         return written.unflatten(1, streams.shape[:2])
 
-    def finish(self, stream: Float[Tensor, "*k n c"]) -> Float[Tensor, "*k n c"]:
+    def finish(self, stream: Float[Tensor, "*#k n c"]) -> Float[Tensor, "*#k n c"]:
         """What the readout receives from the residual stream after the last step."""
         final: Tensor = self.scope.stack.final_norm(stream)
         return final

@@ -68,8 +68,8 @@ class WrappedSublayers(Sublayers):
         return self._written(step, written)
 
     def add(
-        self, step: Step, stream: Float[Tensor, "*k n c"], written: Float[Tensor, "*k n c"]
-    ) -> Float[Tensor, "*k n c"]:
+        self, step: Step, stream: Float[Tensor, "*#k n c"], written: Float[Tensor, "*#k n c"]
+    ) -> Float[Tensor, "*#k n c"]:
         return stream + (self._written(step, written) if step.heads else written)
 
     def linear(self, step: Step) -> bool:

@@ -49,6 +49,7 @@ from manyheads.lens.causal.restoration import Restoration, restore
 from manyheads.lens.causal.shapley_values import Shapley, shapley
 from manyheads.lens.circuit_discovery.circuit import Circuit, FaithfulnessCurve, circuit
 from manyheads.lens.circuit_discovery.graph import Edge
+from manyheads.lens.circuit_discovery.scrubbing import Hypothesis, Scrub, scrub
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry, atlas
 from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.corpus.token_sums import TokenLift
@@ -120,6 +121,7 @@ __all__ = [
     "FaithfulnessCurve",
     "HeadAttribution",
     "HeadEntry",
+    "Hypothesis",
     "IOIHeads",
     "IOIPrompts",
     "Importance",
@@ -150,6 +152,7 @@ __all__ = [
     "Restoration",
     "Result",
     "ScoredToken",
+    "Scrub",
     "Shapley",
     "Similarity",
     "StateMetric",
@@ -207,6 +210,7 @@ __all__ = [
     "redundancy",
     "restore",
     "score_circuits",
+    "scrub",
     "shapley",
     "statistics",
     "token_routes",

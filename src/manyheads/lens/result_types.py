@@ -15,6 +15,7 @@ from manyheads.lens.causal import (
     shapley_values,
 )
 from manyheads.lens.circuit_discovery.circuit import Circuit, FaithfulnessCurve
+from manyheads.lens.circuit_discovery.scrubbing import Scrub
 from manyheads.lens.diff.comparison import Comparison
 from manyheads.lens.faithful.faithfulness_report import Faithfulness
 from manyheads.lens.head_kinds import ioi, kinds
@@ -58,6 +59,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         PatternSet,
         heads.Redundancy,
         restoration.Restoration,
+        Scrub,
         shapley_values.Shapley,
         Statistics,
         SyntaxProbe,

@@ -153,10 +153,7 @@ class CircuitPairs:
     def faithfulness(self, values: Float[Tensor, " b"]) -> tuple[float, float]:
         """(metric - corrupted) / (clean - corrupted), of means over texts, and its error."""
         clean, corrupted, weights = self.ends
-        full = metrics.weighted_mean(clean - corrupted, weights)[0]
-        kept = metrics.weighted_mean(values - corrupted, weights)[0] / full
-        spread = metrics.weighted_mean(values - corrupted - kept * (clean - corrupted), weights)[1]
-        return float(kept), float((spread / full).abs())
+        return fraction_kept(values, corrupted, clean, weights)
 
     def _base(self, replacement: Replacement) -> Outputs:
         """What writers write on average in the corrupted texts, or zeros."""
@@ -168,6 +165,19 @@ class CircuitPairs:
         tokens = sum(self.clean.sizes(self.scope.model))
         factor = 0.0 if replacement == "zero" else 1 / tokens
         return [total * factor for total in sums]
+
+
+def fraction_kept(
+    values: Float[Tensor, " b"],
+    start: Float[Tensor, " b"],
+    end: Float[Tensor, " b"],
+    weights: Float[Tensor, " b"],
+) -> tuple[float, float]:
+    """How far the mean over texts has moved from the start (0) to the end (1), and its error."""
+    full = metrics.weighted_mean(end - start, weights)[0]
+    kept = metrics.weighted_mean(values - start, weights)[0] / full
+    spread = metrics.weighted_mean(values - start - kept * (end - start), weights)[1]
+    return float(kept), float((spread / full).abs())
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A clean and a corrupted run, and circuits between them: each reader has its own stream."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -22,6 +22,8 @@ from manyheads.taps import Site, Tap
 Replacement = Literal["corrupted", "mean", "zero"]
 # What the embeddings and the writers of each step write, the same for every token.
 Outputs = Sequence[Float[Tensor, "w 1 c"]]
+# What some writers write for one reader, as differences from the base, by the place of the writer.
+FixedInputs = Mapping[int, Float[Tensor, "n c"]]
 
 
 class PairBatch:
@@ -84,6 +86,26 @@ class PairBatch:
         )
         return [embedded, *written]
 
+    def base_by(self, writer: int) -> Float[Tensor, "n c"]:
+        """What one writer writes outside the circuit."""
+        if writer == 0:
+            return self.base_embeddings
+        step = self._step_of(writer)
+        return self.base_of(step)[writer - step.writers.start]
+
+    def written_on(self, texts: ModelInputs, writer: int) -> Float[Tensor, "n c"]:
+        """What one writer writes on other texts of the same lengths."""
+        step = None if writer == 0 else self._step_of(writer)
+        sites = [self.embeddings] if step is None else self.sublayers.recorded_sites(step)
+        record = ActivationEditor({}, sites)
+        self.scope.model.run_hidden(texts, record)
+        if step is None:
+            return record[self.embeddings].values
+        return self.sublayers.written(step, record)[writer - step.writers.start]
+
+    def _step_of(self, writer: int) -> Step:
+        return next(step for step in self.graph.steps if writer in step.writers)
+
     @cached_property
     def base_sums(self) -> list[Float[Tensor, "n c"]]:
         """What all writers of each step write together in the base."""
@@ -128,30 +150,51 @@ class PairBatch:
         return self.sublayers.after(self.graph.steps[steps - 1], record)
 
     def streams(
-        self, masks: Bool[np.ndarray, "k writers"], deltas: Float[Tensor, "writers n c"], steps: int
+        self,
+        masks: Bool[np.ndarray, "k writers"],
+        deltas: Float[Tensor, "writers n c"],
+        steps: int,
+        fixed: Sequence[FixedInputs] | None = None,
     ) -> Streams:
-        """The residual stream after some steps if only the writers in a mask leave the base."""
+        """The residual stream after some steps if only the writers in a mask leave the base.
+
+        `fixed` has for each stream what further writers write instead of the base.
+        """
         used = np.flatnonzero(masks.any(0)).tolist()
         if self.linear:
-            return self.base_streams[steps] + self._sum(masks, deltas, used)
-        streams = self.base_embeddings + self._sum(masks, deltas, [0])
+            return self.base_streams[steps] + self._sum(masks, deltas, used, fixed, None)
+        streams = self.base_embeddings + self._sum(masks, deltas, [0], fixed, range(1))
         for step, base in zip(self.graph.steps[:steps], self.base_sums, strict=False):
             own = [writer for writer in used if writer in step.writers]
-            streams = self.sublayers.add(step, streams, base + self._sum(masks, deltas, own))
+            added = self._sum(masks, deltas, own, fixed, step.writers)
+            streams = self.sublayers.add(step, streams, base + added)
         return streams
 
     def _sum(
-        self, masks: Bool[np.ndarray, "k writers"], deltas: Tensor, used: list[int]
+        self,
+        masks: Bool[np.ndarray, "k writers"],
+        deltas: Tensor,
+        used: list[int],
+        fixed: Sequence[FixedInputs] | None,
+        writers: range | None,
     ) -> Streams:
-        if not used:
-            return deltas.new_zeros(len(masks), *deltas.shape[1:])
-        weights = torch.from_numpy(masks[:, used]).to(deltas)
-        chosen = deltas if len(used) == len(deltas) else deltas[used]
-        return (weights @ chosen.flatten(1)).unflatten(1, deltas.shape[1:])
+        summed = deltas.new_zeros(len(masks), *deltas.shape[1:])
+        if used:
+            weights = torch.from_numpy(masks[:, used]).to(deltas)
+            chosen = deltas if len(used) == len(deltas) else deltas[used]
+            summed = (weights @ chosen.flatten(1)).unflatten(1, deltas.shape[1:])
+        for stream, inputs in zip(summed, fixed or (), strict=False):
+            for writer, difference in inputs.items():
+                if writers is None or writer in writers:
+                    stream += difference
+        return summed
 
-    def hidden(self, mask: Mask) -> Ragged:
-        """What the readout receives in a circuit: all edges outside the mask carry the base."""
-        mask = self.graph.live(mask)
+    def hidden(self, mask: Mask, fixed: Mapping[int, FixedInputs] | None = None) -> Ragged:
+        """What the readout receives in a circuit: all edges outside the mask carry the base.
+
+        `fixed` has for some readers what some writers write, as differences from the base.
+        """
+        mask, fixed = self.graph.live(mask), fixed or {}
         needed = np.atleast_1d(mask.any(0))
         embedded = self.clean[self.embeddings].values - self.base_embeddings
         deltas = embedded.new_zeros(len(self.graph.writers), *embedded.shape)
@@ -159,18 +202,24 @@ class PairBatch:
         for step in self.graph.steps:
             if not needed[step.writers.start : step.writers.stop].any():
                 continue
+            inputs = [fixed.get(reader, {}) for reader in step.readers]
             rows = mask[step.readers.start : step.readers.stop]
-            masks, owners = np.unique(rows, axis=0, return_inverse=True)
-            streams = self.streams(masks, deltas, step.reads)
+            # Readers that read the same share a stream.
+            keys = np.array([place if own else -1 for place, own in enumerate(inputs)])
+            marked = np.column_stack([keys, rows])
+            _, first, owners = np.unique(marked, axis=0, return_index=True, return_inverse=True)
+            own = [inputs[place] for place in first]
+            streams = self.streams(rows[first], deltas, step.reads, own)
             if step.owners is None:
                 written = self.sublayers.outputs(step, streams)[:, 0]
             else:
-                inputs = self._choose(step, self.sublayers.read(step, streams), owners.ravel())
-                heads = self.sublayers.attend(step, streams[:1], inputs)
+                values = self._choose(step, self.sublayers.read(step, streams), owners.ravel())
+                heads = self.sublayers.attend(step, streams[:1], values)
                 written = self.sublayers.spread(step, heads[0])
             deltas[step.writers.start : step.writers.stop] = written - self.base_of(step)
-        final = self.sublayers.finish(self.streams(mask[-1:], deltas, len(self.graph.steps)))
-        return self.sublayers.pack(final)
+        last = [fixed.get(len(mask) - 1, {})]
+        final = self.streams(mask[-1:], deltas, len(self.graph.steps), last)
+        return self.sublayers.pack(self.sublayers.finish(final))
 
     def _choose(self, step: Step, inputs: Inputs, copies: np.ndarray) -> Inputs:
         """The inputs of heads, each taken from the copy of its own reader."""
@@ -182,6 +231,8 @@ class PairBatch:
                 chosen[Tap.GATE_OUTPUT][0, :, own] = gate[copy, :, own]
         return chosen
 
-    def evaluate(self, mask: Mask) -> Float[Tensor, " b"]:
+    def evaluate(
+        self, mask: Mask, fixed: Mapping[int, FixedInputs] | None = None
+    ) -> Float[Tensor, " b"]:
         """The metric of each text in a circuit."""
-        return self.metric(self.hidden(mask))[0].double().cpu()
+        return self.metric(self.hidden(mask, fixed))[0].double().cpu()

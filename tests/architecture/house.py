@@ -64,6 +64,7 @@ FLOORS_OF_LENS = {
     "attribution/": 5,
     "faithful/": 6,
     "head_kinds/": 6,
+    "circuit_discovery/": 7,
     "diff/": 7,
     "inspection.py": 7,
     "corpus/": 8,

@@ -50,6 +50,7 @@ from manyheads.lens.causal.shapley_values import Shapley, shapley
 from manyheads.lens.circuit_discovery.circuit import Circuit, FaithfulnessCurve, circuit
 from manyheads.lens.circuit_discovery.graph import Edge
 from manyheads.lens.circuit_discovery.scrubbing import Hypothesis, Scrub, scrub
+from manyheads.lens.circuit_discovery.task_pairs import CircuitTask, circuit_task
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry, atlas
 from manyheads.lens.corpus.examples import HeadExample
 from manyheads.lens.corpus.token_sums import TokenLift
@@ -58,7 +59,13 @@ from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdic
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.ioi import IOIHeads, IOIPrompts, find_ioi_heads, ioi_prompts
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
-from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity, StateMetric
+from manyheads.lens.inputs.metrics import (
+    CustomMetric,
+    LogitDifference,
+    ProbabilityDifference,
+    Similarity,
+    StateMetric,
+)
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error
@@ -103,6 +110,7 @@ __all__ = [
     "ByLayer",
     "ByPair",
     "Circuit",
+    "CircuitTask",
     "Circuits",
     "Collapse",
     "Column",
@@ -148,6 +156,7 @@ __all__ = [
     "Pattern",
     "PatternSet",
     "PatternType",
+    "ProbabilityDifference",
     "Redundancy",
     "Restoration",
     "Result",
@@ -176,6 +185,7 @@ __all__ = [
     "attribute",
     "attribute_logits",
     "circuit",
+    "circuit_task",
     "circuits",
     "collapse",
     "compare",

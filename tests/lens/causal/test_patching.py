@@ -252,12 +252,7 @@ def test_ctrl_c_keeps_what_was_patched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_that_do_not_match_are_refused() -> None:
     model = small(DECODERS["llama"])
-    with refuses(
-        InputError,
-        "[5]",
-        "[4]",
-        "one for one",
-    ):
+    with refuses(InputError, "pair 0", "5 tokens", "one for one"):
         patch(model, ids((5,)), ids((4,)))
     with refuses(InputError, "the metric is", "corrupt a token"):
         patch(model, CLEAN, CLEAN, METRIC)

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import default_batch_tokens, group_by
-from manyheads.lens.inputs import cached_run, metrics
+from manyheads.lens.inputs import aligned_pairs, cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.results.tables import Tabular
 from manyheads.models.build import Model, eval_mode
@@ -100,12 +100,7 @@ class RunPair:
     ) -> "RunPair":
         model = scope.model
         inputs = [read_inputs(model, texts) for texts in (clean, corrupted)]
-        sizes = [texts.sizes(model) for texts in inputs]
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                f"clean texts have {sizes[0]} tokens and corrupted ones {sizes[1]}",
-                "replace tokens one for one, so that positions match",
-            )
+        aligned_pairs.check_aligned(model, *inputs)
         layers = range(len(scope.stack.layers))
         sites = [*keep, *(site for layer in layers for site in _sites(scope, layer).values())]
         bound_metric = metrics.bind_metric(model, inputs[0], range(len(inputs[0])), metric, targets)

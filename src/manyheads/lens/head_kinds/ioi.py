@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ Backup = tuple[Tensor, Float[np.ndarray, "b 2 h"]]
 
 @dataclass(frozen=True, slots=True)
 class IOIPrompts:
-    """Prompts, the same prompts with three other names, and the token ids of the names.
+    """Prompts, the same prompts with other names, and the token ids of the names.
 
     A prompt is a text, or a tuple of token ids.
     """
@@ -132,9 +132,17 @@ class IOIHeads(ByHead):
 
 @wrapping_models
 def ioi_prompts(
-    model: decoder.Decoder, prompts: int = DRAWS * DRAW_PROMPTS, seed: int = 0
+    model: decoder.Decoder,
+    prompts: int = DRAWS * DRAW_PROMPTS,
+    seed: int = 0,
+    *,
+    corrupt: Literal["names", "giver"] = "names",
 ) -> IOIPrompts:
-    """Prompts with names that are single tokens of the model's tokenizer."""
+    """Prompts with names that are single tokens of the model's tokenizer.
+
+    Corrupted prompts have three other names, so that nothing tells the answer, or the receiver in
+    place of the giver, so that the other name is the answer (as in MIB, arXiv 2504.13151).
+    """
     if not isinstance(model, decoder.Decoder):
         raise InputError(
             f"a {type(model).__name__} does not predict the next token", "use a Decoder"
@@ -150,7 +158,10 @@ def ioi_prompts(
         words = {"place": draw.choice(PLACES), "thing": draw.choice(THINGS)}
         giver, receiver = (first, second) if number % 2 else (second, first)
         clean.append(template.format(first=first, second=second, giver=giver, **words))
-        corrupted.append(template.format(first=a, second=b, giver=c, **words))
+        changed = {"first": a, "second": b, "giver": c}
+        if corrupt == "giver":
+            changed = {"first": first, "second": second, "giver": receiver}
+        corrupted.append(template.format(**changed, **words))
         objects.append(names[receiver])
         subjects.append(names[giver])
     return IOIPrompts(tuple(clean), tuple(corrupted), tuple(objects), tuple(subjects))

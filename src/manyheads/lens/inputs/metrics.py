@@ -45,6 +45,25 @@ class LogitDifference:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbabilityDifference:
+    """The probability of some tokens minus that of others, after the last token of each text.
+
+    Years after that of a text against years before it, as in arXiv 2305.00586.
+    """
+
+    answers: tuple[tuple[int, ...], ...]
+    distractors: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.answers) != len(self.distractors):
+            raise InputError(
+                f"there are answers of {len(self.answers)} texts and distractors of "
+                f"{len(self.distractors)}",
+                "pass the tokens of both for each text",
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class CustomMetric:
     """A function from logits and the numbers of their texts to one value per text."""
@@ -74,7 +93,10 @@ class StateMetric:
     better_direction: Literal["lower", "higher"] = "higher"
 
 
-NamedMetric: TypeAlias = Literal["loss"] | LogitDifference | Similarity | StateMetric | CustomMetric
+MetricConfig: TypeAlias = (
+    LogitDifference | ProbabilityDifference | Similarity | StateMetric | CustomMetric
+)
+NamedMetric: TypeAlias = Literal["loss"] | MetricConfig
 Metric: TypeAlias = NamedMetric | Callable[[Ragged | Tensor, Sequence[int]], Float[Tensor, " b"]]
 
 
@@ -108,6 +130,8 @@ class BoundMetric:
             losses = self._losses(rows, targets.answers.repeat(copies)).unflatten(0, (copies, -1))
             summed = losses.new_zeros(copies, len(self.texts)).index_add(1, targets.texts, losses)
             return summed / self.weights.clamp(min=1).to(losses.dtype)
+        if isinstance(self.metric, ProbabilityDifference):
+            return self._probabilities(rows, self.metric).unflatten(0, (copies, -1))
         return self._differences(rows, self.metric).unflatten(0, (copies, -1))
 
     def _readout(self) -> ReadoutLayer:
@@ -170,6 +194,17 @@ class BoundMetric:
         )
         return of_answer - of_distractor
 
+    def _probabilities(
+        self, rows: Float[Tensor, "kb c"], metric: ProbabilityDifference
+    ) -> Float[Tensor, " kb"]:
+        readout, table = self._readout(), self.model.table
+        logits = readout.finish(F.linear(rows, readout.vectors(table), readout.bias)).float()
+        signs = torch.zeros(len(self.texts), logits.shape[1], device=rows.device)
+        for sign, text in zip(signs, self.texts, strict=True):
+            sign[list(metric.answers[text])] = 1
+            sign[list(metric.distractors[text])] = -1
+        return (logits.softmax(-1) * signs.repeat(len(rows) // len(signs), 1)).sum(-1)
+
     def _custom(
         self, metric: CustomMetric | StateMetric, hidden: Ragged, copies: int
     ) -> Float[Tensor, "copies b"]:
@@ -214,7 +249,7 @@ def bind_metric(
         packed = pack_targets(model, selected, chosen)
         check_targets(inputs, targets)
         weights = torch.bincount(packed.texts, minlength=len(texts)).float()
-    elif isinstance(resolved, LogitDifference):
+    elif isinstance(resolved, LogitDifference | ProbabilityDifference):
         packed = _pair_targets(model, inputs, lengths, texts, resolved)
     return BoundMetric(
         model=model,
@@ -242,6 +277,8 @@ def metric_name(metric: Metric) -> str:
         return str(getattr(resolved.function, "__name__", "measure"))
     if isinstance(resolved, Similarity):
         return "similarity"
+    if isinstance(resolved, ProbabilityDifference):
+        return "probability difference"
     return "loss" if resolved == "loss" else "logit difference"
 
 
@@ -270,10 +307,10 @@ def _resolve(metric: Metric) -> NamedMetric:
     if isinstance(metric, str) and metric != "loss":
         raise InputError(
             f"metric={metric!r} is unknown",
-            'use "loss", LogitDifference(...), Similarity(), StateMetric(...), '
-            "CustomMetric(...) or a function",
+            'use "loss", LogitDifference(...), ProbabilityDifference(...), Similarity(), '
+            "StateMetric(...), CustomMetric(...) or a function",
         )
-    if isinstance(metric, str | LogitDifference | CustomMetric | StateMetric | Similarity):
+    if isinstance(metric, str | MetricConfig):
         return metric
     return CustomMetric(metric)
 
@@ -285,9 +322,16 @@ def _pool(model: Model, metric: Similarity, hidden: Ragged) -> Float[Tensor, "b 
 
 
 def _pair_targets(
-    model: Model, inputs: ModelInputs, lengths: Lengths, texts: range, metric: LogitDifference
+    model: Model,
+    inputs: ModelInputs,
+    lengths: Lengths,
+    texts: range,
+    metric: LogitDifference | ProbabilityDifference,
 ) -> PackedTargets:
-    """The position of the logit difference: one per text."""
+    """The position of the difference, one per text, and the first answer there."""
+    if isinstance(metric, ProbabilityDifference):
+        first = tuple(tokens[0] if tokens else 0 for tokens in metric.answers)
+        metric = LogitDifference(answer=first, distractor=first)
     if len(metric.answer) != len(inputs):
         raise InputError(
             f"{len(metric.answer)} answer pairs for {len(inputs)} texts", "pass one pair per text"

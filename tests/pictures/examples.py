@@ -8,6 +8,7 @@ import numpy as np
 from manyheads.pictures import (
     draw_atlas,
     draw_bars,
+    draw_circuit,
     draw_gates,
     draw_grid,
     draw_head_map,
@@ -113,6 +114,28 @@ def _layer_maps(path: Path, theme: Theme) -> None:
     )
 
 
+def circuit_edges() -> list[tuple[str, str, float]]:
+    """Edges of three layers whose four heads share keys and values by two, weaker and weaker."""
+    writers = [("embeddings", -1.0)]
+    readers = [("logits", 9.0)]
+    for layer in range(3):
+        writers += [(f"L{layer}H{head}", float(layer)) for head in range(4)]
+        writers.append((f"L{layer} mlp", layer + 0.5))
+        readers += [(f"L{layer}H{head} query", float(layer)) for head in range(4)]
+        for group in ("H0-1", "H2-3"):
+            readers += [(f"L{layer}{group} {port}", float(layer)) for port in ("key", "value")]
+        readers.append((f"L{layer} mlp", layer + 0.5))
+    pairs = [(w, r) for w, low in writers for r, high in readers if low < high]
+    order = np.random.default_rng(1).permutation(len(pairs))
+    return [
+        (*pairs[place], (-1) ** (rank % 3 == 2) / (1 + rank)) for rank, place in enumerate(order)
+    ]
+
+
+def _circuit(path: Path, theme: Theme) -> None:
+    draw_circuit(circuit_edges(), path, max_edges=20, title="A circuit", theme=theme)
+
+
 PICTURES: dict[str, Callable[[Path, Theme], None]] = {
     "head_map": _head_map,
     "grid": _grid,
@@ -124,4 +147,5 @@ PICTURES: dict[str, Callable[[Path, Theme], None]] = {
     "gates": _gates,
     "similarity": _likeness,
     "layer_maps": _layer_maps,
+    "circuit": _circuit,
 }

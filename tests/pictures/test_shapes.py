@@ -9,6 +9,7 @@ from manyheads.errors import ShapeError
 from manyheads.pictures import (
     draw_atlas,
     draw_bars,
+    draw_circuit,
     draw_gates,
     draw_grid,
     draw_head_map,
@@ -51,6 +52,8 @@ def test_nothing_to_draw() -> None:
         draw_grid([], NOWHERE)
     with pytest.raises(ShapeError, match="no head"):
         draw_atlas([[]], NOWHERE)
+    with pytest.raises(ShapeError, match="no edge"):
+        draw_circuit([], NOWHERE)
     with pytest.raises(ShapeError, match="no gate"):
         draw_gates([[]], NOWHERE)
 

@@ -9,6 +9,7 @@ from manyheads.pictures.attention_maps import (
     draw_over_text,
 )
 from manyheads.pictures.canvas import check_image_path
+from manyheads.pictures.circuit_graphs import draw_circuit
 from manyheads.pictures.class_charts import draw_confusion
 from manyheads.pictures.curves import (
     Curve,
@@ -39,6 +40,7 @@ __all__ = [
     "check_image_path",
     "draw_atlas",
     "draw_bars",
+    "draw_circuit",
     "draw_confusion",
     "draw_curve",
     "draw_gates",

@@ -4,7 +4,14 @@ from itertools import combinations
 
 import pytest
 
-from manyheads.pictures.circuit_layout import BOX, LINE, place_circuit, split_reader
+from manyheads.pictures.circuit_layout import (
+    BOX,
+    LINE,
+    STOPS,
+    circuit_view,
+    place_circuit,
+    split_reader,
+)
 from tests.pictures.examples import circuit_edges
 
 
@@ -15,7 +22,7 @@ def test_edges_go_upward_and_boxes_never_overlap(count: int) -> None:
     assert [node.row for node in layout.nodes].count(-1) == 0
     for (writer, reader, _), route in zip(edges, layout.routes, strict=True):
         rows = layout[writer].row, layout[split_reader(reader)[0]].row
-        assert len(route) == rows[1] - rows[0] - 1 >= 0
+        assert len(route) == rows[1] - rows[0] + 1 >= 2
     for first, second in combinations(layout.nodes, 2):
         assert first.row != second.row or abs(first.x - second.x) >= BOX - 1e-9
 
@@ -24,7 +31,7 @@ def test_lines_pass_between_the_boxes_of_a_row() -> None:
     edges = circuit_edges()[:40]
     layout = place_circuit(edges)
     for (writer, _, _), route in zip(edges, layout.routes, strict=True):
-        for row, x in enumerate(route, layout[writer].row + 1):
+        for row, x in enumerate(route[1:-1], layout[writer].row + 1):
             boxes = [node.x for node in layout.nodes if node.row == row]
             assert min(abs(x - box) for box in boxes) >= (BOX + LINE) / 2 - 1e-9
 
@@ -49,3 +56,24 @@ def test_two_edges_between_the_same_nodes_do_not_move_them_apart() -> None:
     layout = place_circuit([("L0H0", "L1H0 key", 1.0), ("L0H0", "L1H0 value", 1.0)])
     assert layout.columns == 1.0
     assert layout["L1H0"].ports == ("key", "value")
+    assert [route[-1] for route in layout.routes] == [
+        layout["L1H0"].port("key"),
+        -layout["L1H0"].port("key"),
+    ]
+
+
+def test_edges_enter_a_port_side_by_side_in_the_order_they_come() -> None:
+    edges = [(f"L0H{head}", "logits", 1.0) for head in range(4)]
+    layout = place_circuit(edges)
+    ends = {route[0]: route[-1] for route in layout.routes}
+    assert [ends[x] for x in sorted(ends)] == sorted(ends.values())
+    assert len({*ends.values()}) == 4
+
+
+def test_a_page_gets_the_ranked_edges_and_a_layout_for_some_numbers_of_them() -> None:
+    edges = circuit_edges()
+    view = circuit_view(edges, [0.1] * len(edges), total=1_000)
+    assert [len(layout["routes"]) for layout in view["layouts"]] == [*STOPS]
+    assert len(view["edges"]) == STOPS[-1]
+    assert view["edges"][0] == [edges[0][0], *split_reader(edges[0][1]), edges[0][2], 0.1]
+    assert [len(own["routes"]) for own in circuit_view(edges[:3], [0.0] * 3, 3)["layouts"]] == [3]

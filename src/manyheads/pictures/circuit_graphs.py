@@ -1,6 +1,5 @@
 """Circuits: heads and MLPs by layer, and the edges between them by weight and sign."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,6 @@ from manyheads.pictures.circuit_layout import (
     CircuitNode,
     WeightedEdge,
     place_circuit,
-    split_reader,
 )
 
 # As many edges as one can follow.
@@ -29,7 +27,6 @@ ROW, MIN_ROW, MANY_ROWS = 0.9, 0.62, 24
 MARGIN, EDGE, MIN_WIDTH = 0.7, 0.32, 7.2
 WIDEST, THINNEST = 4.6, 0.8
 DASHES = (0, (2.2, 0.9))
-PORTS = {"query": "Q", "key": "K", "value": "V"}
 
 
 def draw_circuit(
@@ -65,17 +62,14 @@ def draw_circuit(
         axes.axis("off")
         _draw_layers(axes, layout, row, width, palette)
         for group, head in layout.shared:
-            ends = [_above(layout[group], row), _below(layout[head], "", row)]
+            ends = [(layout[name].x * COLUMN, layout[name].row * row) for name in (group, head)]
             _draw_curve(axes, ends, color=palette.muted, linewidth=0.9, linestyle=(0, (1, 2)))
-        order = _entrances(ranked, layout)
         # The strongest edges come last, above the others.
-        for index in reversed(range(len(ranked))):
-            writer, reader, score = ranked[index]
-            node, port = split_reader(reader)
-            first = layout[writer].row + 1
-            route = [(x * COLUMN, (first + at) * row) for at, x in enumerate(layout.routes[index])]
-            points = [_above(layout[writer], row), *route, _below(layout[node], port, row)]
-            points[-1] = points[-1][0] + order[index], points[-1][1]
+        for (writer, _, score), route in reversed([*zip(ranked, layout.routes, strict=True)]):
+            rows_passed = range(layout[writer].row, layout[writer].row + len(route))
+            points = [(x * COLUMN, at * row) for x, at in zip(route, rows_passed, strict=True)]
+            points[0] = points[0][0], points[0][1] + HEIGHT / 2
+            points[-1] = points[-1][0], points[-1][1] - HEIGHT / 2
             _draw_curve(
                 axes,
                 points,
@@ -105,21 +99,6 @@ def draw_circuit(
             handlelength=2.4,
             columnspacing=1.2,
         )
-
-
-def _entrances(edges: Sequence[WeightedEdge], layout: CircuitLayout) -> list[float]:
-    """How far from the middle of its port each edge enters, so that edges do not meet there."""
-    by_port: dict[str, list[int]] = defaultdict(list)
-    for index, (_, reader, _) in enumerate(edges):
-        by_port[reader].append(index)
-    offsets = [0.0] * len(edges)
-    for reader, indices in by_port.items():
-        room = 0.07 if split_reader(reader)[1] else 0.5 * BOX
-        indices.sort(key=lambda index: (*layout.routes[index], layout[edges[index][0]].x)[-1])
-        step = min(0.08, room / max(1, len(indices) - 1))
-        for place, index in enumerate(indices):
-            offsets[index] = (place - (len(indices) - 1) / 2) * step
-    return offsets
 
 
 def _draw_layers(
@@ -173,30 +152,16 @@ def _draw_node(axes: Axes, node: CircuitNode, row: float, palette: canvas.Palett
         zorder=5,
         weight="bold" if not node.name.startswith("L") else "normal",
     )
-    for port in node.ports:
-        if port:
-            place = _below(node, port, row)
-            axes.text(
-                place[0],
-                place[1] - 0.015,
-                PORTS[port],
-                size=6.5,
-                ha="center",
-                va="top",
-                color=palette.muted,
-                zorder=5,
-                weight="bold",
-                bbox={"boxstyle": "circle,pad=0.12", "fc": palette.background, "ec": "none"},
-            )
-
-
-def _above(node: CircuitNode, row: float) -> tuple[float, float]:
-    return node.x * COLUMN, node.row * row + HEIGHT / 2
-
-
-def _below(node: CircuitNode, port: str, row: float) -> tuple[float, float]:
-    """Where an edge enters: ports are side by side."""
-    shift = 0.0
-    if port in node.ports:
-        shift = (node.ports.index(port) - (len(node.ports) - 1) / 2) * BOX / 3.2
-    return node.x * COLUMN + shift, node.row * row - HEIGHT / 2
+    for port in filter(None, node.ports):
+        axes.text(
+            node.port(port) * COLUMN,
+            y - HEIGHT / 2 - 0.015,
+            port[0].upper(),
+            size=6.5,
+            ha="center",
+            va="top",
+            color=palette.muted,
+            zorder=5,
+            weight="bold",
+            bbox={"boxstyle": "circle,pad=0.12", "fc": palette.background, "ec": "none"},
+        )

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,8 @@ BELOW, ABOVE = -1, 10**9
 # Passes over the rows that order the nodes, and passes that only move them.
 ORDERING, MOVING = 10, 14
 # Columns that a box and a passing line take.
-BOX, LINE = 1.0, 0.16
+BOX, LINE, PORT_STEP = 1.0, 0.16, 0.23
+PORTS = ("query", "key", "value", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,16 @@ class CircuitNode:
     row: int
     ports: tuple[str, ...]
 
+    def port(self, name: str) -> float:
+        """The column of one of its ports, which stand side by side."""
+        return self.x + PORT_STEP * (self.ports.index(name) - (len(self.ports) - 1) / 2)
+
 
 @dataclass(frozen=True, slots=True)
 class CircuitLayout:
     """The nodes of a circuit, the layer of each row and how many columns the widest row has.
 
-    `routes` has for each edge the columns where it passes the rows between its ends. `shared` are
+    `routes` has for each edge its column in every row from its writer to its reader. `shared` are
     pairs of names: keys and values of a group, and a head that uses them.
     """
 
@@ -96,26 +102,45 @@ def place_circuit(edges: Sequence[WeightedEdge]) -> CircuitLayout:
     links: dict[tuple[Point, Point], float] = defaultdict(float)
     for group, head in shared:
         links[group, head] = max(abs(score) for _, _, score in edges)
-    passed = []
+    routes: list[list[Point]] = []
     for writer, reader, score in edges:
         node = split_reader(reader)[0]
         between = [(writer, score < 0, row) for row in range(row_of[writer] + 1, row_of[node])]
         for line in between:
             by_row[line[2]] += [] if line in by_row[line[2]] else [line]
-        points: list[Point] = [writer, *between, node]
-        for pair in pairwise(points):
+        routes.append([writer, *between, node])
+        for pair in pairwise(routes[-1]):
             links[pair] += abs(score)
-        passed.append(between)
     x = _columns(by_row, links)
-    order = ("query", "key", "value", "")
-    nodes = (
-        CircuitNode(name, x[name], row, tuple(port for port in order if port in ports[name]))
+    nodes = tuple(
+        CircuitNode(name, x[name], row, tuple(port for port in PORTS if port in ports[name]))
         for name, row in row_of.items()
     )
-    layers = tuple("" if layer in (BELOW, ABOVE) else str(layer) for layer, _ in rows)
-    columns = 1 + 2 * max(map(abs, x.values()), default=0.0)
-    routes = tuple(tuple(x[line] for line in between) for between in passed)
-    return CircuitLayout(tuple(nodes), layers, columns, routes, tuple(shared))
+    readers = [reader for _, reader, _ in edges]
+    return CircuitLayout(
+        nodes=nodes,
+        layers=tuple("" if layer in (BELOW, ABOVE) else str(layer) for layer, _ in rows),
+        columns=1 + 2 * max(map(abs, x.values()), default=0.0),
+        routes=_enter([[x[point] for point in route] for route in routes], readers, nodes),
+        shared=tuple(shared),
+    )
+
+
+def _enter(
+    routes: Sequence[list[float]], readers: Sequence[str], nodes: Sequence[CircuitNode]
+) -> tuple[tuple[float, ...], ...]:
+    """The routes, which end at the ports of their readers, side by side in the order they come."""
+    by_name = {node.name: node for node in nodes}
+    for reader in dict.fromkeys(readers):
+        name, port = split_reader(reader)
+        own = sorted(
+            (route for route, end in zip(routes, readers, strict=True) if end == reader),
+            key=lambda route: route[-2],
+        )
+        step = min(0.08, (0.07 if port else 0.4) / max(1, len(own) - 1))
+        for place, route in enumerate(own):
+            route[-1] = by_name[name].port(port) + (place - (len(own) - 1) / 2) * step
+    return tuple(map(tuple, routes))
 
 
 def _place(name: str) -> tuple[int, int, int]:
@@ -189,3 +214,36 @@ def _apart(goals: Sequence[float], points: Sequence[Point], half: float) -> list
         places[index] = min(places[index], highest)
         highest = places[index] - gaps[index]
     return places
+
+
+# Numbers of edges among which the reader of a page chooses.
+STOPS = (5, 10, 20, 30, 40, 60, 80, 120, 160)
+
+
+def circuit_view(
+    edges: Sequence[WeightedEdge], errors: Sequence[float], total: int
+) -> dict[str, Any]:
+    """What a page draws a circuit from: ranked edges, and for some numbers of them the layout.
+
+    `total` is the number of all edges that were scored.
+    """
+    count = min(len(edges), STOPS[-1])
+    stops = sorted({stop for stop in STOPS if stop < count} | {count})
+    return {
+        "edges": [
+            [writer, *split_reader(reader), score, error]
+            for (writer, reader, score), error in zip(edges[:count], errors, strict=False)
+        ],
+        "total": total,
+        "layouts": [_rounded(place_circuit(edges[:stop])) for stop in stops],
+    }
+
+
+def _rounded(layout: CircuitLayout) -> dict[str, Any]:
+    return {
+        "nodes": [[node.name, round(node.x, 3), node.row, node.ports] for node in layout.nodes],
+        "layers": layout.layers,
+        "columns": round(layout.columns, 3),
+        "routes": [[round(x, 3) for x in route] for route in layout.routes],
+        "shared": layout.shared,
+    }

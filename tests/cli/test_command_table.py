@@ -10,7 +10,7 @@ from manyheads.cli.main import ALL_COMMANDS
 
 LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
 WRITING = (
-    *("report", "atlas", "card", "encode", "classify", "extract", "index", "filter"),
+    *("report", "atlas", "card", "circuit", "encode", "classify", "extract", "index", "filter"),
     *("convert", "tokenizer", "prune", "gate", "study"),
 )
 

@@ -13,6 +13,7 @@ from manyheads import lens
 from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
 from manyheads.lens.causal.head_importance import HeadImportance
+from manyheads.lens.circuit_discovery.circuit import Circuit
 from manyheads.lens.corpus.atlas import Atlas
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.kinds import Kinds
@@ -20,6 +21,7 @@ from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.results.tables import ByHead
 from manyheads.models.build import build
 from manyheads.report.data import ReportData, collect_report
+from tests.pictures.examples import circuit_edges
 
 WORDS = "The cat sat on the mat and the dog sat on the log while it rained in Paris and Rome. "
 EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)> {{script}} & "so" on. '
@@ -46,6 +48,37 @@ def seq2seq() -> Any:
     model.tokenizer = decoder().tokenizer
     model.generation = {"decoder_start_token_id": START}
     return model
+
+
+@cache
+def circuit() -> Circuit:
+    """A circuit of three layers with a curve, as the command saves it."""
+    edges = circuit_edges()
+    writers = tuple(dict.fromkeys(writer for writer, _, _ in edges))
+    readers = tuple(dict.fromkeys(reader for _, reader, _ in edges))
+    scores = np.full((len(readers), len(writers)), np.nan)
+    for writer, reader, score in edges:
+        scores[readers.index(reader), writers.index(writer)] = score
+    curve = {"counts": [2, 20, 190], "faithfulness": [0.1, 0.8, 1.0], "errors": [0.1, 0.05, 0.0]}
+    return Circuit(
+        writers=writers,
+        readers=readers,
+        scores=scores,
+        errors=np.abs(scores) / 10,
+        method="eap-ig",
+        level="edge",
+        metric="logit difference",
+        clean=2.5,
+        corrupted=-1.5,
+        metadata={
+            "texts": 32,
+            "effect": 4.0,
+            "effect_error": 0.1,
+            "agreement": 0.9,
+            "task": "ioi",
+            "curve": curve | {"cpr": 0.9, "cmd": 0.1},
+        },
+    )
 
 
 @cache

@@ -11,7 +11,7 @@ from manyheads import show
 from manyheads.report import compare_reports, render_comparison
 from manyheads.report.page import render_report, write_report
 from tests.chromium import launch, needs_chromium
-from tests.report.small import EVIL, decoder, pairs_report, report
+from tests.report.small import EVIL, circuit, decoder, pairs_report, report
 
 pytestmark = needs_chromium
 
@@ -21,7 +21,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(render_report(report(), model_path="it", text_file="text.txt"), path)
+    content = render_report(report(), model_path="it", text_file="text.txt", circuit=circuit())
+    write_report(content, path)
     with sync_playwright() as playwright:
         browser = launch(playwright)
         opened: Any = browser.new_page(viewport={"width": 1280, "height": 900})
@@ -68,6 +69,34 @@ def test_another_head_another_measure_another_theme(page: Any) -> None:
     page.select_option("#measure", "1")
     page.click("#theme")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_circuit_is_explored_by_slider_filter_pointer_and_keyboard(page: Any) -> None:
+    edges = "document.querySelectorAll('.circuit-graph .circuit-edge').length"
+    assert page.evaluate(edges) == 40
+    page.focus("[aria-label='Number of edges']")
+    page.keyboard.press("Home")
+    assert page.evaluate(edges) == 5
+    assert page.text_content(".circuit-tools output") == "5 of 190"
+    page.keyboard.press("End")
+    page.uncheck(".circuit-tools label:has-text('key') input")
+    keys = sum(edge.reader.endswith(" key") for edge, _, _ in circuit().edges()[:160])
+    assert page.evaluate(edges) == 160 - keys
+    page.check(".circuit-tools label:has-text('key') input")
+    page.hover("[data-node='logits']")
+    assert page.text_content(".circuit-side h3") == "logits reads"
+    lit = "[...document.querySelectorAll('.circuit-edge.lit')].map(line => line.dataset.reader)"
+    assert {*page.evaluate(lit)} == {"logits"}
+    page.focus("[data-node='logits']")
+    page.keyboard.press("ArrowDown")
+    node = page.evaluate("document.activeElement.dataset.node")
+    assert node == "L2 mlp"
+    page.keyboard.press("Enter")
+    assert page.get_attribute(f"[data-node='{node}']", "aria-pressed") == "true"
+    page.hover("[data-node='L2H0']")
+    assert page.text_content(".circuit-side h3") == f"{node} reads"
+    page.keyboard.press("Escape")
+    assert page.text_content(".circuit-side h3") != f"{node} reads"
 
 
 def test_the_table_sorts_by_what_is_clicked(page: Any) -> None:

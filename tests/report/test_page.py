@@ -18,7 +18,7 @@ from manyheads.report.page import (
     write_report,
 )
 from tests.architecture.house import PACKAGE, ROOT
-from tests.report.small import report
+from tests.report.small import circuit, report
 
 
 class Seen(HTMLParser):
@@ -171,3 +171,10 @@ def test_the_sample_in_the_docs_has_the_format_and_the_sections_of_today() -> No
     assert len(sample.encode()) < 1_000_000
     titles = re.findall(r"<h2>([^{<]+)</h2>", read_part("page.html"))
     assert [title for title in titles if f"<h2>{title}</h2>" not in sample] == []
+
+
+def test_a_report_has_a_circuit_only_if_it_gets_one() -> None:
+    with_circuit = render_report(report(), model_path="it", text_file="text.txt", circuit=circuit())
+    assert "<h2>A circuit</h2>" in with_circuit
+    assert len(Seen(with_circuit).scripts) == 3
+    assert "A circuit" not in page()

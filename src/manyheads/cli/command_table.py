@@ -27,7 +27,7 @@ from manyheads.cli.commands import (
 )
 from manyheads.cli.commands.attribute import Attribute
 from manyheads.cli.commands.experiments import shape, study
-from manyheads.cli.commands.pages import card
+from manyheads.cli.commands.pages import card, circuit
 from manyheads.cli.commands.pages.atlas import AtlasCommand
 from manyheads.cli.commands.tasks import answer, extract, index, search
 from manyheads.cli.commands.tasks.filter import FilterCommand
@@ -50,6 +50,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "card": card.CardCommand,
     "ablate": ablate.Ablate,
     "attribute": Attribute,
+    "circuit": circuit.CircuitCommand,
     "compare": compare.Compare,
     "generate": generate.Generate,
     "encode": encode.Encode,

@@ -9,6 +9,7 @@ from manyheads.report.card import (
     draw_card,
     write_card,
 )
+from manyheads.report.circuit_page import render_circuit
 from manyheads.report.data import ReportData, collect_report, report_json
 from manyheads.report.headvis import read_headvis, write_headvis
 from manyheads.report.model_comparison import (
@@ -37,6 +38,7 @@ __all__ = [
     "draw_card",
     "read_atlas",
     "read_headvis",
+    "render_circuit",
     "render_comparison",
     "render_report",
     "report_json",

@@ -18,6 +18,7 @@ from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 from manyheads.lens.attention_maps.patterns import TopKeys
+from manyheads.lens.circuit_discovery.circuit import Circuit
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.results.addresses import Address
 from manyheads.report import sections
@@ -43,18 +44,36 @@ SHARED_SCRIPTS = (
 HEAD_SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
 SCRIPTS = (*HEAD_SCRIPTS, "text_parts.js")
 STYLES = ("theme.css", "example.css")
+# Those of a circuit, where a page has one.
+CIRCUIT_SCRIPTS = ("language.js", "circuit.js")
+CIRCUIT_SECTION, CIRCUIT_STYLE = "circuit_section.js", "circuit.css"
 # The largest weights of a query are kept up to this sum.
 KEPT_WEIGHT = 0.98
 
 
-def render_report(report: ReportData, *, model_path: str, text_file: str, made: str = "") -> str:
+def render_report(
+    report: ReportData,
+    *,
+    model_path: str,
+    text_file: str,
+    made: str = "",
+    circuit: Circuit | None = None,
+) -> str:
     """Render the page; the commands that it suggests use `model_path` and `text_file`.
+
+    A `circuit` of the model has a section of its own.
 
     Only the script of the page itself may run: whatever a text contains, a browser that follows the
     page's content security policy runs nothing else and sends no request.
     """
     measures = report.measures()
-    script, style = join_scripts(SHARED_SCRIPTS, SCRIPTS), page_style()
+    script, style, more = join_scripts(SHARED_SCRIPTS, SCRIPTS), page_style(), ""
+    if circuit is not None:
+        shared = (*SHARED_SCRIPTS, *CIRCUIT_SCRIPTS)
+        script = join_scripts(shared, (*SCRIPTS, CIRCUIT_SECTION))
+        style += read_part(CIRCUIT_STYLE, "pictures")
+        section = circuit_section(circuit)
+        more = f'<section class="wide">\n<h2>A circuit</h2>\n{section}\n</section>'
     head, body = sections.head_table(report, measures)
     suggestions = suggest_commands(report, model_path=model_path, text_file=text_file)
     values = {
@@ -69,6 +88,7 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
         "predictions": sections.predictions(report),
         "importance": sections.importance(report),
         "compositions": sections.compositions(report),
+        "circuit": more,
         "examples": sections.examples(report),
         "problem_heads": sections.problem_heads(report),
         "activations": sections.activations(report),
@@ -84,6 +104,16 @@ def render_report(report: ReportData, *, model_path: str, text_file: str, made: 
         "script": script,
     }
     return fill_page(read_part("page.html"), values)
+
+
+def circuit_section(circuit: Circuit) -> str:
+    """What was measured in words, the place for the circuit and its data."""
+    data = to_json(without_nan(sections.circuit_data(circuit)))
+    return (
+        f'<p class="lead">{escape(sections.describe_circuit(circuit))}</p><div id="circuit">'
+        "<noscript><p>The circuit needs JavaScript.</p></noscript></div>"
+        f'<script type="application/json" id="circuit-data">{data}</script>'
+    )
 
 
 def page_style() -> str:

@@ -3,15 +3,18 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 
 from manyheads.formatting import UNKNOWN, number, percent, pluralise
 from manyheads.lens.causal.head_importance import HeadImportance
+from manyheads.lens.circuit_discovery.circuit import Circuit
 from manyheads.lens.measure.measures import SINK_ABOVE
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import describe_measure, format_value
 from manyheads.models.decoder import Decoder
+from manyheads.pictures.circuit_layout import STOPS, circuit_view
 from manyheads.report import composition_graph
 from manyheads.report.data import ReportData, ReportMeasure, Suggestion, kind_words, short_kind
 from manyheads.tokenizers import token_text
@@ -228,6 +231,36 @@ def compositions(report: ReportData) -> str:
         f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div></details>"
     )
+
+
+def describe_circuit(circuit: Circuit) -> str:
+    """What was measured: the task, the metric of both runs, the method and its faithfulness."""
+    metadata, curve = circuit.metadata, circuit.metadata.get("curve", {})
+    task = f" (task {metadata['task']})" if "task" in metadata else ""
+    words = (
+        f"On {pluralise(metadata['texts'], 'pair')}{task} the {circuit.metric} is "
+        f"{number(circuit.clean)} in the clean runs and {number(circuit.corrupted)} in the "
+        f"corrupted ones. Every {'edge' if circuit.level == 'edge' else 'head and MLP'} was scored "
+        f"by {circuit.method}."
+    )
+    if curve:
+        words += (
+            " Circuits of the strongest, evaluated exactly with all others corrupted, have CPR "
+            f"{number(curve['cpr'])} (the area under their faithfulness, the larger the better) "
+            f"and CMD {number(curve['cmd'])} (the area between it and 1, the smaller the better)."
+        )
+    return words + (f" Beware: {circuit.warning}." if circuit.warning else "")
+
+
+def circuit_data(circuit: Circuit) -> dict[str, Any]:
+    """What the script draws a circuit and its faithfulness from."""
+    ranked = circuit.edges()
+    edges = [(edge.writer, edge.reader, score) for edge, score, _ in ranked[: STOPS[-1]]]
+    errors = [error for _, _, error in ranked[: STOPS[-1]]]
+    curve = circuit.metadata.get("curve", {})
+    columns = [curve.get(name, ()) for name in ("counts", "faithfulness", "errors")]
+    view = circuit_view(edges, errors, len(ranked))
+    return {"view": view, "curve": [*zip(*columns, strict=True)]}
 
 
 def examples(report: ReportData) -> str:

@@ -14,6 +14,7 @@ from manyheads.cli.options import AnnotatedTextOptions, DeviceOptions
 from manyheads.errors import InputError, TruncationWarning
 
 if TYPE_CHECKING:
+    from manyheads.lens.circuit_discovery.circuit import Circuit
     from manyheads.report.data import ReportData
 
 # The folder that training saves a model to, inside the folder of the run.
@@ -60,6 +61,9 @@ class Report:
     pictures: Annotated[Path | None, arguments.metavar("FOLDER", "(none are drawn)")] = None
     """A folder to draw the atlas, one head and one layer into, as PNG files."""
 
+    circuit: Annotated[Path | None, arguments.metavar("FILE")] = None
+    """A circuit of the model, saved by manyheads circuit, to explore in the report."""
+
     json: arguments.JsonFile = None
     """A JSON file to save every measure of every head to; - prints it instead."""
 
@@ -73,15 +77,17 @@ class Report:
         check_report_path(self.out)
         arguments.check_json(self.json)
         arguments.check_out_folder(self.pictures, flag="--pictures")
-        if self.second and self.pictures is not None:
-            raise InputError("--pictures are drawn of one model, not of two", "leave them out")
+        if self.second and (self.pictures or self.circuit):
+            flag = "--pictures are" if self.pictures else "--circuit is"
+            raise InputError(f"{flag} of one model, not of two", "leave one of them out")
+        circuit = self._circuit()
         text = self._input()
         started = time.monotonic()
         source = "articles that come with manyheads" if self.text is None else "the text of --text"
         path = self.image or self.file
         source = source if path is None else path.name
         origin = f"Made on {time.strftime('%d %B %Y')} from {source}."
-        size = self._compare(text, origin) if self.second else self._report(text, origin)
+        size = self._compare(text, origin) if self.second else self._report(text, origin, circuit)
         seconds = time.monotonic() - started
         print(f"saved the report to {self.out} ({size / 1e6:.2f} MB, {seconds:.0f} s)")
 
@@ -109,7 +115,22 @@ class Report:
                 on_progress=lambda step: print(step, file=sys.stderr, flush=True),
             )
 
-    def _report(self, text: Any, origin: str) -> int:
+    def _circuit(self) -> "Circuit | None":
+        """The circuit of the file, read before anything is measured."""
+        if self.circuit is None:
+            return None
+        from manyheads.lens import load
+        from manyheads.lens.circuit_discovery.circuit import Circuit
+
+        circuit = load(self.circuit)
+        if not isinstance(circuit, Circuit):
+            raise InputError(
+                f"--circuit {self.circuit} holds no circuit: its type is {type(circuit).__name__}",
+                "name a file of manyheads circuit -o",
+            )
+        return circuit
+
+    def _report(self, text: Any, origin: str, circuit: "Circuit | None") -> int:
         """Write the page of one model, and return its size."""
         from manyheads.report import render_report, report_json, write_report
         from manyheads.report.terminal import print_report
@@ -117,7 +138,9 @@ class Report:
         report = self._collect(self.model, text)
         # The file that the suggested commands read.
         file = "text.txt" if self.file is None else str(self.file)
-        page = render_report(report, model_path=self.model, text_file=file, made=origin)
+        page = render_report(
+            report, model_path=self.model, text_file=file, made=origin, circuit=circuit
+        )
         size = write_report(page, self.out)
         print_report(report, model_path=self.model, text_file=file)
         if self.json is not None:

@@ -17,7 +17,7 @@ from manyheads.lens.head_kinds.ioi import ioi_prompts
 from manyheads.lens.inputs.aligned_pairs import check_aligned, unaligned_pairs
 from manyheads.lens.inputs.metrics import LogitDifference, ProbabilityDifference
 from manyheads.lens.inputs.texts import read_inputs
-from manyheads.models import decoder
+from manyheads.models import build, decoder
 
 # Greater-than (arXiv 2305.00586): "The war lasted from the year 1741 to the year 17".
 EVENTS = (
@@ -69,7 +69,7 @@ class CircuitTask:
 
 @wrapping_models
 def circuit_task(
-    model: decoder.Decoder, task: str | Path, count: int = 32, seed: int = 0, *, skip: bool = False
+    model: build.Model, task: str | Path, count: int = 32, seed: int = 0, *, skip: bool = False
 ) -> CircuitTask:
     """`count` pairs of prompts that align in the model's tokens.
 

@@ -1,0 +1,5 @@
+// A page with nothing but a circuit.
+
+import { startThemes } from "./theme.js";
+
+startThemes(() => {});

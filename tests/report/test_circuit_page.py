@@ -1,9 +1,11 @@
 """A circuit as a page: what it says, what its script reads, and that nothing else runs."""
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 
-from manyheads.report import render_circuit
+from manyheads.report import page, render_circuit
 from tests.report.small import EVIL, circuit
 from tests.report.test_page import Seen
 
@@ -20,17 +22,27 @@ def test_the_page_has_the_edges_their_layouts_and_the_curve() -> None:
 
 
 def test_a_name_is_harmless_and_nothing_is_requested() -> None:
-    page = render_circuit(circuit(), name=EVIL)
-    names = [tag for tag, _ in Seen(page).tags]
+    text = render_circuit(circuit(), name=EVIL)
+    names = [tag for tag, _ in Seen(text).tags]
     assert names.count("script") == 2
     assert "img" not in names
-    assert "default-src 'none'" in page
-    assert "https://" not in page
+    assert "default-src 'none'" in text
+    assert "https://" not in text
 
 
 def test_noise_is_named_and_a_circuit_without_a_curve_has_none() -> None:
     metadata = {"texts": 1, "effect": 0.1, "effect_error": 0.2, "agreement": float("nan")}
-    page = render_circuit(replace(circuit(), metadata=metadata), name="small")
-    assert "Beware:" in page
-    assert "CPR" not in page
-    assert json.loads(Seen(page).scripts[0])["curve"] == []
+    text = render_circuit(replace(circuit(), metadata=metadata), name="small")
+    assert "Beware:" in text
+    assert "CPR" not in text
+    assert json.loads(Seen(text).scripts[0])["curve"] == []
+
+
+def test_no_name_of_a_report_with_a_circuit_is_declared_twice() -> None:
+    shared, own = (
+        (*page.SHARED_SCRIPTS, *page.CIRCUIT_SCRIPTS),
+        (*page.SCRIPTS, "circuit_section.js"),
+    )
+    script = page.join_scripts(shared, own)
+    names = Counter(re.findall(r"^(?:function|const|let|class) (\w+)", script, re.MULTILINE))
+    assert [name for name, count in names.items() if count > 1] == []

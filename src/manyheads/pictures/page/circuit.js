@@ -7,8 +7,8 @@ import { say } from "./language.js";
 
 const COLUMN_WIDTH = 98, ROW_HEIGHT = 66, BOX_WIDTH = 76, BOX_HEIGHT = 28, MARGIN_LEFT = 66, MARGIN = 22;
 const LISTED_EDGES = 12;
-const KINDS = ["query", "key", "value", "mixer", "mlp"];
-const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
+const READER_KINDS = ["query", "key", "value", "mixer", "mlp"];
+const ARROW_STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
 
 // What an edge is read with: the port of a head, or the kind of its reader.
 function readerKind([, node, port]) {
@@ -29,7 +29,7 @@ function withError(value, error) {
 
 // `view` is what circuit_view of Python returns; `curve`, if any, has points of [edges, faithfulness, error].
 export function showCircuit(host, view, curve = []) {
-  const kinds = [...new Set([...KINDS, ...view.edges.map(readerKind)])].filter((kind) => view.edges.some((edge) => readerKind(edge) === kind));
+  const kinds = [...new Set([...READER_KINDS, ...view.edges.map(readerKind)])].filter((kind) => view.edges.some((edge) => readerKind(edge) === kind));
   const state = { layout: preferredLayout(view), hidden: new Set(), node: null, pinned: false };
   const count = h("output", {});
   const slider = h("input", {
@@ -122,9 +122,9 @@ export function showCircuit(host, view, curve = []) {
   function pressed(event, name) {
     if (event.key === "Escape") select(null, false);
     else if (event.key === "Enter" || event.key === " ") select(name, !(state.pinned && state.node === name));
-    else if (event.key in STEPS) {
+    else if (event.key in ARROW_STEPS) {
       state.pinned = false;
-      nearestNode(event.currentTarget, STEPS[event.key])?.focus();
+      nearestNode(event.currentTarget, ARROW_STEPS[event.key])?.focus();
     } else return;
     event.preventDefault();
   }

@@ -80,7 +80,7 @@ def test_a_circuit_is_explored_by_slider_filter_pointer_and_keyboard(page: Any) 
     assert page.text_content(".circuit-tools output") == "5 of 190"
     page.keyboard.press("End")
     page.uncheck(".circuit-tools label:has-text('key') input")
-    keys = sum(edge.reader.endswith(" key") for edge, _, _ in circuit().edges()[:160])
+    keys = sum(edge.reader.endswith(" key") for edge, _, _ in circuit().ranked()[:160])
     assert page.evaluate(edges) == 160 - keys
     page.check(".circuit-tools label:has-text('key') input")
     page.hover("[data-node='logits']")

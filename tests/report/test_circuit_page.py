@@ -13,10 +13,10 @@ from tests.report.test_page import Seen
 def test_the_page_has_the_edges_their_layouts_and_the_curve() -> None:
     seen = Seen(render_circuit(circuit(), name="small", made="Today."))
     data = json.loads(seen.scripts[0])
-    first, _, error = circuit().edges()[0]
+    first, _, error = circuit().ranked()[0]
     assert data["view"]["edges"][0][0] == first.writer
     assert data["view"]["edges"][0][4] == error
-    assert data["view"]["total"] == len(circuit().edges())
+    assert data["view"]["total"] == len(circuit().ranked())
     assert data["curve"][1] == [20, 0.8, 0.05]
     assert "CPR 0.900" in render_circuit(circuit(), name="small")
 

@@ -254,12 +254,12 @@ def describe_circuit(circuit: Circuit) -> str:
 
 def circuit_data(circuit: Circuit) -> dict[str, Any]:
     """What the script draws a circuit and its faithfulness from."""
-    ranked = circuit.edges()
-    edges = [(edge.writer, edge.reader, score) for edge, score, _ in ranked[: STOPS[-1]]]
-    errors = [error for _, _, error in ranked[: STOPS[-1]]]
+    ranked = circuit.ranked(STOPS[-1])
+    edges = [(edge.writer, edge.reader, score) for edge, score, _ in ranked]
+    errors = [error for _, _, error in ranked]
     curve = circuit.metadata.get("curve", {})
     columns = [curve.get(name, ()) for name in ("counts", "faithfulness", "errors")]
-    view = circuit_view(edges, errors, len(ranked))
+    view = circuit_view(edges, errors, int((~np.isnan(circuit.scores)).sum()))
     return {"view": view, "curve": [*zip(*columns, strict=True)]}
 
 

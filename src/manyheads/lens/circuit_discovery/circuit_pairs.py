@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import default_batch_tokens
 from manyheads.lens.circuit_discovery.graph import Graph, Mask
 from manyheads.lens.circuit_discovery.pair_runs import Outputs, PairBatch, Replacement
 from manyheads.lens.circuit_discovery.sublayers import check_edges
 from manyheads.lens.circuit_discovery.wrapped_sublayers import make_graph
 from manyheads.lens.inputs import cached_run, metrics
+from manyheads.lens.inputs.aligned_pairs import check_aligned
 from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges, read_inputs
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
@@ -55,12 +55,8 @@ class CircuitPairs:
         check_edges(scope)
         inputs = [read_inputs(model, texts) for texts in (clean, corrupted)]
         graph = make_graph(scope, inputs[0])
-        sizes = [each.sizes(model) for each in inputs]
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                f"clean texts have {sizes[0]} tokens and corrupted ones {sizes[1]}",
-                "replace tokens one for one, so that positions match",
-            )
+        check_aligned(model, *inputs)
+        sizes = inputs[0].sizes(model)
         most = default_batch_tokens(model) if batch_tokens is None else batch_tokens
         width = scope.stack.config.width * next(model.parameters()).element_size()
         parts = len(graph.writers) + len(graph.readers)
@@ -72,8 +68,8 @@ class CircuitPairs:
             corrupted=inputs[1],
             metric=metric,
             targets=targets,
-            batches=list(batch_ranges(sizes[0], limit)),
-            max_copies=max(1, most // max(1, max(sizes[0]))),
+            batches=list(batch_ranges(sizes, limit)),
+            max_copies=max(1, most // max(1, max(sizes))),
         )
 
     @property

@@ -38,7 +38,7 @@ def test_a_circuit_is_printed_saved_drawn_and_put_into_a_report(
     for part in ("pairs.jsonl", "Left out: 1 pair", "100 %", "CPR", "CMD", "minimal circuit"):
         assert part in printed
     circuit = lens.load(out)
-    strongest, score, _ = circuit.edges()[0]
+    strongest, score, _ = circuit.ranked()[0]
     assert f"{strongest}" in printed
     assert f"{score:+.4f}" in printed
     assert circuit.metadata["task"] == "pairs.jsonl"

@@ -127,7 +127,7 @@ class CircuitCommand:
         if self.picture is not None:
             from manyheads.pictures import draw_circuit
 
-            ranked = scored.edges()
+            ranked = scored.ranked()
             draw_circuit(
                 [(edge.writer, edge.reader, score) for edge, score, _ in ranked],
                 self.picture,
@@ -153,7 +153,7 @@ def _print(
 ) -> None:
     from manyheads.console import TerminalPage
 
-    page, ranked = TerminalPage(), scored.edges()
+    page, ranked = TerminalPage(), scored.ranked()
     noun = "edge" if scored.level == "edge" else "part"
     page.title(f"{command.model}: {task.name}")
     page.paragraph(

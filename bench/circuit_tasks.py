@@ -36,7 +36,7 @@ PUBLISHED = (
 )
 
 
-def measure(model: Any, name: str, method: str, pairs: int) -> dict[str, float]:
+def measure(model: Any, name: str, method: Any, pairs: int) -> dict[str, float]:
     """CPR and CMD of a method on pairs that it has not scored."""
     task, others = (lens.circuit_task(model, name, pairs, seed) for seed in (0, 1))
     started, used = time.monotonic(), time.process_time()

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manyheads import lens
+from manyheads.cli.commands.report import Report
 from manyheads.cli.main import main
 from tests.cli.heads import write_models
-from tests.report.small import quick_kinds
 
 PAIRS = [
     ("The cat sat on the", "The dog sat on the", "mat", "log"),
@@ -28,10 +29,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_circuit_is_printed_saved_drawn_and_put_into_a_report(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, picture, page = (tmp_path / f"c.{suffix}" for suffix in ("json", "svg", "html"))
-    words = ["circuit", str(place / "decoder"), "--task", str(place / "pairs.jsonl")]
+    words = ["circuit", str(place / "small"), "--task", str(place / "pairs.jsonl")]
     words += ["--method", "eap", "--edges", "5", "--skip-unaligned"]
     assert main([*words, "-o", str(out), "--picture", str(picture), "--page", str(page)]) == 0
     printed = capsys.readouterr().out
@@ -43,15 +47,20 @@ def test_a_circuit_is_printed_saved_drawn_and_put_into_a_report(
     assert f"{score:+.4f}" in printed
     assert circuit.metadata["task"] == "pairs.jsonl"
     assert len(circuit.metadata["curve"]["counts"]) == 10
-    assert "the strongest 40 of" in picture.read_text("utf-8")
+    assert "edges; width: |score|" in picture.read_text("utf-8")
     assert "A circuit of" in page.read_text("utf-8")
 
-    model, report = str(place / "small"), tmp_path / "report.html"
-    options = ["--by", "none", "--text", "The cat sat", "-o", str(report)]
-    with quick_kinds():
-        assert main(["report", model, *options, "--circuit", str(out)]) == 0
-    assert "<h2>A circuit</h2>" in report.read_text("utf-8")
-    assert main(["report", model, model, "--circuit", str(out), "-o", str(report)]) == 2
+    circuits: list[Any] = []
+
+    def report(_: Report, text: Any, origin: str, saved: Any) -> int:
+        circuits.append(saved)
+        return len(text) + len(origin)
+
+    monkeypatch.setattr(Report, "_report", report)
+    options = ["--circuit", str(out), "-o", str(tmp_path / "report.html")]
+    assert main(["report", "nowhere", *options]) == 0
+    assert circuits[0].ranked() == circuit.ranked()
+    assert main(["report", "nowhere", "nowhere", *options]) == 2
 
 
 def test_heads_are_scored_as_a_whole(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

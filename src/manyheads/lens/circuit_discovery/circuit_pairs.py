@@ -22,7 +22,7 @@ from manyheads.models.model_interface import ModelInputs
 from manyheads.progress import Progress
 
 # Bytes for what all writers and readers of a batch have, and tokens whose runs stay in memory.
-BATCH_BYTES = 2**29
+BATCH_BYTES, CUDA_BATCH_BYTES = 2**29, 2**33
 CACHED_TOKENS = 4096
 
 
@@ -58,9 +58,12 @@ class CircuitPairs:
         check_aligned(model, *inputs)
         sizes = inputs[0].sizes(model)
         most = default_batch_tokens(model) if batch_tokens is None else batch_tokens
-        width = scope.stack.config.width * next(model.parameters()).element_size()
-        parts = len(graph.writers) + len(graph.readers)
-        limit = most if batch_tokens else min(most, max(1, BATCH_BYTES // (parts * width)))
+        weight = next(model.parameters())
+        token = scope.stack.config.width * weight.element_size()
+        most_bytes = CUDA_BATCH_BYTES if weight.is_cuda else BATCH_BYTES
+        fitting = most_bytes // (token * (len(graph.writers) + len(graph.readers)))
+        batches = list(batch_ranges(sizes[0], max(1, min(most, fitting))))
+        largest = max(sum(sizes[0][text] for text in texts) for texts in batches)
         return cls(
             scope=scope,
             graph=graph,
@@ -68,8 +71,8 @@ class CircuitPairs:
             corrupted=inputs[1],
             metric=metric,
             targets=targets,
-            batches=list(batch_ranges(sizes, limit)),
-            max_copies=max(1, most // max(1, max(sizes))),
+            batches=batches,
+            max_copies=max(1, most // largest),
         )
 
     @property

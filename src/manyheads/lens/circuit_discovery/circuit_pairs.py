@@ -62,8 +62,8 @@ class CircuitPairs:
         token = scope.stack.config.width * weight.element_size()
         most_bytes = CUDA_BATCH_BYTES if weight.is_cuda else BATCH_BYTES
         fitting = most_bytes // (token * (len(graph.writers) + len(graph.readers)))
-        batches = list(batch_ranges(sizes[0], max(1, min(most, fitting))))
-        largest = max(sum(sizes[0][text] for text in texts) for texts in batches)
+        batches = list(batch_ranges(sizes, max(1, min(most, fitting))))
+        largest = max(sum(sizes[text] for text in texts) for texts in batches)
         return cls(
             scope=scope,
             graph=graph,

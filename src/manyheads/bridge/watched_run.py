@@ -247,7 +247,7 @@ class WatchedRun:
                 changed = self._show(whole, Tap.EMBEDDINGS, changed)
             context = WatchContext(self.watcher, stack.name, first, Sublayer.ATTENTION)
             changed = self._show(context, Tap.BEFORE, changed)
-            return None if changed is hidden else _replaced(args, kwargs, hidden, changed)
+            return None if changed is hidden else replaced(args, kwargs, hidden, changed)
 
         return before
 
@@ -364,7 +364,8 @@ class WatchedRun:
                     module.forward = own
 
 
-def _replaced(args: Any, kwargs: dict[str, Any], old: Tensor, new: Tensor) -> tuple[Any, Any]:
+def replaced(args: Any, kwargs: dict[str, Any], old: Tensor, new: Tensor) -> tuple[Any, Any]:
+    """The arguments of a call with another tensor."""
     new_args = tuple(new if argument is old else argument for argument in args)
     return new_args, {
         name: new if argument is old else argument for name, argument in kwargs.items()

@@ -115,11 +115,16 @@ def weights_without(
     renormalize: bool,
 ) -> Float[Tensor, "h s"]:
     """The weights of one query that `attend_without` mixes values with."""
-    scored = _scores(q, k, request, row[0], slice(row[1], row[1] + 1)).squeeze(1)
+    scored = row_scores(q, k, request, row)
     if renormalize:
         scored = scored.masked_fill(removed, -torch.inf)
     pattern = _softmax(scored.unsqueeze(1), request)[0].squeeze(1)
     return pattern.masked_fill(removed, 0.0)
+
+
+def row_scores(q: Queries, k: Keys, request: Request, row: tuple[int, int]) -> Float[Tensor, "h s"]:
+    """The scores of one query, a (sequence, row) pair."""
+    return _scores(q, k, request, row[0], slice(row[1], row[1] + 1)).squeeze(1)
 
 
 def per_query_head(x: Values, heads: int, request: Request) -> Float[Tensor, "m h e"]:

@@ -30,6 +30,7 @@ from manyheads.lens.attribution.gradients import (
     integrate_heads,
     integrate_inputs,
 )
+from manyheads.lens.attribution.link_reasons import LinkReasons, why
 from manyheads.lens.attribution.position_influence import influence
 from manyheads.lens.attribution.source_tokens import TokenRoute, TokenRoutes, token_routes
 from manyheads.lens.causal.ablation import (
@@ -144,6 +145,7 @@ __all__ = [
     "LayerState",
     "Link",
     "LinkCut",
+    "LinkReasons",
     "LogitDifference",
     "LogitLens",
     "Losses",
@@ -227,4 +229,5 @@ __all__ = [
     "top_keys",
     "typology",
     "weight_similarity",
+    "why",
 ]

@@ -5,7 +5,13 @@ from typing import Any
 
 from manyheads.argument_checks import checked
 from manyheads.lens.attention_maps.patterns import Pattern, PatternSet, TopKeys
-from manyheads.lens.attribution import attribute, direct_logits, gradients, source_tokens
+from manyheads.lens.attribution import (
+    attribute,
+    direct_logits,
+    gradients,
+    link_reasons,
+    source_tokens,
+)
 from manyheads.lens.causal import (
     ablation,
     attention_links,
@@ -52,6 +58,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         ffn_key_values.KeyValueMemories,
         kinds.Kinds,
         attention_links.LinkCut,
+        link_reasons.LinkReasons,
         direct_logits.LogitLens,
         neurons.Neurons,
         patching.Patching,

@@ -94,20 +94,31 @@ class TokenEmbedding(nn.Module):
         self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None = None
     ) -> Ragged:
         """Without checking the ids, which would wait for the device."""
+        (_, x), *added = self.vectors(ids, positions, types)
+        for _, vectors in added:
+            x = x + vectors
+        return ids.with_values(self.dropout(self.finished(x)))
+
+    def vectors(
+        self, ids: Ragged, positions: Int[Tensor, " n"], types: Ragged | None = None
+    ) -> list[tuple[str, Float[Tensor, "n e"]]]:
+        """The vectors that are summed, by what they are of: "token", "position", "type"."""
         x = self.scaled(self.tokens(ids.values))
+        vectors = [("token", x)]
         match self.config.position:
             case Learned(offset=offset):
                 assert self.positions is not None
-                x = x + self.positions(positions + offset)
+                vectors.append(("position", self.positions(positions + offset)))
             case Axial():
                 assert self.axial is not None
-                x = x + self.axial(positions)
+                vectors.append(("position", self.axial(positions)))
             case Sinusoidal() as sinusoidal:
-                x = x + sinusoidal.vectors(positions, self.config.size).to(x.dtype)
+                own = sinusoidal.vectors(positions, self.config.size).to(x.dtype)
+                vectors.append(("position", own))
         if self.types is not None:
             type_ids = torch.zeros_like(ids.values) if types is None else types.values
-            x = x + self.types(type_ids)
-        return ids.with_values(self.dropout(self.finished(x)))
+            vectors.append(("type", self.types(type_ids)))
+        return vectors
 
     def finished(self, x: Float[Tensor, "n e"]) -> Float[Tensor, "n c"]:
         """What still happens to the sum of vectors: the norm, and a projection if there is one."""

@@ -183,7 +183,8 @@ class _RouteRecorder(cached_run.ActivationEditor):
         if self._reads(site):
             self._inputs[site.tap] = value
             if len(self._inputs) == len(attention_links.INPUTS):
-                request = attention_links.full_request(self.scope.stack, site, self._inputs)
+                query, key = (self._inputs[tap] for tap in (Tap.QUERY, Tap.KEY))
+                request = attention_links.full_request(self.scope.stack, site, query, key)
                 tensors = {tap: ragged.values for tap, ragged in self._inputs.items()}
                 self.readings[site.layer] = _Reading(tensors, request)
                 self._inputs = {}

@@ -159,19 +159,19 @@ def read_links(model: build.Model, links: Sequence[Any], texts: int) -> tuple[Li
         if number is not None and not (isinstance(number, int) and 0 <= number < texts):
             raise InputError(f"there is no text {number!r}", f"use 0 to {texts - 1}")
         for head in addresses.find_heads(model, name):
-            _check_attention(model, head)
+            check_has_scores(model, head)
             resolved.append(Link(head, query, key, number))
     if not resolved:
         raise InputError("there are no links", LINK_FORM)
     return tuple(dict.fromkeys(resolved))
 
 
-def _check_attention(model: build.Model, head: addresses.Address) -> None:
-    """Refuse heads whose weights are not computed from scores that can be changed."""
+def check_has_scores(model: build.Model, head: addresses.Address) -> None:
+    """Refuse heads whose weights are not computed from scores that can be seen and changed."""
     attention = addresses.attention_at(model.stacks()[head.stack], head.head.layer, head.sublayer)
     if not getattr(attention, "has_scores", True):
         raise InputError(
-            f"the links of {head} cannot be cut: the model does not dispatch its attention, and "
+            f"the links of {head} have no scores: the model does not dispatch its attention, and "
             "only its weights are read",
             "ablate the head instead",
         )
@@ -230,7 +230,8 @@ class LinkCutter:
             self._inputs[site.tap] = value
             if len(self._inputs) == len(INPUTS):
                 # Wrapped models have the request only now.
-                self._request = full_request(self._stacks[site.stack], site, self._inputs)
+                query, key = (self._inputs[tap] for tap in (Tap.QUERY, Tap.KEY))
+                self._request = full_request(self._stacks[site.stack], site, query, key)
         return None
 
     def _without(self, site: Site, mixed: Ragged) -> Ragged:
@@ -261,7 +262,7 @@ class LinkCutter:
                 sequence = text - self._batch.start
                 counts = request.queries.each[sequence], request.keys.each[sequence]
                 row, key = (
-                    _position(place, count, text)
+                    token_position(place, count, text)
                     for place, count in zip((link.query, link.key), counts, strict=True)
                 )
                 mask, device = request.mask.of_sequence(sequence), request.queries.offsets.device
@@ -275,9 +276,8 @@ class LinkCutter:
         return rows
 
 
-def full_request(stack: Stack, site: Site, inputs: Mapping[Tap, Ragged]) -> Request:
+def full_request(stack: Stack, site: Site, query: Ragged, key: Ragged) -> Request:
     """The request to the kernel at a site, with all that affects the output."""
-    query, key, _ = (inputs[tap] for tap in INPUTS)
     request = stack.request(site.layer, site.sublayer, query, key)
     attention = addresses.attention_at(stack, site.layer, site.sublayer)
     if isinstance(request.bias, ShawBias):
@@ -285,7 +285,8 @@ def full_request(stack: Stack, site: Site, inputs: Mapping[Tap, Ragged]) -> Requ
     return replace(request, groups=attention.config.groups)
 
 
-def _position(place: Position, count: int, text: int) -> int:
+def token_position(place: Position, count: int, text: int) -> int:
+    """The position of a token in a text of this many."""
     index = count - 1 if place == "last" else place
     if not 0 <= index < count:
         raise InputError(

@@ -157,8 +157,8 @@ class _Trace:
             for facts, layer in stack.facts.attentions
             if layer == reads.head.layer and facts.cross is crosses
         )
-        # The layer, and all that is in it.
-        inside = [list(layer.modules()) for layer in stack.facts.layers]
+        # What is in the layer; the stream that enters the layer itself is still to be replaced.
+        inside = [list(layer.modules())[1:] for layer in stack.facts.layers]
         self._modules = next(
             modules for modules in inside if any(part is module for part in modules)
         )
@@ -221,7 +221,10 @@ class _Trace:
         received = args[0]
         flat = received.reshape(-1, received.shape[-1]).double()
         if not self._zero:
+            # Freezing runs the norm.
+            self._started = False
             self._frozen.append(residual_writes.FrozenNorm.of(module, flat.detach()))
+            self._started = True
         normed = self._frozen[self._calls].apply(flat)
         self._calls += 1
         return normed.to(output.dtype).reshape(output.shape)

@@ -89,6 +89,8 @@ THROUGH = {
     "explain/walk_page.py": "cli/commands/test_explain.py",
     "kernels/contract.py": "kernels/test_choose.py",
     "kernels/varlen.py": "kernels/test_fused.py",
+    "lens/attribution/frozen_reads.py": "lens/attribution/test_link_reasons.py",
+    "lens/attribution/stream_parts.py": "lens/attribution/test_link_reasons.py",
     "lens/causal/gradient_importance.py": "lens/attribution/test_gradients.py",
     "lens/causal/path_patching.py": "lens/causal/test_patching.py",
     "lens/faithful/adversarial.py": "lens/faithful/test_faithfulness_report.py",

@@ -256,9 +256,10 @@ class _LinkReading:
         count = self.request.keys.each[0]
         column = attention_links.token_position(key, count, 0)
         versus: int | Literal["mean"] | None = None
-        if against is not None:
-            named = against == "mean"
-            versus = "mean" if named else attention_links.token_position(against, count, 0)
+        if against == "mean":
+            versus = "mean"
+        elif against is not None:
+            versus = attention_links.token_position(against, count, 0)
         scores, capped = (self._row(row, request) for request in self._requests())
         products = self._row(row, replace(self.request, bias=None, softcap=None))
         visible = scores.isfinite().nonzero().squeeze(1)

@@ -49,6 +49,19 @@ REFUSALS = {
         "this model reads its classes from the first token and a mean of the others",
         "layer {0} has a convolution, which adds more than its sublayers do",
     )
+} | {
+    f"{reason}: use lens.cut, patching or ablation."
+    for reason in (
+        "layer {0} has a convolution, which reads several tokens at once and is no writer of its "
+        "own",
+        "{0} of this model does not simply add to the residual stream, so that the stream is no "
+        "sum of what heads write",
+        "the {0} of {1} is not linear in the residual stream, even with frozen norms",
+    )
+}
+REFUSALS |= {
+    "the links of {0} have no scores: the model does not dispatch its attention, and only its "
+    "weights are read: ablate the head instead."
 }
 
 

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from manyheads import load
 from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.lens.attribution.direct_logits import attribute_logits, logit_lens
+from manyheads.lens.attribution.link_reasons import why
 from manyheads.lens.attribution.source_tokens import token_routes
 from manyheads.lens.causal.attention_links import cut
 from manyheads.lens.causal.patching import Patch, patch
@@ -110,6 +111,27 @@ def test_edits_are_part_of_the_explanation(client: TestClient) -> None:
     lens = ask(client, "why_lens", text=TEXT, edits=edits)
     assert lens["steps"][-1]["probability"] == pytest.approx(top["probability"], rel=1e-4)
     assert lens["settled"] is not None
+
+
+def test_a_link_is_explained_as_in_the_lens(client: TestClient, decoder: Any) -> None:
+    response = ask(client, "why_link", text=TEXT, head="L2H1", query=9, key=3)
+    result = why(decoder, [TEXT], "L2H1", 9, 3, against="mean")
+    assert response["score"] == pytest.approx(result.score, abs=1e-5)
+    pairs = [tuple(pair.values()) for pair in response["pairs"]]
+    assert [pair[:2] for pair in pairs] == [pair[:2] for pair in result.ranked(len(pairs))]
+    for side in ("query_side", "key_side"):
+        sent = {part["writer"]: part["value"] for part in response[side]}
+        expected = dict(list(getattr(result, side).items())[: len(sent)])
+        assert sent == pytest.approx(expected, abs=1e-5)
+    edits = {"ablated": ["L0H1"], "links": [["L1H2", 9, 2]]}
+    edited = ask(client, "why_link", text=TEXT, edits=edits, head="L2H1", query=9, key=3)
+    assert edited["score"] != response["score"]
+    assert ask(client, "why_link", model="points", text=TEXT, head="L0H0", query=2, key=1)["pairs"]
+
+
+def test_a_link_that_the_mask_hides_has_no_reasons(client: TestClient) -> None:
+    hidden = ask(client, "why_link", text=TEXT, head="L2H1", query=3, key=9)
+    assert "does not see key 9" in hidden["reason"]
 
 
 def test_a_cut_link_changes_predictions_as_in_the_lens(client: TestClient, decoder: Any) -> None:

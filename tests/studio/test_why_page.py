@@ -122,18 +122,25 @@ def test_places_are_measured_layer_by_layer_and_can_be_stopped(
     expect(card.locator(".why-summary").last).to_contain_text("most is restored at")
 
 
-def test_a_link_is_cut_by_a_click_and_restored(page: Page, studio: LiveServer) -> None:
+def test_a_link_is_explained_by_a_click_cut_and_restored(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
     before = page.locator(".bars li").first.text_content()
     target = page.locator(".link-target").first
     name = target.get_attribute("aria-label") or ""
-    assert re.match(r"Cut the link of L\dH\d from “sat” to “.+”, weight \d", name)
+    assert re.match(r"Explain the link of L\dH\d from “sat” to “.+”, weight \d", name)
     count = page.locator(".link-target").count()
     target.focus()
     page.keyboard.press("Enter")
+    reasons = page.locator(".link-reasons")
+    expect(reasons.locator("h3")).to_have_text(re.compile(r"Why does L\dH\d look from “sat” at"))
+    expect(reasons.locator("h3")).to_be_focused()
+    expect(reasons.locator(".why-summary")).to_contain_text("the mean of all tokens")
+    expect(reasons.locator(".reasons")).to_have_count(3)
+    expect(reasons.locator(".reasons li").first).to_be_visible()
+    reasons.get_by_role("button", name="Cut this link").click()
     chip = page.locator(".cut-link")
     expect(chip).to_have_count(1)
-    expect(chip).to_be_focused()
+    expect(reasons.get_by_role("button", name="Restore this link")).to_be_visible()
     expect(page.locator(".bars li").first).to_contain_text("pp")
     expect(page.locator(".link-target")).not_to_have_count(count)
     expect(page).to_have_url(re.compile(r"k=L0H1\.9\.\d"))
@@ -156,10 +163,12 @@ def test_a_link_is_cut_by_a_click_and_restored(page: Page, studio: LiveServer) -
         30, (min(760, page.locator(".map-frame > div").first.bounding_box()["width"]) - 118) // 10
     )  # type: ignore[index]
     canvas.click(position={"x": 110 + cell / 2, "y": 76 + 9.5 * cell})
+    reasons.get_by_role("button", name="Cut this link").click()
     expect(chip).to_have_text(re.compile(r"L1H2 sat → The"))
     page.get_by_label("Text", exact=True).fill("The cat sat on the log")
     expect(page.locator(".token")).to_have_count(6)
     expect(chip).to_have_count(0)
+    expect(reasons).to_be_hidden()
 
 
 def test_a_route_can_be_cut_and_the_word_stays(page: Page, studio: LiveServer) -> None:

@@ -60,7 +60,7 @@ POSTS = (
     *("tokens", "token_count", "statistics", "predictions", "patching", "comparison"),
     *("attention_from", "attention_to", "attention_rows", "attention_map"),
     *("explain_layer", "explain_batch"),
-    *("why_lens", "why_parts", "why_places"),
+    *("why_lens", "why_parts", "why_places", "why_link"),
 )
 LOG = logging.getLogger("manyheads.studio")
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.lens.attribution.attribute import find_token
 from manyheads.lens.attribution.direct_logits import logit_lens
+from manyheads.lens.attribution.link_reasons import LinkReasons, why
 from manyheads.lens.attribution.source_tokens import TokenRoutes, token_routes
 from manyheads.lens.causal.patching import Component, Patch, patch
 from manyheads.lens.inputs.cached_run import EditFunction
@@ -27,6 +28,8 @@ from manyheads.taps import Site, Sublayer, Tap
 
 CANDIDATES = 8
 ROUTES = 40
+# How many pairs and writers of a link are sent.
+LINK_PARTS = 6
 # What the page calls the parts of a layer that can be patched.
 COMPONENTS: tuple[Component, ...] = ("residual", "attention", "feedforward")
 
@@ -197,6 +200,38 @@ class WhyHandlers(Handlers):
             "recovered": [views.rounded(fraction) for fraction in recovered],
         }
 
+    @with_reason
+    def why_link(self, body: RequestBody, cancelled: IsCancelled) -> dict[str, Any]:
+        """Why a head looks at a token: its score minus the mean of all that it sees, in parts."""
+        loaded, text = self._open(body, *INPUT, "head", "query", "key")
+        body.name("head")
+        (head,) = body.heads(loaded.model, "head", 1)
+        query, key = (body.integer(name, 0, len(text) - 1) for name in ("query", "key"))
+        _check_length(text)
+        edits = body.edits(loaded.model)
+        changed = None
+        if edits.ablated or edits.patched:
+            clean = self._run(loaded, text, HeadEdits(), cancelled)
+            changed = edit_functions(edits, clean, self._source(loaded, edits, cancelled))
+        result: LinkReasons = _ask_lens(
+            why,
+            *(loaded.model, text.inputs, head, query, key),
+            against="mean",
+            edits=changed,
+            links=edits.links,
+        )
+        return {
+            "score": _exact(result.score),
+            "position": _exact(result.position),
+            "capped": result.capped is not None,
+            "pairs": [
+                {"query": query_writer, "key": key_writer, "value": _exact(value)}
+                for query_writer, key_writer, value in result.ranked(LINK_PARTS)
+            ],
+            "query_side": _side(result.query_side),
+            "key_side": _side(result.key_side),
+        }
+
     def _question(
         self, body: RequestBody, cancelled: IsCancelled, *fields: str, edits: bool = True
     ) -> "_Question":
@@ -208,11 +243,7 @@ class WhyHandlers(Handlers):
             raise _NoViewError from InputError(
                 "this model outputs vectors and predicts no word", "use a model that does"
             )
-        if len(text) > LIMITS.attribution_tokens:
-            raise _NoViewError from InputError(
-                f"the text has {len(text):,} tokens, and every layer is recorded at each of them",
-                f"use at most {LIMITS.attribution_tokens:,}",
-            )
+        _check_length(text)
         run = self._run(loaded, text, body.edits(loaded.model), cancelled)
         return _Question(loaded, text, run, position, body.token("target"))
 
@@ -340,6 +371,20 @@ def _routes(result: TokenRoutes) -> dict[str, Any]:
         "tokens": [_exact(value) for value in result.values.sum(0).tolist()],
         "rest": _exact(float(result.rest.sum())),
     }
+
+
+def _side(parts: dict[str, float]) -> list[dict[str, Any]]:
+    """The strongest writers of one side of a link."""
+    strongest = list(parts.items())[:LINK_PARTS]
+    return [{"writer": writer, "value": _exact(value)} for writer, value in strongest]
+
+
+def _check_length(text: StudioInput) -> None:
+    if len(text) > LIMITS.attribution_tokens:
+        raise _NoViewError from InputError(
+            f"the text has {len(text):,} tokens, and every layer is recorded at each of them",
+            f"use at most {LIMITS.attribution_tokens:,}",
+        )
 
 
 def _check_prompts(length: int, source_length: int) -> None:

@@ -34,7 +34,7 @@ export function frame(side) {
     tabs.append(h("button", { type: "button", role: "tab", "data-view": name, on: { click: () => side.setView(name) } }, label));
   }
   const place = h("div", { class: "view", role: "tabpanel", "aria-label": say`Attention` });
-  const views = h("section", { class: "card place-views", "aria-label": say`Attention` }, h("header", {}, h("h2", {}, say`Attention`), side.lines.pager, tabs), side.cuts.element, place, side.cuts.hint);
+  const views = h("section", { class: "card place-views", "aria-label": say`Attention` }, h("header", {}, h("h2", {}, say`Attention`), side.lines.pager, tabs), side.cuts.element, place, side.cuts.hint, side.reasons.element);
 
   const left = h("div", { class: "column" }, input, tokens, views);
   const right = h("div", { class: "column answers" }, side.predictions.element, side.atlas.element, side.patching.element, side.predictions.beside);

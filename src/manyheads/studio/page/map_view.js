@@ -164,11 +164,11 @@ export class MapView {
     return { query: this.at.rows[0] + row, key: this.at.keys[0] + column, value: this.shown.weights[row * count + column] };
   }
 
-  // A click selects a token; in the row of the selected one it cuts a link.
+  // A click selects a token; in the row of the selected one it explains a link.
   #click(cell) {
     const { side } = this;
     const isLink = cell && cell.query === side.at && (cell.value > 0 || side.cuts.isCut(this.head, cell.query, cell.key));
-    if (isLink) side.toggleLink(this.head, cell.query, cell.key);
+    if (isLink) side.reasons.open(this.head, cell.query, cell.key);
     else side.select(cell?.query ?? null);
   }
 

@@ -22,6 +22,7 @@ import { spacedTokens, Tokens } from "./tokens.js";
 import { Generation } from "./generation.js";
 import { Why } from "./why_card.js";
 import { CutLinks } from "./why_links.js";
+import { LinkReasons } from "./why_reasons.js";
 import { Worth } from "./worth.js";
 
 const NOTHING = { positions: [], weights: [] };
@@ -48,6 +49,7 @@ export class Side {
     this.generation = new Generation(this);
     this.patching = new Patching(this);
     this.cuts = new CutLinks(this);
+    this.reasons = new LinkReasons(this);
     this.why = new Why(this);
     this.runSoon = debounce(450, () => this.run());
     this.#showSoon = debounce(30, () => this.#show());
@@ -252,6 +254,7 @@ export class Side {
     this.atlas.measuring.textContent = "";
     this.atlas.draw();
     this.why.named();
+    this.reasons.draw();
     this.onChange();
   }
 
@@ -287,6 +290,7 @@ export class Side {
     this.predictions.draw();
     this.patching.draw();
     this.cuts.draw();
+    this.reasons.draw();
     this.why.draw();
     this.frame.draw();
     this.#show();

@@ -1,5 +1,5 @@
-// Single links of attention that are cut: a click on a line or a cell takes a link away, the other weights of the
-// token grow to the same sum, and the predictions show the change. Each link can be restored.
+// Single links of attention: a click on a line or a cell explains the link, and from there it can be cut. The other
+// weights of the token grow to the same sum, and the predictions show the change. Each link can be restored.
 
 import { h, s } from "./dom.js";
 import { percent } from "./format.js";
@@ -13,7 +13,7 @@ export class CutLinks {
   constructor(side) {
     this.side = side;
     this.element = h("div", { class: "cut-links", role: "group", "aria-label": say`Links that are cut`, hidden: true });
-    this.hint = h("p", { class: "quiet cut-hint" }, say`Click a line of the selected token to cut this link, and see how the predictions change.`);
+    this.hint = h("p", { class: "quiet cut-hint" }, say`Click a line of the selected token to see why the head looks there, and to cut this link.`);
   }
 
   draw() {
@@ -21,7 +21,7 @@ export class CutLinks {
     const { links } = side;
     this.element.hidden = !links.length;
     this.hint.hidden = links.length > 0 || side.isVision || side.blank || !side.selected.length;
-    this.hint.textContent = side.view === "map" ? say`Click a cell in the row of the selected token to cut this link, and see how the predictions change.` : say`Click a line of the selected token to cut this link, and see how the predictions change.`;
+    this.hint.textContent = side.view === "map" ? say`Click a cell in the row of the selected token to see why the head looks there, and to cut this link.` : say`Click a line of the selected token to see why the head looks there, and to cut this link.`;
     const chips = links.map(([head, query, key]) =>
       h("button", { type: "button", class: "cut-link", "aria-label": say`Restore the link of ${head} from “${side.label(query)}” to “${side.label(key)}”`, on: { click: () => side.toggleLink(head, query, key) } }, `${head} `, h("s", {}, `${side.label(query, 10)} → ${side.label(key, 10)}`), " ↺"),
     );
@@ -37,15 +37,13 @@ export class CutLinks {
   over(path, head, query, key, weight) {
     const { side } = this;
     if (query !== side.at || weight < FAINTEST) return null;
-    const name = say`Cut the link of ${head} from “${side.label(query)}” to “${side.label(key)}”, weight ${percent(weight)}`;
-    const cut = (event) => {
+    const name = say`Explain the link of ${head} from “${side.label(query)}” to “${side.label(key)}”, weight ${percent(weight)}`;
+    const open = (event) => {
       if (event.type === "keydown" && event.key !== "Enter" && event.key !== " ") return;
       event.preventDefault();
       event.stopPropagation();
-      side.toggleLink(head, query, key);
-      // The line is gone; where it can be restored is not.
-      if (event.type === "keydown") [...this.element.querySelectorAll(".cut-link")].at(-1)?.focus();
+      side.reasons.open(head, query, key);
     };
-    return s("path", { d: path, class: "link-target", role: "button", tabindex: 0, "aria-label": name, "stroke-width": WIDE, on: { click: cut, keydown: cut } }, s("title", {}, name));
+    return s("path", { d: path, class: "link-target", role: "button", tabindex: 0, "aria-label": name, "stroke-width": WIDE, on: { click: open, keydown: open } }, s("title", {}, name));
   }
 }

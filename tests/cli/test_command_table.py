@@ -8,7 +8,7 @@ import pytest
 from manyheads.cli.command_table import Option, options_of, positionals_of
 from manyheads.cli.main import ALL_COMMANDS
 
-LOOKING = ("inspect", "ablate", "attribute", "compare", "report")
+LOOKING = ("inspect", "ablate", "attribute", "why", "compare", "report")
 WRITING = (
     *("report", "atlas", "card", "circuit", "encode", "classify", "extract", "index", "filter"),
     *("convert", "tokenizer", "prune", "gate", "study"),

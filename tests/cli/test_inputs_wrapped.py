@@ -22,6 +22,7 @@ READING = {
     "inspect": ([*TEXTS], "L0H0"),
     "ablate": ([*TEXTS], "L0H0"),
     "attribute": (["--text", WORDS], "embedding"),
+    "why": (["L1H0", "--text", WORDS], "L0H1"),
     "generate": (["--text", WORDS, "--max-new-tokens", "3"], "w"),
     "encode": (["--text", WORDS, "-o", "vectors.npy"], "vectors.npy"),
     "report": ([*TEXTS, "-o", "report.html"], "report.html"),

@@ -168,6 +168,8 @@ def _lens() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "statistics": run | batched | {"offsets": (-2,), "sink_above": 0.3, "classes": None},
         "top_keys": run | {"heads": None, "top_k": 3, "rows": None},
         "typology": {"pattern": pattern, "visible": None, "segments": None},
+        "why": {"model": decoder(), "text": [IDS[0]], "head": "L0H0", "query": 3, "key": 1}
+        | {"against": "mean"},
         "weight_similarity": {"model": decoder(), "trait": "writes", "stack": None},
     }
     return {name: (getattr(lens, name), arguments) for name, arguments in calls.items()}
@@ -453,6 +455,7 @@ COMMANDS = (
     ["ablate", "{m}/decoder", "--file", "{m}/texts.txt", "--tokens", "9", "--json", "a.json"],
     ["attribute", "{m}/decoder", "--text", "The cat sat on the", "--method", "direct"],
     ["attribute", "{m}/decoder", "--text", "The cat", "--method", "heads", "--steps", "2"],
+    ["why", "{m}/decoder", "L0H0", "--text", "The cat", "--query", "1", "--key", "0"],
     ["compare", "{m}/decoder", "{m}/decoder", "--text", "The cat sat", "--no-kinds"],
     ["explain", "The cat sat", "--heads", "2", "--seed", "0"],
     ["convert", "{m}/decoder", "--out", "copy"],

@@ -26,6 +26,7 @@ from manyheads.cli.commands import (
     train,
 )
 from manyheads.cli.commands.attribute import Attribute
+from manyheads.cli.commands.circuits.why import WhyCommand
 from manyheads.cli.commands.experiments import shape, study
 from manyheads.cli.commands.pages import card, circuit
 from manyheads.cli.commands.pages.atlas import AtlasCommand
@@ -51,6 +52,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "ablate": ablate.Ablate,
     "attribute": Attribute,
     "circuit": circuit.CircuitCommand,
+    "why": WhyCommand,
     "compare": compare.Compare,
     "generate": generate.Generate,
     "encode": encode.Encode,

@@ -171,6 +171,16 @@ class Attribution(Tabular):
         return not self.path_steps or gradients.is_converged(self.completeness, [self.value])
 
 
+def split_pair(text: str) -> tuple[str, str]:
+    """The source and the target of an encoder-decoder, written with a tab between them."""
+    source, tab, target = text.partition("\t")
+    if not tab:
+        raise InputError(
+            "the text of a Seq2Seq has no tab", "write a source, a tab and the target so far"
+        )
+    return source, target
+
+
 @wrapping_models
 def attribute(
     model: build.Model,
@@ -203,12 +213,7 @@ def attribute(
             'leave it out, or use the method "integrated" or "heads"',
         )
     if model.reads_pairs and isinstance(text, str):
-        source, tab, begun = text.partition("\t")
-        if not tab:
-            raise InputError(
-                "the text of a Seq2Seq has no tab", "write a source, a tab and the target so far"
-            )
-        text = (source, begun)
+        text = split_pair(text)
     tokenizer = require_text_model(model).tokenizer
     if tokenizer is None:
         raise InputError(

@@ -152,7 +152,7 @@ def why(
     text: Inputs,
     head: addresses.HeadName,
     query: attention_links.Position,
-    key: attention_links.Position,
+    key: attention_links.Position | Literal["strongest"],
     *,
     against: attention_links.Position | Literal["mean"] | None = None,
     edits: Mapping[Site, cached_run.EditFunction] | None = None,
@@ -160,7 +160,8 @@ def why(
 ) -> LinkReasons:
     """Divide the score of one attention link among pairs of writers to the residual stream.
 
-    The link is that of one head from the token at `query` to the token at `key` of one text.
+    The link is that of one head from the token at `query` to the token at `key` of one text;
+    "strongest" is the key with the largest score.
     Writers are heads ("L0H3"), MLPs ("L0 mlp"), embeddings and biases. Norms keep the divisors
     that they had and gates their values, so that everything is linear and the parts sum to the
     score, up to rounding (`completeness`). In cross-attention the key is a token of the source, and
@@ -249,12 +250,11 @@ class _LinkReading:
     def reasons(
         self,
         query: attention_links.Position,
-        key: attention_links.Position,
+        key: attention_links.Position | Literal["strongest"],
         against: attention_links.Position | Literal["mean"] | None,
     ) -> LinkReasons:
         row = attention_links.token_position(query, self.request.queries.each[0], 0)
         count = self.request.keys.each[0]
-        column = attention_links.token_position(key, count, 0)
         versus: int | Literal["mean"] | None = None
         if against == "mean":
             versus = "mean"
@@ -263,6 +263,10 @@ class _LinkReading:
         scores, capped = (self._row(row, request) for request in self._requests())
         products = self._row(row, replace(self.request, bias=None, softcap=None))
         visible = scores.isfinite().nonzero().squeeze(1)
+        if key == "strongest":
+            column = int(scores.argmax())
+        else:
+            column = attention_links.token_position(key, count, 0)
         for place in (column, versus):
             if isinstance(place, int) and place not in visible:
                 raise InputError(

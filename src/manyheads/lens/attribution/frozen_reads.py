@@ -35,8 +35,8 @@ class NativeReads:
     lengths: Lengths
 
     def read(
-        self, side: Side, stream: stream_parts.Parts, rows: Int[Tensor, " m"]
-    ) -> stream_parts.Parts:
+        self, side: Side, stream: stream_parts.StreamParts, rows: Int[Tensor, " m"]
+    ) -> stream_parts.StreamParts:
         """The parts of the head's queries or keys, as its kernel receives them, at some tokens."""
         layer, attention = self.head.layer, self.scope.attention(self.head.layer)
         residual = getattr(self.scope.stack.layers[layer], f"{self.scope.sublayer.value}_residual")
@@ -61,11 +61,11 @@ class NativeReads:
                 parts = parts.scaled(spread) if multiplies else parts.with_bias(spread)
         parts = parts.normed(norm)
         if together:
-            parts = stream_parts.Parts(parts.names, parts.values[..., mine])
+            parts = stream_parts.StreamParts(parts.names, parts.values[..., mine])
         rotation = self._rotation()
         if rotation is not None and not from_memory:
             turned = Rotation(rotation.cos[rows], rotation.sin[rows])(parts.values)
-            parts = stream_parts.Parts(parts.names, turned)
+            parts = stream_parts.StreamParts(parts.names, turned)
         return parts
 
     def _rotation(self) -> Rotation | None:
@@ -107,13 +107,13 @@ class WrappedReads:
     )
 
     def read(
-        self, side: Side, stream: stream_parts.Parts, rows: Int[Tensor, " m"]
-    ) -> stream_parts.Parts:
+        self, side: Side, stream: stream_parts.StreamParts, rows: Int[Tensor, " m"]
+    ) -> stream_parts.StreamParts:
         if not self._maps:
             self._trace()
         weights, biases = self._maps[side]
         values = torch.einsum("mwc,mdc->mwd", stream.values, weights[rows].double())
-        return stream_parts.Parts(stream.names, values).with_bias(biases[rows])
+        return stream_parts.StreamParts(stream.names, values).with_bias(biases[rows])
 
     def _trace(self) -> None:
         with torch.enable_grad():

@@ -306,7 +306,7 @@ class _LinkReading:
         scores = reference.row_scores(self.query.values, self.keys.values, request, (0, row))
         return scores[self.address.head.head]
 
-    def _query_parts(self, row: int) -> stream_parts.Parts:
+    def _query_parts(self, row: int) -> stream_parts.StreamParts:
         rows = torch.tensor([row], device=self.query.device)
         stream = self.reader.parts(self.recorder, rows)
         scope, head = self.reader.scope, self.address.head
@@ -320,7 +320,9 @@ class _LinkReading:
             )
         return self._reads.read("query", stream, rows)
 
-    def _mean_key_parts(self, places: Sequence[int] | Int[Tensor, " m"]) -> stream_parts.Parts:
+    def _mean_key_parts(
+        self, places: Sequence[int] | Int[Tensor, " m"]
+    ) -> stream_parts.StreamParts:
         """The mean of the parts of some keys."""
         rows = torch.as_tensor(places, device=self.keys.device)
         stack = self.reader.scope.stack
@@ -333,7 +335,7 @@ class _LinkReading:
         assert isinstance(summed, Tensor)
         return replace(chunks[0], values=summed / len(rows))
 
-    def _key_parts(self, rows: Int[Tensor, " m"]) -> stream_parts.Parts:
+    def _key_parts(self, rows: Int[Tensor, " m"]) -> stream_parts.StreamParts:
         scope, reads = self.reader.scope, self._reads
         assert reads is not None, "queries come before keys"
         if scope.sublayer is not Sublayer.CROSS:
@@ -341,9 +343,13 @@ class _LinkReading:
         if isinstance(reads, frozen_reads.WrappedReads):
             # The bias of the key is part of it: its projection is not known.
             owner = scope.attention(self.address.head.layer).config.owners[self.address.head.head]
-            return stream_parts.Parts.of((ENCODER_OUTPUT,), self.keys.values[rows, owner][:, None])
+            return stream_parts.StreamParts.of(
+                (ENCODER_OUTPUT,), self.keys.values[rows, owner][:, None]
+            )
         memory = self.recorder[Site(-1, Tap.FINAL, stack="encoder")].values[rows]
-        return reads.read("key", stream_parts.Parts.of((ENCODER_OUTPUT,), memory[:, None]), rows)
+        return reads.read(
+            "key", stream_parts.StreamParts.of((ENCODER_OUTPUT,), memory[:, None]), rows
+        )
 
     def _tokens(self, query: int, key: int, versus: int | str | None) -> tuple[str, ...]:
         """The tokens of the link, where the model has words for them."""

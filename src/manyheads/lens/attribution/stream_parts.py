@@ -27,7 +27,7 @@ ELSEWHERE = "use lens.cut, patching or ablation"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class StreamParts:
     """Vectors of m tokens as sums over writers, in float64; the first writer is `BIASES`.
 
     Linear maps apply to each part, and what they add is a bias. A norm is linear once its
@@ -38,39 +38,42 @@ class Parts:
     values: Float[Tensor, "m w c"]
 
     @classmethod
-    def of(cls, names: Sequence[str], values: Float[Tensor, "m w c"]) -> "Parts":
+    def of(cls, names: Sequence[str], values: Float[Tensor, "m w c"]) -> "StreamParts":
         values = values.double()
         return cls((BIASES, *names), torch.cat((torch.zeros_like(values[:, :1]), values), 1))
 
     @classmethod
-    def of_biases(cls, values: Float[Tensor, "m c"]) -> "Parts":
+    def of_biases(cls, values: Float[Tensor, "m c"]) -> "StreamParts":
         return cls((BIASES,), values.double().unsqueeze(1))
 
     @property
     def total(self) -> Float[Tensor, "m c"]:
         return self.values.sum(1)
 
-    def plus(self, write: "Parts") -> "Parts":
-        biases = self.values[:, :1] + write.values[:, :1]
-        values = torch.cat((biases, self.values[:, 1:], write.values[:, 1:]), 1)
-        return Parts((*self.names, *write.names[1:]), values)
+    @classmethod
+    def summed(cls, writes: Sequence["StreamParts"]) -> "StreamParts":
+        """The sum of several, each with writers of its own."""
+        biases = torch.stack([write.values[:, 0] for write in writes]).sum(0)
+        names = tuple(name for write in writes for name in write.names[1:])
+        values = [biases[:, None], *(write.values[:, 1:] for write in writes)]
+        return cls((BIASES, *names), torch.cat(values, 1))
 
-    def with_bias(self, bias: Tensor | None) -> "Parts":
+    def with_bias(self, bias: Tensor | None) -> "StreamParts":
         if bias is None:
             return self
         values = self.values.clone()
         values[:, 0] += bias.detach().double()
         return replace(self, values=values)
 
-    def scaled(self, factor: Float[Tensor, "m_or_1 c"] | float) -> "Parts":
+    def scaled(self, factor: Float[Tensor, "m_or_1 c"] | float) -> "StreamParts":
         factor = factor.double().unsqueeze(1) if isinstance(factor, Tensor) else factor
         return replace(self, values=self.values * factor)
 
-    def projected(self, weight: Float[Tensor, "rows c"], bias: Tensor | None) -> "Parts":
+    def projected(self, weight: Float[Tensor, "rows c"], bias: Tensor | None) -> "StreamParts":
         projected = replace(self, values=self.values @ weight.detach().double().T)
         return projected.with_bias(bias)
 
-    def normed(self, norm: nn.Module | None) -> "Parts":
+    def normed(self, norm: nn.Module | None) -> "StreamParts":
         if isinstance(norm, norms.ChannelScale):
             return self.scaled(norm.weight.detach()[None])
         if norm is None or isinstance(norm, nn.Identity):
@@ -130,16 +133,16 @@ class StreamReader:
                     ELSEWHERE,
                 )
 
-    def parts(self, record: cached_run.ActivationEditor, rows: Int[Tensor, " m"]) -> Parts:
+    def parts(self, record: cached_run.ActivationEditor, rows: Int[Tensor, " m"]) -> StreamParts:
         """What each writer has added to the stream at some tokens, before the attention's norm."""
         embeddings = record[Site(-1, Tap.EMBEDDINGS, stack=self.scope.stack_name)]
-        stream = self._embedded(embeddings.values[rows], rows)
+        writes = [self._embedded(embeddings.values[rows], rows)]
         for layer, sublayer in self._sublayers():
             residual = getattr(self.scope.stack.layers[layer], f"{sublayer.value}_residual")
-            stream = stream.plus(self._write(record, layer, sublayer, rows))
+            writes.append(self._write(record, layer, sublayer, rows))
             if isinstance(residual.placement, norms.PostNorm):
-                stream = stream.normed(residual.norm)
-        return stream
+                writes = [StreamParts.summed(writes).normed(residual.norm)]
+        return StreamParts.summed(writes)
 
     def _sublayers(self) -> Iterator[tuple[int, Sublayer]]:
         """The sublayers that write before the attention reads."""
@@ -152,7 +155,7 @@ class StreamReader:
     def _site(self, layer: int, tap: Tap, sublayer: Sublayer) -> Site:
         return Site(layer, tap, sublayer, self.scope.stack_name)
 
-    def _embedded(self, embeddings: Float[Tensor, "m c"], rows: Int[Tensor, " m"]) -> Parts:
+    def _embedded(self, embeddings: Float[Tensor, "m c"], rows: Int[Tensor, " m"]) -> StreamParts:
         """The vectors of tokens, positions and types, where the model has several of them."""
         model, ids = self.scope.model, self.inputs.ids
         embedding: object = getattr(model, "embedding", None)
@@ -161,12 +164,14 @@ class StreamReader:
         elif self.scope.stack_name == "decoder":
             embedding = getattr(model, "target_embedding", None) or embedding
         if not isinstance(embedding, TokenEmbedding) or ids is None:
-            return Parts.of(("embeddings",), embeddings[:, None])
+            return StreamParts.of(("embeddings",), embeddings[:, None])
         vectors = dict(embedding.vectors(ids, ids.lengths.positions))
         if len(vectors) == 1:
-            return Parts.of(("embeddings",), embeddings[:, None])
+            return StreamParts.of(("embeddings",), embeddings[:, None])
         tables = torch.stack([table[rows] for table in vectors.values()], 1)
-        parts = Parts.of([f"{name} embedding" for name in vectors], tables).normed(embedding.norm)
+        parts = StreamParts.of([f"{name} embedding" for name in vectors], tables).normed(
+            embedding.norm
+        )
         project = embedding.project
         return parts if project is None else parts.projected(project.weight, project.bias)
 
@@ -176,7 +181,7 @@ class StreamReader:
         layer: int,
         sublayer: Sublayer,
         rows: Int[Tensor, " m"],
-    ) -> Parts:
+    ) -> StreamParts:
         module = self.scope.stack.layers[layer]
         inner = getattr(module, sublayer.value, None)
         if inner is None and sublayer is Sublayer.ATTENTION:
@@ -185,10 +190,12 @@ class StreamReader:
         heads = addresses.heads_in(self.scope.stack.config.layers[layer], sublayer)
         if inner is None:
             assert isinstance(getattr(module, f"{sublayer.value}_rest"), feedforward.ConstantLayer)
-            return Parts.of_biases(written)
+            return StreamParts.of_biases(written)
         if sublayer is Sublayer.FEEDFORWARD or not heads:
             part = "mixer" if isinstance(inner, Mixer) else "mlp"
-            return Parts.of((part_name(self.scope.stack_name, layer, part),), written[:, None])
+            return StreamParts.of(
+                (part_name(self.scope.stack_name, layer, part),), written[:, None]
+            )
         outputs = record[self._site(layer, Tap.HEAD_OUTPUT, sublayer)].values[rows]
         names = head_names(self.scope.stack_name, layer, heads, sublayer)
         write = head_writes(names, outputs, inner.output.weight, inner.output.bias)
@@ -244,8 +251,8 @@ class WrappedStreamReader(StreamReader):
         if facts.unseen:
             raise InputError(f"the residual stream is not seen: {facts.unseen}", ELSEWHERE)
 
-    def parts(self, record: cached_run.ActivationEditor, rows: Int[Tensor, " m"]) -> Parts:
-        stream = self._embedded(self._before(record, 0, rows), rows)
+    def parts(self, record: cached_run.ActivationEditor, rows: Int[Tensor, " m"]) -> StreamParts:
+        writes = [self._embedded(self._before(record, 0, rows), rows)]
         for layer in range(self.layer + 1):
             # Together the writes of a layer add what it left behind.
             rest = None
@@ -254,13 +261,13 @@ class WrappedStreamReader(StreamReader):
             attends = False
             for facts, index in self._attentions():
                 if index == layer:
-                    write = self._attention_write(record, layer, facts, rows)
-                    stream, attends = stream.plus(write), True
-                    rest = None if rest is None else rest - write.total
+                    writes.append(self._attention_write(record, layer, facts, rows))
+                    attends = True
+                    rest = None if rest is None else rest - writes[-1].total
             if rest is not None:
                 name = part_name(self.scope.stack_name, layer, "mlp" if attends else "layer")
-                stream = stream.plus(Parts.of((name,), rest[:, None]))
-        return stream
+                writes.append(StreamParts.of((name,), rest[:, None]))
+        return StreamParts.summed(writes)
 
     @property
     def _facts(self) -> structure.StackFacts:
@@ -278,7 +285,7 @@ class WrappedStreamReader(StreamReader):
     ) -> Float[Tensor, "m c"]:
         return record[self._site(layer, Tap.BEFORE, Sublayer.ATTENTION)].values[rows].double()
 
-    def _embedded(self, embeddings: Float[Tensor, "m c"], rows: Int[Tensor, " m"]) -> Parts:
+    def _embedded(self, embeddings: Float[Tensor, "m c"], rows: Int[Tensor, " m"]) -> StreamParts:
         """Tables apart, where the embeddings are their sum."""
         last, tables = int(rows.max()), {}
         for path, vectors in self.vectors.items():
@@ -287,10 +294,10 @@ class WrappedStreamReader(StreamReader):
                 if last < len(flat):
                     tables[_table_name(path)] = flat[rows].double()
         if len(tables) > 1:
-            parts = Parts.of(tuple(tables), torch.stack(list(tables.values()), 1))
+            parts = StreamParts.of(tuple(tables), torch.stack(list(tables.values()), 1))
             if residual_writes.close(parts.total, embeddings):
                 return parts
-        return Parts.of(("embeddings",), embeddings[:, None])
+        return StreamParts.of(("embeddings",), embeddings[:, None])
 
     def _attention_write(
         self,
@@ -298,7 +305,7 @@ class WrappedStreamReader(StreamReader):
         layer: int,
         facts: structure.ProbedAttention,
         rows: Int[Tensor, " m"],
-    ) -> Parts:
+    ) -> StreamParts:
         sublayer = Sublayer.CROSS if facts.cross else Sublayer.ATTENTION
         outputs = record[self._site(layer, Tap.HEAD_OUTPUT, sublayer)].values[rows]
         assert facts.write is not None, "checked before"
@@ -322,10 +329,11 @@ def head_writes(
     outputs: Float[Tensor, "m h d"],
     weight: Float[Tensor, "c hd"],
     bias: Tensor | None,
-) -> Parts:
+) -> StreamParts:
     """What each head adds through its columns of the output projection."""
-    columns = weight.detach().double().unflatten(1, outputs.shape[1:])
-    return Parts.of(names, torch.einsum("mhd,chd->mhc", outputs.double(), columns)).with_bias(bias)
+    columns = weight.detach().T.double().contiguous().unflatten(0, outputs.shape[1:])
+    written = torch.bmm(outputs.double().transpose(0, 1), columns).transpose(0, 1)
+    return StreamParts.of(names, written).with_bias(bias)
 
 
 def head_names(stack: str, layer: int, heads: int, sublayer: Sublayer) -> list[str]:

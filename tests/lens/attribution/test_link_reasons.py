@@ -319,6 +319,9 @@ def test_an_edited_head_writes_what_the_edit_left() -> None:
     result = why(model, ids((6,)), "L1H2", 5, 3, edits={Site(0, Tap.HEAD_OUTPUT): without})
     assert result.of("L0H1", "embeddings") == 0.0
     assert result.completeness < LIMIT
+    positions = small(MODELS["decoder gpt2"])
+    embedded = {Site(-1, Tap.EMBEDDINGS): lambda x: x + 1}
+    assert why(positions, ids((6,)), "L1H2", 5, "strongest", edits=embedded).completeness < LIMIT
     cut = why(model, ids((6,)), "L1H2", 5, 3, links=[("L0H0", 5, 4)])
     assert cut.completeness < LIMIT
     assert cut.score != why(model, ids((6,)), "L1H2", 5, 3).score

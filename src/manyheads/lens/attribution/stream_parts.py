@@ -163,17 +163,17 @@ class StreamReader:
             ids = self.inputs.source
         elif self.scope.stack_name == "decoder":
             embedding = getattr(model, "target_embedding", None) or embedding
-        if not isinstance(embedding, TokenEmbedding) or ids is None:
-            return StreamParts.of(("embeddings",), embeddings[:, None])
-        vectors = dict(embedding.vectors(ids, ids.lengths.positions))
-        if len(vectors) == 1:
-            return StreamParts.of(("embeddings",), embeddings[:, None])
-        tables = torch.stack([table[rows] for table in vectors.values()], 1)
-        parts = StreamParts.of([f"{name} embedding" for name in vectors], tables).normed(
-            embedding.norm
-        )
-        project = embedding.project
-        return parts if project is None else parts.projected(project.weight, project.bias)
+        if isinstance(embedding, TokenEmbedding) and ids is not None:
+            vectors = dict(embedding.vectors(ids, ids.lengths.positions))
+            tables = torch.stack([table[rows] for table in vectors.values()], 1)
+            names = [f"{name} embedding" for name in vectors]
+            parts = StreamParts.of(names, tables).normed(embedding.norm)
+            if embedding.project is not None:
+                parts = parts.projected(embedding.project.weight, embedding.project.bias)
+            # Embeddings that somebody edited are no longer that sum.
+            if len(vectors) > 1 and residual_writes.close(parts.total, embeddings):
+                return parts
+        return StreamParts.of(("embeddings",), embeddings[:, None])
 
     def _write(
         self,

@@ -67,6 +67,7 @@ FLOORS_OF_LENS = {
     "circuit_discovery/": 7,
     "diff/": 7,
     "inspection.py": 7,
+    "task_heads/": 7,
     "corpus/": 8,
     "result_types.py": 9,
     "__init__.py": 10,

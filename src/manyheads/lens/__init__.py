@@ -67,6 +67,8 @@ from manyheads.lens.inputs.metrics import (
     Similarity,
     StateMetric,
 )
+from manyheads.lens.inputs.few_shot import FewShotPrompts, few_shot_prompts
+from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity, StateMetric
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error
@@ -83,6 +85,16 @@ from manyheads.lens.result_types import load
 from manyheads.lens.results.addresses import Address, Block
 from manyheads.lens.results.files import Result
 from manyheads.lens.results.tables import ByHead, ByLayer, ByPair, Column
+from manyheads.lens.task_heads.function_vectors import (
+    FunctionVectorHeads,
+    find_function_vector_heads,
+)
+from manyheads.lens.task_heads.retrieval import (
+    RetrievalHeads,
+    find_retrieval_heads,
+    retrieval_needles,
+)
+from manyheads.lens.task_heads.task_heads import HeldOutEffect, InductionOverlap
 from manyheads.lens.weights.circuits import Circuits, FactoredMatrix, circuits, score_circuits
 from manyheads.lens.weights.composition import composition_scores, weight_similarity
 from manyheads.lens.weights.ffn_key_values import (
@@ -124,6 +136,8 @@ __all__ = [
     "DirectLogits",
     "DuplicatePair",
     "FactoredMatrix",
+    "FewShotPrompts",
+    "FunctionVectorHeads",
     "HeadExample",
     "Edge",
     "Faithfulness",
@@ -131,10 +145,12 @@ __all__ = [
     "HeadAttribution",
     "HeadEntry",
     "Hypothesis",
+    "HeldOutEffect",
     "IOIHeads",
     "IOIPrompts",
     "Importance",
     "InContextScore",
+    "InductionOverlap",
     "Inspection",
     "JointAblation",
     "KeyValueMemories",
@@ -162,6 +178,7 @@ __all__ = [
     "Redundancy",
     "Restoration",
     "Result",
+    "RetrievalHeads",
     "ScoredToken",
     "Scrub",
     "Shapley",
@@ -196,7 +213,10 @@ __all__ = [
     "dead_heads",
     "detect",
     "faithfulness",
+    "few_shot_prompts",
+    "find_function_vector_heads",
     "find_ioi_heads",
+    "find_retrieval_heads",
     "gradient_times_attention",
     "importance",
     "in_context_score",
@@ -221,6 +241,7 @@ __all__ = [
     "probe_syntax",
     "redundancy",
     "restore",
+    "retrieval_needles",
     "score_circuits",
     "scrub",
     "shapley",

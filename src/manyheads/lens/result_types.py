@@ -31,6 +31,8 @@ from manyheads.lens.measure.statistics import Statistics
 from manyheads.lens.probing.syntax import SyntaxProbe
 from manyheads.lens.redundant import collapse, dead_heads, heads
 from manyheads.lens.results import files, tables
+from manyheads.lens.task_heads.function_vectors import FunctionVectorHeads
+from manyheads.lens.task_heads.retrieval import RetrievalHeads
 from manyheads.lens.weights import ffn_key_values, neurons
 
 RESULT_TYPES: dict[str, type[files.Result]] = {
@@ -49,6 +51,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         direct_logits.DirectLogits,
         Faithfulness,
         FaithfulnessCurve,
+        FunctionVectorHeads,
         gradients.HeadAttribution,
         gradient_importance.Importance,
         InContextScore,
@@ -67,6 +70,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         heads.Redundancy,
         restoration.Restoration,
         Scrub,
+        RetrievalHeads,
         shapley_values.Shapley,
         Statistics,
         SyntaxProbe,

@@ -180,7 +180,14 @@ class Stack(nn.Module):
         return self._run(x, 0, positions, memory, cache, plan, context)
 
     def resume(
-        self, x: Ragged, layer: int, *, memory: Ragged | None = None, watch: Watcher | None = None
+        self,
+        x: Ragged,
+        layer: int,
+        *,
+        memory: Ragged | None = None,
+        cache: Cache | None = None,
+        plan: CachePlan | None = None,
+        watch: Watcher | None = None,
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         """The rest of `forward`, from the residual stream before a layer.
 
@@ -203,7 +210,8 @@ class Stack(nn.Module):
                 "run the model from its tokens: one stream alone does not determine the rest",
             )
         context = None if watch is None else WatchContext(watch, stack=self.name)
-        return self._run(x, layer, None, memory, None, None, context)
+        positions = None if plan is None else plan.positions
+        return self._run(x, layer, positions, memory, cache, plan, context)
 
     def _run(
         self,

@@ -134,8 +134,7 @@ def measure_needles(
     question and the answer before it.
     """
     table, copied = _ScoreTable(model, len(needles)), np.full(len(needles), np.nan)
-    final, readout = Site(-1, Tap.FINAL, stack=model.readout_stack), model.readout
-    assert readout is not None, "models that predict tokens have a readout"
+    final = Site(-1, Tap.FINAL, stack=model.readout_stack)
 
     def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
         batch = [needles[number] for number in numbers]
@@ -158,10 +157,7 @@ def measure_needles(
             hidden = watcher.record[final]
             assert isinstance(hidden, Ragged), "the readout receives tokens"
             for text, (number, needle) in enumerate(zip(numbers, batch, strict=True)):
-                before, target = torch.tensor(needle.copies).T
-                rows = hidden.of(text)[before.to(hidden.device)]
-                likely = readout.logits(rows, model.table).argmax(-1).cpu()
-                right = likely == torch.tensor(needle.ids)[target]
+                right = synthetic.copied_tokens(model, hidden.of(text), needle)
                 copied[number] = float(right.float().mean())
                 for block in table.blocks:
                     if (text, block) in hits:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyheads.encoding.text_reader import TextReader, require_text_model, resolve_max_length
@@ -267,11 +268,16 @@ HAYSTACK_WORDS = (8, 24)
 
 
 def needle_texts(
-    model: build.Model, words: Sequence[str], texts: int = 10, seed: int = 0
+    model: build.Model,
+    words: Sequence[str],
+    texts: int = 10,
+    seed: int = 0,
+    haystack_words: tuple[int, int] = HAYSTACK_WORDS,
 ) -> list[Needle]:
     """Random words hidden in an article, and asked for after it (arXiv 2404.15574).
 
-    Texts that do not fit into the model's context are left out.
+    Between `haystack_words` words are on either side. Texts that do not fit into the model's
+    context are left out.
     """
     reader = require_text_model(model)
     tokenizer, special = plain_copy(reader.tokenizer), SpecialTokens.of(reader)
@@ -286,9 +292,11 @@ def needle_texts(
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def haystack() -> list[int]:
-        article, count = draw.choice(articles), draw.randint(*HAYSTACK_WORDS)
-        first = draw.randrange(len(article) - count)
-        return encode(" " + " ".join(article[first : first + count]) + ".")
+        article, count = draw.choice(articles), draw.randint(*haystack_words)
+        # A long haystack begins the article again.
+        first = draw.randrange(max(1, len(article) - count))
+        taken = [article[place % len(article)] for place in range(first, first + count)]
+        return encode(" " + " ".join(taken) + ".")
 
     needles = []
     for _ in range(texts):
@@ -302,6 +310,16 @@ def needle_texts(
             copies = tuple((last + index, needle + index) for index in range(len(answer)))
             needles.append(Needle(ids, copies))
     return needles
+
+
+def copied_tokens(
+    model: build.Model, hidden: Float[Tensor, "t c"], needle: Needle
+) -> Bool[Tensor, " k"]:
+    """Which tokens of the answer are the most likely ones, by what the readout receives."""
+    assert model.readout is not None, "models that predict tokens have a readout"
+    before, target = torch.tensor(needle.copies).T
+    likely = model.readout.logits(hidden[before.to(hidden.device)], model.table).argmax(-1).cpu()
+    return likely == torch.tensor(needle.ids)[target]
 
 
 # The length of texts whose patterns are compared, and the smallest that says something.

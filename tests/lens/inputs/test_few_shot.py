@@ -67,7 +67,7 @@ def test_seeds_decide_the_prompts(model: Any, prompts: Any) -> None:
 
 def test_tasks_that_do_not_fit_are_named(model: Any, prompts: Any) -> None:
     assert set(prompts.missing) == set(few_shot_tasks()) - set(NAMES)
-    assert "single tokens" in prompts.missing["capitals"]
+    assert "single token" in prompts.missing["capitals"]
     with refuses(InputError, "tasks fit this model", "fewer shots"):
         few_shot_prompts(model, {"past": few_shot_tasks()["past"]})
     with refuses(InputError, "the context 200"):

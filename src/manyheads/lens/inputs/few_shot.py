@@ -97,12 +97,15 @@ def few_shot_prompts(
 
     between = encode(END)
     for name, words in (few_shot_tasks() if tasks is None else tasks).items():
-        pairs = []
-        for word, answer in words.items():
-            if (token := single_token(tokenizer, answer)) is not None:
-                pairs.append((encode(QUESTION.format(word=word)), token))
+        # Words that a tokenizer does not know look alike: one of them is enough.
+        tokens = {
+            tuple(encode(QUESTION.format(word=word))): token
+            for word, answer in words.items()
+            if (token := single_token(tokenizer, answer)) is not None
+        }
+        pairs = list(tokens.items())
         if len(pairs) < max(MIN_PAIRS, shots + 1):
-            missing[name] = f"only {len(pairs)} of {len(words)} answers are single tokens"
+            missing[name] = f"only {len(pairs)} of {len(words)} pairs have a single token as their answer"
             continue
         own = []
         for query, right in (draw.sample(pairs, len(pairs)) * prompts)[:prompts]:

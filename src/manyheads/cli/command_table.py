@@ -28,6 +28,7 @@ from manyheads.cli.commands import (
 from manyheads.cli.commands.attribute import Attribute
 from manyheads.cli.commands.circuits.why import WhyCommand
 from manyheads.cli.commands.experiments import shape, study
+from manyheads.cli.commands.experiments import heads, shape, study
 from manyheads.cli.commands.pages import card, circuit
 from manyheads.cli.commands.pages.atlas import AtlasCommand
 from manyheads.cli.commands.tasks import answer, extract, index, search
@@ -53,6 +54,7 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "attribute": Attribute,
     "circuit": circuit.CircuitCommand,
     "why": WhyCommand,
+    "heads": heads.HeadsCommand,
     "compare": compare.Compare,
     "generate": generate.Generate,
     "encode": encode.Encode,

@@ -98,7 +98,11 @@ def task_prompts(prompts: int = 8, seed: int = 0) -> FewShotPrompts:
             for column, labels in zip(columns, (right, exchange(right, draw), []), strict=False):
                 pairs = zip(shown, labels, strict=False)
                 column.append(
-                    (0, *(token for index, label in pairs for token in (word(index), label)), word(query))
+                    (
+                        0,
+                        *(token for index, label in pairs for token in (word(index), label)),
+                        word(query),
+                    )
                 )
             columns[3].append(answer(query, task))
             columns[4].append(f"add {task}")

@@ -65,9 +65,7 @@ def test_the_vector_is_what_the_head_writes(result: FunctionVectorHeads) -> None
     assert 0 <= result.layer < 4
 
 
-def test_the_result_counts_its_induction_heads(
-    result: FunctionVectorHeads, tmp_path: Path
-) -> None:
+def test_the_result_counts_its_induction_heads(result: FunctionVectorHeads, tmp_path: Path) -> None:
     overlap = result.overlap
     assert (overlap.heads, overlap.induction, overlap.both) == (1, 0, 0)
     assert overlap.depth == pytest.approx(2 / 3)

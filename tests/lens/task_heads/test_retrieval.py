@@ -49,8 +49,10 @@ def test_without_them_needles_of_the_other_half_are_lost(result: RetrievalHeads)
     assert effects["needles, without these heads"].high < 0.1
     assert effects["needles"].samples == 6
     for name in ("needles", "loss on articles"):
-        for heads in ("these", "as many induction", "as many random"):
-            assert f"{name}, without {heads} heads" in effects
+        for heads in ("these heads", "the induction heads among them", "as many random heads"):
+            assert f"{name}, without {heads}" in effects
+        # Both are induction heads.
+        assert f"{name}, without the others among them" not in effects
 
 
 def test_planted_heads_are_induction_heads_too(result: RetrievalHeads, tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ def few_shot_prompts(
         )
     for name, value, least in (("prompts", prompts, 2), ("shots", shots, 2)):
         if value < least:
-            raise InputError(f"{name} must be at least {least}, got {value}", f"use {least} or more")
+            raise InputError(
+                f"{name} must be at least {least}, got {value}", f"use {least} or more"
+            )
     tokenizer, prefix = plain_copy(reader.tokenizer), SpecialTokens.of(reader).prefix
     limit = resolve_max_length(reader, None)
     draw = random.Random(seed)
@@ -105,7 +107,9 @@ def few_shot_prompts(
         }
         pairs = list(tokens.items())
         if len(pairs) < max(MIN_PAIRS, shots + 1):
-            missing[name] = f"only {len(pairs)} of {len(words)} pairs have a single token as their answer"
+            missing[name] = (
+                f"only {len(pairs)} of {len(words)} pairs have a single token as their answer"
+            )
             continue
         own = []
         for query, right in (draw.sample(pairs, len(pairs)) * prompts)[:prompts]:
@@ -133,9 +137,7 @@ def few_shot_prompts(
             "use fewer shots, a model with a larger vocabulary, or tasks of your own",
         )
     clean, shuffled_prompts, zero_shot = map(tuple, columns)
-    return FewShotPrompts(
-        clean, shuffled_prompts, zero_shot, tuple(answers), tuple(names), missing
-    )
+    return FewShotPrompts(clean, shuffled_prompts, zero_shot, tuple(answers), tuple(names), missing)
 
 
 def exchange(labels: Sequence[int], draw: random.Random, tries: int = 20) -> list[int]:
@@ -145,6 +147,4 @@ def exchange(labels: Sequence[int], draw: random.Random, tries: int = 20) -> lis
     [2, 3, 1]
     """
     orders = [draw.sample(labels, len(labels)) for _ in range(tries)]
-    return min(
-        orders, key=lambda order: sum(a == b for a, b in zip(order, labels, strict=True))
-    )
+    return min(orders, key=lambda order: sum(a == b for a, b in zip(order, labels, strict=True)))

@@ -83,7 +83,8 @@ def find_function_vector_heads(
     The tasks are then divided into two halves. The heads chosen by one half are measured on the
     tasks of the other: patched together into shuffled prompts; as a function vector, added to
     prompts without examples at the layer where it did most for the first half; and ablated (their
-    mean in their place, at all tokens) beside as many induction and as many random heads.
+    mean in their place, at all tokens), or instead as many of the strongest induction heads that
+    are not among them, or as many random heads.
 
     >>> from manyheads import load
     >>> find_function_vector_heads(load("house-gpt"), progress=False)  # doctest: +SKIP
@@ -102,7 +103,8 @@ def find_function_vector_heads(
         chosen = mediation.choose(sorted(set(prompts.tasks)), top)
         induction = InductionScores.of(model, seed, progress)
         held_out: dict[str, HeldOutEffect] = {}
-        vectors, layer = {}, 0
+        vectors: dict[str, np.ndarray] = {}
+        layer = 0
         if chosen:
             held_out = mediation.hold_out(top, induction, seed)
             vectors, layer = mediation.vectors(chosen)
@@ -268,9 +270,7 @@ class Mediation:
     def _heads(self, indices: Sequence[int]) -> list[Head]:
         return [self.scope.heads[index] for index in indices]
 
-    def hold_out(
-        self, top: int, induction: InductionScores, seed: int
-    ) -> dict[str, HeldOutEffect]:
+    def hold_out(self, top: int, induction: InductionScores, seed: int) -> dict[str, HeldOutEffect]:
         """The effects of heads that the other half of the tasks has chosen, by task."""
         halves = [self.names[0::2], self.names[1::2]]
         values: dict[str, np.ndarray] = {}
@@ -302,16 +302,18 @@ class Mediation:
         yield "without as many random heads", np.mean(ablated[2:], axis=0)
         yield "shuffled prompts", self.probabilities["shuffled"][rows]
         first = min(head.layer for head in own)
-        yield "shuffled, with these heads patched", self._run(
-            self.prompts.shuffled, rows, first, own
+        yield (
+            "shuffled, with these heads patched",
+            self._run(self.prompts.shuffled, rows, first, own),
         )
         yield "zero-shot prompts", self._run(self.prompts.zero_shot, rows)
         try:
             layer = self._best_layer(own, self.rows(*chosen_by))
         except InputError:
             return
-        yield "zero-shot, with the function vector", self._run(
-            self.prompts.zero_shot, rows, layer, added=self._writes(own)
+        yield (
+            "zero-shot, with the function vector",
+            self._run(self.prompts.zero_shot, rows, layer, added=self._writes(own)),
         )
 
     def _run(
@@ -353,7 +355,9 @@ class Mediation:
         """The sum of what some heads write on average, for each prompt."""
         total: Tensor | float = 0.0
         for head in heads:
-            total = total + head_writes(self.scope, head.layer, self.means[head.layer])[:, head.head]
+            total = (
+                total + head_writes(self.scope, head.layer, self.means[head.layer])[:, head.head]
+            )
         assert isinstance(total, Tensor), "there are heads"
         return total
 
@@ -383,6 +387,7 @@ def head_writes(
 ) -> Float[Tensor, "n h c"]:
     """What each head adds to the residual stream; a norm after the heads keeps its divisor."""
     norm, factor = None, 1.0
+    weight: Tensor
     if scope.model.native:
         check_one_stream(scope.stack)
         inner = scope.module(layer)
@@ -394,7 +399,9 @@ def head_writes(
         norm = residual.second_norm
     else:
         stack = cast(wrapped_parts.WrappedStack, scope.stack)
-        facts = next(facts for facts, at in stack.facts.attentions if at == layer and not facts.cross)
+        facts = next(
+            facts for facts, at in stack.facts.attentions if at == layer and not facts.cross
+        )
         if facts.write is None or facts.projection is None:
             raise InputError("the heads of this model do not simply add", "patch them instead")
         weight, bias = structure.linear_weight(facts.projection), facts.projection.bias

@@ -4,7 +4,7 @@ A head is scored by where it looks while the model copies a needle, and checked 
 retrieval heads the model does not find needles, and is as fluent as before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,8 +65,8 @@ def find_retrieval_heads(
     `lens.retrieval_needles` by default.
 
     The needles are then divided into two halves. The heads chosen by one half are ablated on the
-    other, and on short articles for fluency, beside as many induction heads that do not retrieve
-    and as many random ones; `replace_with` is what replaces them.
+    other, and on short articles for fluency: all of them, the induction heads among them, the
+    others, and as many random heads instead; `replace_with` is what replaces them.
 
     >>> from manyheads import load
     >>> find_retrieval_heads(load("house-gpt"), progress=False)  # doctest: +SKIP
@@ -163,7 +163,8 @@ class _Ablations:
         self, induction: InductionScores, replace_with: Replacement, seed: int
     ) -> dict[str, HeldOutEffect]:
         """The effects of heads that the other half of the needles has chosen."""
-        every, values = np.arange(len(self.needles)), {}
+        every = np.arange(len(self.needles))
+        values: dict[str, np.ndarray] = {}
         texts = read_inputs(self.scope.model, synthetic.passages(), ARTICLE_TOKENS)
         fluency: dict[str, list[np.ndarray]] = {}
         for half in (0, 1):
@@ -171,9 +172,22 @@ class _Ablations:
             chosen = self.choose(every[1 - half :: 2])
             if not chosen:
                 return {}
-            sets = [chosen, induction.strongest(len(chosen), chosen)]
-            sets += random_sets(len(self.scope.heads), len(chosen), chosen, seed)
-            own = [tuple(self.heads(members)) for members in sets]
+            sets = {
+                "these heads": [chosen],
+                "the induction heads among them": [
+                    [index for index in chosen if induction.passes[index]]
+                ],
+                "the others among them": [
+                    [index for index in chosen if not induction.passes[index]]
+                ],
+                "as many random heads": random_sets(
+                    len(self.scope.heads), len(chosen), chosen, seed
+                ),
+            }
+            own = {
+                name: [tuple(self.heads(members)) for members in group if members]
+                for name, group in sets.items()
+            }
             for name, by_text in _named(self._copied(rows, replace_with), own, "needles"):
                 values.setdefault(name, np.full(len(every), np.nan))[rows] = by_text
             articles = HeadAblation.of(
@@ -186,7 +200,10 @@ class _Ablations:
             for name, by_text in _named(articles, own, "loss on articles"):
                 fluency.setdefault(name, []).append(by_text)
         joined = values | {name: np.mean(halves, axis=0) for name, halves in fluency.items()}
-        return {name: HeldOutEffect.of(by_text) for name, by_text in joined.items()}
+        # A half may have chosen no induction head, or nothing else.
+        return {
+            name: HeldOutEffect.of(by_text[~np.isnan(by_text)]) for name, by_text in joined.items()
+        }
 
     def _copied(self, rows: np.ndarray, replace_with: Replacement) -> HeadAblation:
         """The fraction of each needle's tokens that are copied."""
@@ -212,12 +229,12 @@ class _Ablations:
 
 
 def _named(
-    ablation: HeadAblation, sets: Sequence[tuple[Head, ...]], name: str
+    ablation: HeadAblation, sets: Mapping[str, Sequence[tuple[Head, ...]]], name: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The metric with all heads, and without the chosen, as many induction and random heads."""
-    effects = ablation.measure(sets)
-    without = effects.values.T.numpy()
+    """The metric with all heads, and without the heads of each name, averaged over its sets."""
+    effects = ablation.measure([heads for group in sets.values() for heads in group])
+    without = iter(effects.values.T.numpy())
     yield name, effects.baseline.numpy()
-    yield f"{name}, without these heads", without[0]
-    yield f"{name}, without as many induction heads", without[1]
-    yield f"{name}, without as many random heads", without[2:].mean(0)
+    for kind, group in sets.items():
+        if group:
+            yield f"{name}, without {kind}", np.mean([next(without) for _ in group], axis=0)

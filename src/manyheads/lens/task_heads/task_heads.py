@@ -1,4 +1,4 @@
-"""Heads that matter for a task: their effects on held-out halves, and the induction heads among them."""
+"""Heads that matter for a task: effects on held-out halves, and which are induction heads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field

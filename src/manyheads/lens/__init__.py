@@ -68,7 +68,6 @@ from manyheads.lens.inputs.metrics import (
     StateMetric,
 )
 from manyheads.lens.inputs.few_shot import FewShotPrompts, few_shot_prompts
-from manyheads.lens.inputs.metrics import CustomMetric, LogitDifference, Similarity, StateMetric
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error

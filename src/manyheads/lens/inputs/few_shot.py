@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import cycle, islice
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import require_text_model, resolve_max_length
@@ -112,7 +113,7 @@ def few_shot_prompts(
             )
             continue
         own = []
-        for query, right in (draw.sample(pairs, len(pairs)) * prompts)[:prompts]:
+        for query, right in islice(cycle(draw.sample(pairs, len(pairs))), prompts):
             examples = draw.sample([pair for pair in pairs if pair[0] != query], shots)
             labels = exchange([label for _, label in examples], draw)
             own.append((query, right, examples, labels))

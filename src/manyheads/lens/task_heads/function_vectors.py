@@ -388,6 +388,7 @@ def head_writes(
     """What each head adds to the residual stream; a norm after the heads keeps its divisor."""
     norm, factor = None, 1.0
     weight: Tensor
+    bias: object
     if scope.model.native:
         check_one_stream(scope.stack)
         inner = scope.module(layer)

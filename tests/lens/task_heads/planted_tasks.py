@@ -93,10 +93,10 @@ def task_prompts(prompts: int = 8, seed: int = 0) -> FewShotPrompts:
     columns: tuple[list[Any], ...] = ([], [], [], [], [])
     for task in range(TASKS):
         for _ in range(prompts):
-            query, *shown = draw.sample(range(WORDS), SHOTS + 1)
-            right = [answer(index, task) for index in shown]
+            query, *included = draw.sample(range(WORDS), SHOTS + 1)
+            right = [answer(index, task) for index in included]
             for column, labels in zip(columns, (right, exchange(right, draw), []), strict=False):
-                pairs = zip(shown, labels, strict=False)
+                pairs = zip(included, labels, strict=False)
                 column.append(
                     (
                         0,

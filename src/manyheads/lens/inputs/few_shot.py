@@ -126,8 +126,8 @@ def few_shot_prompts(
             continue
         for query, right, examples, labels in own:
             shuffled = [(word, label) for (word, _), label in zip(examples, labels, strict=True)]
-            for column, shown in zip(columns, (examples, shuffled, []), strict=True):
-                before = [token for word, label in shown for token in (*word, label, *between)]
+            for column, included in zip(columns, (examples, shuffled, []), strict=True):
+                before = [token for word, label in included for token in (*word, label, *between)]
                 column.append((*prefix, *before, *query))
             answers.append(right)
             names.append(name)

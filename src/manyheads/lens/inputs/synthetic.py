@@ -295,8 +295,8 @@ def needle_texts(
         article, count = draw.choice(articles), draw.randint(*haystack_words)
         # A long haystack begins the article again.
         first = draw.randrange(max(1, len(article) - count))
-        taken = [article[place % len(article)] for place in range(first, first + count)]
-        return encode(" " + " ".join(taken) + ".")
+        sequence = [article[place % len(article)] for place in range(first, first + count)]
+        return encode(" " + " ".join(sequence) + ".")
 
     needles = []
     for _ in range(texts):

@@ -42,10 +42,10 @@ class HeldOutEffect:
 
     @classmethod
     def of(cls, values: Sequence[float] | np.ndarray) -> "HeldOutEffect":
-        known = np.asarray(values, dtype=float)
-        rows = np.random.default_rng(0).integers(len(known), size=(RESAMPLES, len(known)))
-        low, high = np.quantile(known[rows].mean(1), (0.025, 0.975))
-        return cls(mean=float(known.mean()), low=float(low), high=float(high), samples=len(known))
+        array = np.asarray(values, dtype=float)
+        rows = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
+        low, high = np.quantile(array[rows].mean(1), (0.025, 0.975))
+        return cls(mean=float(array.mean()), low=float(low), high=float(high), samples=len(array))
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"

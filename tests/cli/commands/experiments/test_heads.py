@@ -40,7 +40,7 @@ def test_heads_effects_and_overlap_are_printed(monkeypatch: Any, capsys: Any) ->
 
 
 @pytest.mark.parametrize("kind", ["function-vector", "retrieval"])
-def test_a_model_without_such_heads_says_why(kind: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_model_without_such_heads_has_a_reason(kind: str, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "heads.json"
     words = ["--prompts", "2", "--words", "60", "--json", str(out)]
     assert main(["heads", "house-gpt", "--kind", kind, *words]) == 0

@@ -60,6 +60,7 @@ from manyheads.lens.faithful.faithfulness_report import Faithfulness, TaskVerdic
 from manyheads.lens.head_kinds.criteria import Label
 from manyheads.lens.head_kinds.ioi import IOIHeads, IOIPrompts, find_ioi_heads, ioi_prompts
 from manyheads.lens.head_kinds.kinds import Kinds, kinds
+from manyheads.lens.inputs.few_shot import FewShotPrompts, few_shot_prompts
 from manyheads.lens.inputs.metrics import (
     CustomMetric,
     LogitDifference,
@@ -67,7 +68,6 @@ from manyheads.lens.inputs.metrics import (
     Similarity,
     StateMetric,
 )
-from manyheads.lens.inputs.few_shot import FewShotPrompts, few_shot_prompts
 from manyheads.lens.inspection import Inspection, ModelSummary, inspect
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error

@@ -95,6 +95,8 @@ def test_needles_are_hidden_in_so_many_words(planted: Any) -> None:
     assert min(long) > max(short)
     with refuses(InputError, "0 of 4 needles fit", "fewer words"):
         retrieval_needles(planted, 4, words=(150, 150))
+    with refuses(InputError, "(9, 8) words"):
+        retrieval_needles(planted, 4, words=(9, 8))
 
 
 def test_models_that_cannot_copy_are_refused(planted: Any) -> None:

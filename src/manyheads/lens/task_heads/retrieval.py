@@ -129,6 +129,12 @@ def retrieval_needles(
         raise InputError(
             "this model has no tokenizer", "load it from a folder with one, or set model.tokenizer"
         )
+    low, high = words
+    if needles < 1 or not 1 <= low <= high:
+        raise InputError(
+            f"there must be a needle and words from few to many, got {needles} needles, {words} words",
+            "use 1 or more needles and words=(20, 60) or so",
+        )
     plain = synthetic.plain_words(reader.tokenizer, seed=seed)
     result = synthetic.needle_texts(model, plain, needles, seed, words)
     if len(result) < needles:

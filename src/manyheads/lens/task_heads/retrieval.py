@@ -132,7 +132,7 @@ def retrieval_needles(
     low, high = words
     if needles < 1 or not 1 <= low <= high:
         raise InputError(
-            f"there must be a needle and words from few to many, got {needles} needles, {words} words",
+            f"got {needles} needles between {words} words: there is nothing to hide",
             "use 1 or more needles and words=(20, 60) or so",
         )
     plain = synthetic.plain_words(reader.tokenizer, seed=seed)

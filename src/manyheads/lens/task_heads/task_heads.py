@@ -111,7 +111,7 @@ class TaskHeads(ByHead):
             [name, f"{effect.mean:.3f}", f"{effect.low:.3f} to {effect.high:.3f}"]
             for name, effect in self.held_out.items()
         ]
-        return plain_table(["on held-out halves"], [self.metadata["measure"], "95%"], rows)
+        return plain_table(["on held-out halves"], ["mean", "95%"], rows)
 
     def _lines(self) -> Iterator[str]:
         share = f"{len(self.heads)} of {len(self.addresses)} heads"

@@ -81,9 +81,13 @@ def _print(name: str, result: "TaskHeads") -> None:
     if result.problem:
         page.paragraph(f"None: {result.problem}.")
     page.heading("Heads")
-    page.show(result.table(by=result.names[0], max_rows=len(result.heads) + MORE_ROWS))
+    table = result.table(by=result.names[0], max_rows=len(result.heads) + MORE_ROWS)
+    # The caption is about Python.
+    table.title = table.caption = None
+    page.show(table)
     if result.held_out:
         page.heading("Held-out halves")
+        page.paragraph(f"The {result.metadata['measure']}.")
         page.show(result.held_out_table())
     page.heading("Induction heads")
     overlap = result.overlap

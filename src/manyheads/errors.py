@@ -50,11 +50,11 @@ class MissingPackageError(ManyheadsError, ImportError):
     'a chat template needs the package jinja2: run pip install jinja2.'
     """
 
-    def __init__(self, feature: str, *packages: str) -> None:
+    def __init__(self, feature: str, *packages: str, options: tuple[str, ...] = ()) -> None:
         noun = "package" if len(packages) == 1 else "packages"
         super().__init__(
             f"{feature} needs the {noun} {' and '.join(packages)}",
-            f"run pip install {' '.join(packages)}",
+            f"run pip install {' '.join((*options, *packages))}",
         )
 
 

@@ -1,0 +1,135 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from tests.lens.circuit_discovery.edge_oracle import edge_effects, edges_of
+
+pytest.importorskip("tracr")
+
+from manyheads.errors import InputError
+from manyheads.lens.circuit_discovery.graph import Edge
+from manyheads.lens.circuit_discovery.known_circuits import (
+    KnownCircuit,
+    ProgramPairs,
+    compile_rasp,
+)
+from manyheads.lens.circuit_discovery.rasp_programs import library_programs, tracr
+from manyheads.ragged import Ragged
+
+NAMES = [
+    "frac_prevs causal",
+    "shift_by",
+    "detect_pattern",
+    "pair_balance",
+    "count_less_freq",
+    "nary_sequencemap",
+]
+
+
+def known(name: str, **options: int) -> KnownCircuit:
+    entry = next(program for program in library_programs() if program.name == name)
+    return compile_rasp(
+        entry.program, entry.vocabulary, entry.max_length, causal=entry.causal, **options
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    circuit: KnownCircuit
+    pairs: ProgramPairs
+
+
+@pytest.fixture(scope="module", params=["hist", "frac_prevs causal", "sort_unique"])
+def case(request: pytest.FixtureRequest) -> Case:
+    circuit = known(request.param, idle_heads=0, noise_heads=1, seed=3)
+    return Case(circuit, circuit.pairs(12, seed=1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_those_of_the_program(name: str) -> None:
+    circuit = known(name)
+    inputs = circuit.draw(25)
+    assert len(inputs) == 25
+    assert circuit.wrong(inputs) == 0
+
+
+def test_own_program_is_computed_and_its_heads_are_known() -> None:
+    rasp = tracr("rasp.rasp")
+    before = rasp.Aggregate(
+        rasp.Select(rasp.indices, rasp.indices, lambda key, query: key == query - 1), rasp.tokens
+    )
+    program = rasp.SequenceMap(lambda x, y: x == y, rasp.tokens, before)
+    circuit = compile_rasp(program, ("a", "b", "c"), 5, seed=2)
+    assert circuit.run([("a", "a", "b", "b", "a")]) == [[None, True, False, True, False]]
+    assert circuit.wrong(circuit.draw(30)) == 0
+    assert len(circuit.heads) == 1
+
+
+def test_pairs_have_the_same_lengths_and_differ_by_one_in_the_metric(case: Case) -> None:
+    pairs, measured = case.pairs, []
+    assert [len(ids) for ids in pairs.clean] == [len(ids) for ids in pairs.corrupted]
+    for ids in (pairs.clean, pairs.corrupted):
+        logits = case.circuit.model(Ragged.from_list([torch.tensor(row) for row in ids])).logits
+        measured.append(pairs.metric.function(logits, range(len(ids))))
+    torch.testing.assert_close(measured[0] - measured[1], torch.ones(12), atol=1e-3, rtol=0)
+
+
+def test_metric_reads_the_texts_it_is_asked_for(case: Case) -> None:
+    pairs, last = case.pairs, range(8, 12)
+
+    def measure(texts: range) -> torch.Tensor:
+        batch = Ragged.from_list([torch.tensor(pairs.clean[text]) for text in texts])
+        return pairs.metric.function(case.circuit.model(batch).logits, texts)
+
+    torch.testing.assert_close(measure(range(12))[8:], measure(last), atol=1e-3, rtol=0)
+
+
+def test_exact_effects_separate_true_edges_from_all_others(case: Case) -> None:
+    circuit, pairs = case.circuit, case.pairs
+    edges = list(edges_of(circuit.model))
+    effects = edge_effects(
+        circuit.model, pairs.clean, pairs.corrupted, pairs.metric.function, edges
+    ).abs()
+    true = np.isin([str(edge) for edge in edges], [str(edge) for edge in circuit.edges])
+    assert true.sum() == len(circuit.edges)
+    assert effects[true].mean(1).min() > 0.01
+    assert effects[~true].max() < 1e-3
+
+
+def test_heads_are_those_on_true_edges(case: Case) -> None:
+    ends = {edge.writer for edge in case.circuit.edges} - {"embeddings"}
+    assert {end for end in ends if "mlp" not in end} == set(case.circuit.heads)
+    assert Edge(case.circuit.heads[0], "logits").writer in ends
+
+
+def test_programs_ignore_padding() -> None:
+    circuit = known("length")
+    ids = [circuit.encode(("a", "b"), padding=3)]
+    logits = circuit.model(Ragged.from_list([torch.tensor(row) for row in ids])).logits
+    assert circuit.decode(logits.values[1:3]) == [2, 2]
+
+
+def test_same_seed_gives_the_same_model_and_pairs() -> None:
+    first, second = known("shift_by", seed=5), known("shift_by", seed=5)
+    assert torch.equal(first.model.readout.weight, second.model.readout.weight)
+    assert first.edges == second.edges
+    assert first.pairs(8).clean == second.pairs(8).clean
+
+
+def test_unknown_values_and_long_inputs_are_refused() -> None:
+    circuit = known("hist")
+    with pytest.raises(InputError, match="'z' is not in the vocabulary"):
+        circuit.run([("a", "z")])
+    with pytest.raises(InputError, match="max_length=6"):
+        circuit.run([("a",) * 7])
+
+
+def test_program_that_ignores_its_tokens_has_no_pairs() -> None:
+    rasp = tracr("rasp.rasp")
+    program = rasp.Map(lambda index: index + 1, rasp.indices)
+    circuit = compile_rasp(program, ("a", "b"), 3)
+    assert circuit.edges == ()
+    with pytest.raises(InputError, match="different outputs"):
+        circuit.pairs(4)

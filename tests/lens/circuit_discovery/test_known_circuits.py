@@ -67,6 +67,21 @@ def test_own_program_is_computed_and_its_heads_are_known() -> None:
     assert len(circuit.heads) == 1
 
 
+def test_means_and_negative_numbers_are_computed_where_tracr_would_round_them() -> None:
+    rasp, lib = tracr("rasp.rasp"), tracr("compiler.lib")
+    fractions = rasp.numerical(lib.make_frac_prevs(rasp.tokens == "a"))
+    most = rasp.categorical(rasp.Map(lambda fraction: fraction > 0.5, fractions))
+    circuit = compile_rasp(most, ("a", "b"), 5)
+    assert circuit.wrong(circuit.draw(40)) == 0
+    negative = compile_rasp(rasp.numerical(rasp.Map(lambda x: -x, rasp.tokens)), (1, 2), 3)
+    assert negative.wrong(negative.draw(10)) == 0
+
+
+def test_many_tokens_are_counted_exactly() -> None:
+    circuit = compile_rasp(tracr("compiler.lib").make_hist(), ("a", "b"), 12)
+    assert circuit.wrong([("a",) * 11 + ("b",), ("a",) * 12, ("a", "b") * 6]) == 0
+
+
 def test_pairs_have_the_same_lengths_and_differ_by_one_in_the_metric(case: Case) -> None:
     pairs, measured = case.pairs, []
     assert [len(ids) for ids in pairs.clean] == [len(ids) for ids in pairs.corrupted]

@@ -171,7 +171,7 @@ class KnownCircuit:
     ) -> tuple[Value, ...]:
         """An input of another length, or one of the same length with one or more other tokens."""
         if generator.random() < 1 / 3:
-            changed = pool[generator.integers(len(pool))]
+            changed = pool[int(generator.integers(len(pool)))]
             shared = min(len(clean), len(changed))
             return clean[:shared] + changed[shared:]
         count = generator.integers(1, len(clean) + 1) if generator.random() < 0.5 else 1

@@ -208,7 +208,7 @@ def _config(
     vocabulary: int,
     positions: int,
     causal: bool,
-) -> encoder.TextConfig:
+) -> encoder.EncoderConfig | decoder.DecoderConfig:
     attention = AttentionConfig(
         width=width, heads=heads, head_size=size, scale=1.0, mask=Causal() if causal else Full()
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise, product
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,8 @@ from manyheads.errors import InputError, MissingPackageError
 Value = Hashable
 Matrix = Float[np.ndarray, "_ _"]
 BEGIN, PAD = "compiler_bos", "compiler_pad"
+# A step of an MLP must be over within half the distance of two values; floats differ by rounding.
+MARGIN, ROUNDING = 2.2, 1e-9
 # tracr-pypi requires jax too, which is not used here, and the others require nothing.
 PACKAGES = ("tracr-pypi", "absl-py", "networkx")
 
@@ -113,14 +116,18 @@ def compile_program(program: Any, vocabulary: Sequence[Value], max_length: int) 
     try:
         if problems := tracr("compiler.validating").static_validate(program):
             raise NotImplementedError("; ".join(problem.reason for problem in problems))
+        if not program.children:
+            raise NotImplementedError("it computes nothing")
         extracted = tracr("compiler.rasp_to_graph").extract_rasp_graph(program)
         graph = extracted.graph
         tracr("compiler.basis_inference").infer_bases(
             graph, extracted.sink, set(vocabulary), max_length
         )
+        exactness = max(100.0, MARGIN / _complete_values(graph, max_length))
         tracr("compiler.expr_to_craft_graph").add_craft_components_to_rasp_graph(
-            graph, bos_dir=begin
+            graph, bos_dir=begin, mlp_exactness=exactness
         )
+        _allow_negative_values(graph)
         crafted = tracr("compiler.craft_graph_to_model").craft_graph_to_model(
             graph, extracted.sources
         )
@@ -158,6 +165,80 @@ def compile_program(program: Any, vocabulary: Sequence[Value], max_length: int) 
     )
 
 
+def _complete_values(graph: Any, max_length: int) -> float:
+    """Add the values that Tracr leaves out, and return the smallest distance to tell apart.
+
+    Of the means of zeros and ones it lists 1/n alone, and not 2/3, so that maps of them round
+    wrongly. With its own exactness of 100 the widths of selectors become wrong from 10 tokens on.
+    """
+    rasp, nodes, bases = tracr("rasp.rasp"), tracr("compiler.nodes"), tracr("craft.bases")
+    try_on = tracr("utils.errors").ignoring_arithmetic_errors
+    gap = 1.0
+    for name in import_module("networkx").topological_sort(graph):
+        node, expression = graph.nodes[name], graph.nodes[name][nodes.EXPR]
+        inputs = [graph.nodes[child.label].get(nodes.VALUE_SET) for child in expression.children]
+        if isinstance(expression, rasp.SelectorWidth):
+            gap = min(gap, 1 / (max_length * (max_length + 1)))
+        if isinstance(expression, rasp.Map) and rasp.is_numerical(expression.inner):
+            function = try_on(expression.f)
+            steps = [
+                high - low
+                for low, high in pairwise(sorted(inputs[0]))
+                if function(low) != function(high) and high - low > ROUNDING
+            ]
+            gap = min([gap, *steps])
+        if isinstance(expression, rasp.Map | rasp.SequenceMap):
+            results = (try_on(expression.f)(*values) for values in product(*inputs))
+            values = {result for result in results if result is not None}
+        elif isinstance(expression, rasp.Aggregate):
+            values = graph.nodes[expression.sop.label][nodes.VALUE_SET]
+            if rasp.is_numerical(expression) and values <= {0, 1}:
+                lengths = range(1, max_length + 1)
+                values = {count / length for length in lengths for count in range(length + 1)}
+        else:
+            continue
+        if values > node[nodes.VALUE_SET]:
+            node[nodes.VALUE_SET] = values
+            if rasp.is_categorical(expression):
+                space = bases.VectorSpaceWithBasis.from_values(expression.label, values)
+                node[nodes.OUTPUT_BASIS] = space.basis
+    return gap
+
+
+def _allow_negative_values(graph: Any) -> None:
+    """Look numbers up behind the activation, which would cut negative ones to zero."""
+    rasp, nodes, bases = tracr("rasp.rasp"), tracr("compiler.nodes"), tracr("craft.bases")
+    linear, space = tracr("craft.vectorspace_fns").Linear.from_action, bases.VectorSpaceWithBasis
+    for node in graph.nodes.values():
+        expression = node[nodes.EXPR]
+        if not isinstance(expression, rasp.Map) or not rasp.is_numerical(expression):
+            continue
+        if not rasp.is_categorical(expression.inner) or min(node[nodes.VALUE_SET], default=0) >= 0:
+            continue
+        inner, output = (
+            space(basis)
+            for basis in (
+                graph.nodes[expression.inner.label][nodes.OUTPUT_BASIS],
+                node[nodes.OUTPUT_BASIS],
+            )
+        )
+        hidden = space.from_values(
+            f"_hidden_{expression.label}_", [direction.value for direction in inner.basis]
+        )
+
+        def copied(direction: Any, hidden: Any = hidden) -> Any:
+            own = bases.BasisDirection(hidden.basis[0].name, direction.value)
+            return hidden.vector_from_basis_direction(own)
+
+        def looked_up(direction: Any, output: Any = output, function: Any = expression.f) -> Any:
+            one = output.vector_from_basis_direction(output.basis[0])
+            return function(direction.value) * one
+
+        node[nodes.MODEL_BLOCK] = tracr("craft.transformers").MLP(
+            linear(inner, hidden, copied), linear(hidden, output, looked_up)
+        )
+
+
 def _layers(
     blocks: Sequence[Any], within: Callable[[Sequence[Any]], Matrix]
 ) -> Iterator[tuple[tuple[BilinearHead, ...], ReluLayer | None]]:
@@ -168,7 +249,8 @@ def _layers(
         if isinstance(block, transformers.MLP):
             expand = within(block.fst.input_space.basis).T @ block.fst.matrix
             contract = block.snd.matrix @ within(block.snd.output_space.basis)
-            yield heads, ReluLayer(expand, contract)
+            used = contract.any(1)
+            yield heads, ReluLayer(expand[:, used], contract[used])
             heads = ()
             continue
         heads = tuple(
@@ -195,7 +277,7 @@ def evaluate(program: Any, values: Sequence[Value], *, causal: bool = False) -> 
     """
     rasp = tracr("rasp.rasp")
     run = (tracr("rasp.causal_eval") if causal else rasp).evaluate
-    waiting, seen = [program], set()
+    waiting, seen = [program], set[str]()
     try:
         while waiting:
             expression = waiting.pop()

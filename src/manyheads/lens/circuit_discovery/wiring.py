@@ -58,8 +58,8 @@ class NamedRun:
                 added += self.writes[name]
             x = x + added
             if layer is not None:
-                name, used = f"L{number} mlp", (layer.contract != 0).any(1)
-                self.readings.append(Reading(name, name, layer.expand[:, used], tuple(self.writes)))
+                name = f"L{number} mlp"
+                self.readings.append(Reading(name, name, layer.expand, tuple(self.writes)))
                 hidden = np.maximum(x @ layer.expand, 0)
                 self._write(name, hidden @ layer.contract, layer.contract)
                 x = x + self.writes[name]

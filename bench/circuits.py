@@ -4,7 +4,9 @@ RASP programs are compiled by Tracr into models, hidden among idle and noise hea
 random basis (`known_circuits.compile_rasp`), so that their true edges and heads are known. Every
 method of `lens.circuit` ranks the edges and the heads of every program: 1 is a ranking with all
 true ones first. The area under the ROC curve (AUROC) of a ranking by chance is 0.5, its average
-precision (AP) the fraction of true ones. Forwards and backwards are of all pairs of texts at once.
+precision (AP) the fraction of true ones. "clear" is the AUROC of edges if scores below 1e-4 of the
+largest count as zero, and "by weights" that of all wired edges, those with constants too, which no
+exchange of activations can show. Forwards and backwards are of all pairs of texts at once.
 """
 
 import argparse
@@ -37,6 +39,9 @@ __all__ = ["main"]
 
 METHODS = ("eap", "eap-ig", "eap-ig-activations", "atp*", "relp", "exact")
 PEER = "transformer-lens"
+# Scores below this share of the largest count as equal in one column: a ranking of gradients that
+# have vanished can be right, but says nothing to a reader.
+CLEAR = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class Ranking:
     auroc: float
     ap: float
     wired_auroc: float
+    clear_auroc: float
     forwards: float
     backwards: float
     seconds: float
@@ -99,6 +105,7 @@ def rank(
         auroc=float(roc_auc_score(true, scores)),
         ap=float(average_precision_score(true, scores)),
         wired_auroc=float(roc_auc_score(wired, scores)) if wired.sum() < len(wired) else 1.0,
+        clear_auroc=float(roc_auc_score(true, np.where(scores > CLEAR * scores.max(), scores, 0))),
         forwards=float(result.metadata["forwards"]),
         backwards=float(result.metadata["backwards"]),
         seconds=seconds,
@@ -120,9 +127,7 @@ def peer() -> str:
         name for name in names if {"eap", "edge", "circuit"} & set(name.split(".")[-1].split("_"))
     ]
     if own:
-        return (
-            f"TransformerLens {installed} has {', '.join(own)}, which this script does not run yet."
-        )
+        return f"TransformerLens {installed} has {', '.join(own)}: not compared yet."
     return f"TransformerLens {installed} scores no edges: nothing to compare with."
 
 
@@ -140,6 +145,7 @@ def report(rankings: Sequence[Ranking]) -> None:
         own = [item for item in rankings if (item.method, item.level) == (method, "edge")]
         worst = min(own, key=lambda item: item.auroc)
         row += [
+            f"{mean(item.clear_auroc for item in own):.3f}",
             f"{mean(item.wired_auroc for item in own):.3f}",
             f"{mean(item.forwards for item in own):.0f}",
             f"{mean(item.backwards for item in own):.0f}",
@@ -152,6 +158,7 @@ def report(rankings: Sequence[Ranking]) -> None:
         "AP",
         "heads",
         "AP",
+        "clear",
         "by weights",
         "forwards",
         "backwards",
@@ -164,7 +171,7 @@ def report(rankings: Sequence[Ranking]) -> None:
     rows = [
         [
             name,
-            *(f"{first.true} of {first.all:,}" for first in [cells[name, methods[0]]]),
+            f"{cells[name, methods[0]].true} of {cells[name, methods[0]].all:,}",
             *(f"{cells[name, method].auroc:.3f}" for method in methods),
         ]
         for name in names
@@ -176,8 +183,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--programs", nargs="*", help="names of library programs; all by default")
     parser.add_argument("--methods", nargs="*", default=METHODS, choices=METHODS)
-    parser.add_argument("--pairs", type=int, default=64)
-    parser.add_argument("--steps", type=int, nargs="*", default=(5, 100), help="of eap-ig")
+    parser.add_argument("--pairs", type=int, default=32)
+    parser.add_argument("--steps", type=int, nargs="*", default=(5, 100), help="of the two eap-ig")
     parser.add_argument("--idle-heads", type=int, default=1)
     parser.add_argument("--noise-heads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -201,7 +208,7 @@ def main() -> None:
         say(f"{entry.name}: {known.wrong(inputs)} of {sum(map(len, inputs))} outputs wrong")
         pairs = known.pairs(options.pairs, options.seed)
         for method in options.methods:
-            for steps in options.steps if method == "eap-ig" else options.steps[:1]:
+            for steps in options.steps if "ig" in method else options.steps[:1]:
                 for level in ("edge", "head"):
                     ranking = rank(entry.name, known, pairs, method, level, steps)
                     rankings += [] if ranking is None else [ranking]

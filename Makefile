@@ -56,6 +56,7 @@ studies: $(READY) ## run the quick version of every study, into runs/studies
 
 bench: $(READY) ## run every row of docs/comparison.md that this machine can
 	@$(INSTALL) --editable '.[bench]'
+	@$(INSTALL) --no-deps tracr-pypi
 	$(BIN)/python bench/readme_table.py
 
 # No .venv and no network: a machine with an accelerator brings its own torch and pytest, often of
@@ -111,6 +112,7 @@ $(READY): pyproject.toml constraints.txt
 $(COMPLETE): $(READY)
 	@echo "installing what the tests need"
 	@$(INSTALL) --editable '.[test]'
+	@$(INSTALL) --no-deps tracr-pypi
 	@touch $@
 
 check-python:

@@ -50,6 +50,11 @@ from manyheads.lens.causal.restoration import Restoration, restore
 from manyheads.lens.causal.shapley_values import Shapley, shapley
 from manyheads.lens.circuit_discovery.circuit import Circuit, FaithfulnessCurve, circuit
 from manyheads.lens.circuit_discovery.graph import Edge
+from manyheads.lens.circuit_discovery.known_circuits import (
+    KnownCircuit,
+    ProgramPairs,
+    compile_rasp,
+)
 from manyheads.lens.circuit_discovery.scrubbing import Hypothesis, Scrub, scrub
 from manyheads.lens.circuit_discovery.task_pairs import CircuitTask, circuit_task
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry, atlas
@@ -154,6 +159,7 @@ __all__ = [
     "JointAblation",
     "KeyValueMemories",
     "Kinds",
+    "KnownCircuit",
     "Label",
     "LayerKeyValues",
     "LayerPrediction",
@@ -174,6 +180,7 @@ __all__ = [
     "PatternSet",
     "PatternType",
     "ProbabilityDifference",
+    "ProgramPairs",
     "Redundancy",
     "Restoration",
     "Result",
@@ -207,6 +214,7 @@ __all__ = [
     "circuits",
     "collapse",
     "compare",
+    "compile_rasp",
     "composition_scores",
     "cut",
     "dead_heads",

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import walk_packages
 from statistics import mean
+from typing import get_args
 
 # Threads that spin while they wait would count as work in the seconds of the processor.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -28,6 +29,7 @@ from side_by_side import say, show
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from manyheads.lens.circuit_discovery.circuit import Circuit, circuit
+from manyheads.lens.circuit_discovery.edge_scores import Level, Method
 from manyheads.lens.circuit_discovery.known_circuits import (
     KnownCircuit,
     ProgramPairs,
@@ -37,7 +39,8 @@ from manyheads.lens.circuit_discovery.rasp_programs import library_programs
 
 __all__ = ["main"]
 
-METHODS = ("eap", "eap-ig", "eap-ig-activations", "atp*", "relp", "exact")
+METHODS: tuple[Method, ...] = get_args(Method)
+LEVELS: tuple[Level, ...] = get_args(Level)
 PEER = "transformer-lens"
 # Scores below this share of the largest count as equal in one column: a ranking of gradients that
 # have vanished can be right, but says nothing to a reader.
@@ -74,7 +77,7 @@ def truth(known: KnownCircuit, result: Circuit, *, wired: bool = False) -> np.nd
 
 
 def rank(
-    program: str, known: KnownCircuit, pairs: ProgramPairs, method: str, level: str, steps: int
+    program: str, known: KnownCircuit, pairs: ProgramPairs, method: Method, level: Level, steps: int
 ) -> Ranking | None:
     """The method's ranking beside the truth; None where all or none are true."""
     start = time.perf_counter()
@@ -136,7 +139,7 @@ def report(rankings: Sequence[Ranking]) -> None:
     rows = []
     for method in methods:
         row = [method]
-        for level in ("edge", "head"):
+        for level in LEVELS:
             own = [item for item in rankings if (item.method, item.level) == (method, level)]
             row += [
                 f"{mean(item.auroc for item in own):.3f}",
@@ -209,7 +212,7 @@ def main() -> None:
         pairs = known.pairs(options.pairs, options.seed)
         for method in options.methods:
             for steps in options.steps if "ig" in method else options.steps[:1]:
-                for level in ("edge", "head"):
+                for level in LEVELS:
                     ranking = rank(entry.name, known, pairs, method, level, steps)
                     rankings += [] if ranking is None else [ranking]
     report(rankings)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ from manyheads.lens.circuit_discovery.rasp_programs import (
 from manyheads.models import decoder, encoder
 from manyheads.models.build import build
 from manyheads.models.embedding import Embedding
-from manyheads.models.layer import Branch, LayerConfig
+from manyheads.models.layer import Branch, Layer, LayerConfig
 from manyheads.models.readout import LanguageHead
 from manyheads.models.stack import StackConfig
-from manyheads.parts.feedforward import MLP
+from manyheads.parts.feedforward import MLP, FeedForward
 from manyheads.parts.masks import Causal, Full
 from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.parts.positions import Learned
@@ -124,7 +125,9 @@ def assemble(
     assert isinstance(model.readout.weight, nn.Parameter), "the readout is not tied"
     _set(model.readout.weight, (turn.T @ unembed).T)
     for number, (heads, layer) in enumerate(weights.layers):
-        module = model.stack.layers[number]
+        module = cast(Layer, model.stack.layers[number])
+        assert module.attention is not None
+        assert isinstance(module.feedforward, FeedForward)
         inputs, output = _attention(heads, disguise.places[number], disguise, size, width)
         _set(module.attention.project.weight, rearrange(turn.T @ inputs, "p h c d -> (p h d) c"))
         _set(module.attention.output.weight, rearrange(output @ turn, "h d c -> c (h d)"))

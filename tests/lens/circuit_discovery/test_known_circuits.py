@@ -92,7 +92,7 @@ def test_pairs_have_the_same_lengths_and_differ_by_one_in_the_metric(case: Case)
     torch.testing.assert_close(measured[0] - measured[1], torch.ones(12), atol=1e-3, rtol=0)
 
 
-def test_metric_reads_the_texts_it_is_asked_for(case: Case) -> None:
+def test_metric_of_a_text_is_the_same_in_any_batch(case: Case) -> None:
     pairs, last = case.pairs, range(8, 12)
 
     def measure(texts: range) -> torch.Tensor:

@@ -123,7 +123,7 @@ class KnownCircuit:
             for output in outputs[: len(pool[number])]:
                 by_output.setdefault(_rounded(output), []).append(number)
         strata = [by_output[key] for key in sorted(by_output, key=repr)]
-        pairs = list[_Pair]()
+        pairs = list[_WeightedPair]()
         for _ in range(ROUNDS):
             chosen = [strata[number % len(strata)] for number in range(count)]
             drawn = [pool[numbers[generator.integers(len(numbers))]] for numbers in chosen]
@@ -184,7 +184,7 @@ class KnownCircuit:
 
     def _compare(
         self, clean: Sequence[tuple[Value, ...]], corrupted: Sequence[tuple[Value, ...]]
-    ) -> Iterator["_Pair"]:
+    ) -> Iterator["_WeightedPair"]:
         """The pairs whose outputs differ, with the weights of their metric."""
         lengths = [max(len(a), len(b)) for a, b in zip(clean, corrupted, strict=True)]
         ids = [
@@ -201,7 +201,7 @@ class KnownCircuit:
             if weights is not None:
                 whole = torch.zeros(lengths[number] + 1, weights.shape[1])
                 whole[1 : shared + 1] = weights
-                yield _Pair(ids[0][number], ids[1][number], whole)
+                yield _WeightedPair(ids[0][number], ids[1][number], whole)
 
     def _weights(
         self, clean: Float[Tensor, "n v"], corrupted: Float[Tensor, "n v"]
@@ -223,7 +223,7 @@ class KnownCircuit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pair:
+class _WeightedPair:
     clean: list[int]
     corrupted: list[int]
     weights: Float[Tensor, "n v"]

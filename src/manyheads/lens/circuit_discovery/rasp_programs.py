@@ -151,8 +151,8 @@ def compile_program(program: Any, vocabulary: Sequence[Value], max_length: int) 
         return rows
 
     embed = within(names.basis)
-    if (one := bases.BasisDirection("one")) in place:
-        embed[:, place[one]] = 1
+    if (constant := bases.BasisDirection("one")) in place:
+        embed[:, place[constant]] = 1
     values = tuple(direction.value for direction in output.basis)
     return ProgramWeights(
         tokens=tuple(direction.value for direction in names.basis),
@@ -231,8 +231,8 @@ def _allow_negative_values(graph: Any) -> None:
             return hidden.vector_from_basis_direction(own)
 
         def looked_up(direction: Any, output: Any = output, function: Any = expression.f) -> Any:
-            one = output.vector_from_basis_direction(output.basis[0])
-            return function(direction.value) * one
+            unit = output.vector_from_basis_direction(output.basis[0])
+            return function(direction.value) * unit
 
         node[nodes.MODEL_BLOCK] = tracr("craft.transformers").MLP(
             linear(inner, hidden, copied), linear(hidden, output, looked_up)

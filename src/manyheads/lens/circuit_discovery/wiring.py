@@ -89,15 +89,15 @@ class NamedRun:
 
     def leading_to_logits(self, edges: set[Edge]) -> tuple[Edge, ...]:
         """The edges from which others of them lead to the logits, from the embeddings upward."""
-        needed, kept = {LOGITS}, list[Edge]()
+        needed, leading = {LOGITS}, list[Edge]()
         for reading in reversed(self.readings):
             if reading.part in needed:
                 own = [
                     writer for writer in reading.writers if Edge(writer, reading.reader) in edges
                 ]
                 needed.update(own)
-                kept += [Edge(writer, reading.reader) for writer in reversed(own)]
-        return tuple(reversed(kept))
+                leading += [Edge(writer, reading.reader) for writer in reversed(own)]
+        return tuple(reversed(leading))
 
 
 def _attend(

@@ -57,7 +57,7 @@ ROWS = (
         ("transformer-lens",),
     ),
     Row("one pass over a corpus for an atlas", ("atlas.py", "--layers", "2"), ("transformers",)),
-    Row("known circuits of compiled programs", ("circuits.py",), ("tracr-pypi", "scikit-learn")),
+    Row("known circuits of compiled programs", ("circuits.py",), ("tracr-pypi",)),
     Row("a page with 12 x 12 heads", ("report.py", "--lengths", "128"), optional=("bertviz",)),
     Row(
         "encode with ModernBERT-base on the GPU",

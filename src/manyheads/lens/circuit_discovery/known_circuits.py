@@ -127,9 +127,9 @@ class KnownCircuit:
         for _ in range(ROUNDS):
             chosen = [strata[number % len(strata)] for number in range(count)]
             drawn = [pool[numbers[generator.integers(len(numbers))]] for numbers in chosen]
-            clean = list(self._valid(drawn))
-            corrupted = [self._corrupt(values, pool, generator) for values in clean]
-            pairs += self._compare(clean, corrupted)
+            if clean := list(self._valid(drawn)):
+                corrupted = [self._corrupt(values, pool, generator) for values in clean]
+                pairs += self._compare(clean, corrupted)
             if len(pairs) >= count:
                 break
         if not pairs:

@@ -1,5 +1,6 @@
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ from manyheads.lens.circuit_discovery.rasp_programs import (
     library_programs,
     tracr,
 )
+
+
+needs_tracr = pytest.mark.skipif(find_spec("tracr") is None, reason="tracr is not installed")
 
 
 def test_missing_package_is_named_with_a_command_that_leaves_jax_out(
@@ -29,9 +33,7 @@ def test_extra_installs_all_that_tracr_imports_but_tracr_itself() -> None:
     assert project["optional-dependencies"]["tracr"] == ["absl-py", "networkx"]
 
 
-pytest.importorskip("tracr")
-
-
+@needs_tracr
 def test_library_programs_have_one_direction_per_output() -> None:
     programs = {program.name: program for program in library_programs()}
     assert len(programs) >= 15
@@ -43,6 +45,7 @@ def test_library_programs_have_one_direction_per_output() -> None:
     assert [len(heads) for heads, _ in weights.layers] == [1]
 
 
+@needs_tracr
 def test_beginning_has_no_index_and_every_token_has_the_constant_one() -> None:
     entry = next(program for program in library_programs() if program.name == "length")
     weights = compile_program(entry.program, entry.vocabulary, entry.max_length)
@@ -51,6 +54,7 @@ def test_beginning_has_no_index_and_every_token_has_the_constant_one() -> None:
     assert np.linalg.matrix_rank(weights.positions) == entry.max_length
 
 
+@needs_tracr
 def test_program_that_tracr_cannot_compile_is_refused_with_its_reason() -> None:
     rasp = tracr("rasp.rasp")
     program = rasp.numerical(rasp.Map(lambda x: x, rasp.tokens))
@@ -59,6 +63,7 @@ def test_program_that_tracr_cannot_compile_is_refused_with_its_reason() -> None:
         compile_program(means, (1, 2, 3), 4)
 
 
+@needs_tracr
 def test_categorical_mean_of_different_values_has_no_output() -> None:
     rasp = tracr("rasp.rasp")
     everything = rasp.Select(rasp.tokens, rasp.tokens, rasp.Comparison.TRUE)

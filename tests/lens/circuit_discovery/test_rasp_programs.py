@@ -14,7 +14,6 @@ from manyheads.lens.circuit_discovery.rasp_programs import (
     tracr,
 )
 
-
 needs_tracr = pytest.mark.skipif(find_spec("tracr") is None, reason="tracr is not installed")
 
 

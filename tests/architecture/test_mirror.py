@@ -100,7 +100,6 @@ THROUGH = {
     "lens/head_kinds/image_attention.py": "lens/head_kinds/test_kinds.py",
     "lens/head_kinds/partners.py": "lens/head_kinds/test_kinds.py",
     "lens/head_kinds/word_targets.py": "lens/inputs/test_conllu.py",
-    "lens/inputs/metrics.py": "lens/causal/test_ablation.py",
     "lens/inputs/texts.py": "lens/inputs/test_cached_run.py",
     "lens/measure/score_tiles.py": "lens/measure/test_row_sums.py",
     "lens/probing/syntax.py": "lens/probing/test_linear.py",

@@ -11,7 +11,7 @@ from tests.report.test_page import Seen
 
 
 def test_the_page_has_the_edges_their_layouts_and_the_curve() -> None:
-    seen = Seen(render_circuit(circuit(), name="small", made="Today."))
+    seen = Seen(render_circuit(circuit(), name="small", origin="Today."))
     data = json.loads(seen.scripts[0])
     first, _, error = circuit().ranked()[0]
     assert data["view"]["edges"][0][0] == first.writer

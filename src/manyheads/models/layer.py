@@ -138,7 +138,7 @@ class Residual(nn.Module):
         del self.norm
         self.__dict__["norm"] = branch.norm
 
-    def read(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    def read(self, x: Float[Tensor, "*n c"]) -> Float[Tensor, "*n c"]:
         """The input of the sublayer."""
         return x if isinstance(self.placement, norms.PostNorm) else self.norm(x)
 

@@ -6,7 +6,7 @@ from manyheads.lens.circuit_discovery.circuit import Circuit
 from manyheads.report import page
 
 
-def render_circuit(circuit: Circuit, *, name: str, made: str = "") -> str:
+def render_circuit(circuit: Circuit, *, name: str, origin: str = "") -> str:
     """Render a page about a circuit of the model with that name; it opens without a network."""
     shared = ("dom.js", "format.js", "theme.js", *page.CIRCUIT_SCRIPTS)
     script = page.join_scripts(shared, (page.CIRCUIT_SECTION, "circuit_page.js"))
@@ -14,7 +14,7 @@ def render_circuit(circuit: Circuit, *, name: str, made: str = "") -> str:
     values = {
         "policy": page.content_policy(script, style),
         "name": escape(name),
-        "made": escape(made),
+        "made": escape(origin),
         "style": style,
         "section": page.circuit_section(circuit),
         "script": script,

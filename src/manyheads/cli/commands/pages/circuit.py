@@ -139,8 +139,8 @@ class CircuitCommand:
         if self.page is not None:
             from manyheads.report import render_circuit, write_report
 
-            made = f"Made by manyheads circuit on {time.strftime('%d %B %Y')}."
-            write_report(render_circuit(scored, name=name, made=made), self.page)
+            origin = f"Made by manyheads circuit on {time.strftime('%d %B %Y')}."
+            write_report(render_circuit(scored, name=name, origin=origin), self.page)
             print(f"saved the page to {self.page}")
 
 

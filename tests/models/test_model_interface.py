@@ -1,10 +1,21 @@
 """What every model has, whatever it reads."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from manyheads.models.build import Model, build
 from manyheads.models.model_interface import ModelInputs
+from manyheads.models.readout import (
+    ClassHead,
+    LanguageHead,
+    NoReadout,
+    Readout,
+    SpanHead,
+    TokenHead,
+)
 from manyheads.ragged import Ragged
 from manyheads.taps import Record, Site, Tap
 
@@ -57,6 +68,24 @@ def test_what_a_model_reads_and_writes_is_known_without_its_class() -> None:
         "seq2seq": (False, True, True, True),
         "vision": (True, False, False, False),
     }
+
+
+@pytest.mark.parametrize(
+    ("head", "output", "of_decoder"),
+    [
+        (LanguageHead(tied=False), "masked token", "next token"),
+        (TokenHead(classes=3), "token classes", "token classes"),
+        (ClassHead(classes=3), "classes", "classes"),
+        (SpanHead(), "none", "none"),
+        (NoReadout(), "none", "none"),
+    ],
+)
+def test_the_readout_decides_what_a_model_predicts(
+    head: Readout, output: str, of_decoder: str
+) -> None:
+    bodies = [models()["encoder"][0], models()["decoder"][0]]
+    built: list[Any] = [build(replace(body.config, readout=head), seed=0) for body in bodies]
+    assert [model.predicted_output for model in built] == [output, of_decoder]
 
 
 def test_only_a_model_of_images_has_no_token_table() -> None:

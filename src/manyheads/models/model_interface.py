@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.models import padding, provenance, stack
-from manyheads.models.readout import LanguageHead, ReadoutLayer
+from manyheads.models.readout import ClassHead, LanguageHead, ReadoutLayer, TokenHead
 from manyheads.ragged import Lengths, Ragged
 from manyheads.taps import Watcher
+
+# The next token, the token at a position, a class per token, or one class.
+PredictedOutput = Literal["next token", "masked token", "token classes", "classes", "none"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -99,8 +102,20 @@ class ModelInterface(nn.Module, provenance.Provenance):
     @property
     def predicts_next_token(self) -> bool:
         """Whether its logits are those of the next token."""
-        head = self.readout
-        return self.generates and head is not None and isinstance(head.config, LanguageHead)
+        return self.predicted_output == "next token"
+
+    @property
+    def predicted_output(self) -> PredictedOutput:
+        """What its readout gives probabilities to."""
+        match None if self.readout is None else self.readout.config:
+            case LanguageHead():
+                return "next token" if self.generates else "masked token"
+            case TokenHead():
+                return "token classes"
+            case ClassHead():
+                return "classes"
+            case _:
+                return "none"
 
     def run_inputs(self, inputs: ModelInputs, watch: Watcher | None = None) -> padding.Output:
         """The output of the model for a batch of any inputs."""

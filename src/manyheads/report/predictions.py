@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from manyheads.encoding.text_reader import batch_by_length
 from manyheads.errors import ManyheadsError
 from manyheads.lens.inputs.cached_run import final_hidden
 from manyheads.lens.inputs.texts import default_batch_tokens, read_inputs
-from manyheads.models import build, readout
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models import build
+from manyheads.models.model_interface import ModelInputs, PredictedOutput
 from manyheads.ragged import Ragged
 from manyheads.report.inputs import ReportInput
 from manyheads.tokenizers import token_text
@@ -25,8 +25,6 @@ TOP = 5
 MAX_MASKED = 32
 # Logits that are computed at once.
 MAX_LOGITS = 2**25
-
-PredictedOutput = Literal["next token", "masked token", "token classes", "classes", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class TextPredictions:
 
 def predict(model: build.Model, source: ReportInput) -> TextPredictions:
     """Predict at every shown token of a decoder, at some masked ones of an encoder, or a class."""
-    output = predicted_output(model)
+    output = model.predicted_output
     if output == "none":
         return TextPredictions(output=output, names={}, unknown="this model outputs vectors")
     try:
@@ -108,19 +106,6 @@ def predict(model: build.Model, source: ReportInput) -> TextPredictions:
     numbers |= {row.token for row in rows if row.token is not None}
     names = {number: _name(model, output, number) for number in sorted(numbers)}
     return TextPredictions(output=output, rows=rows, names=names)
-
-
-def predicted_output(model: build.Model) -> PredictedOutput:
-    """What the readout of a model gives probabilities to."""
-    match model.config.readout:
-        case readout.LanguageHead():
-            return "next token" if model.predicts_next_token else "masked token"
-        case readout.TokenHead():
-            return "token classes"
-        case readout.ClassHead():
-            return "classes"
-        case _:
-            return "none"
 
 
 def _at_each_token(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from manyheads.errors import InputError, ManyheadsError
 from manyheads.lens.measure.statistics import check_heads
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.models.build import Model
-from manyheads.models.model_interface import ModelInputs
+from manyheads.models.model_interface import ModelInputs, PredictedOutput
 from manyheads.models.non_finite_weights import describe_not_finite
-from manyheads.models.readout import ClassHead, LanguageHead, NoReadout, SpanHead, TokenHead
 from manyheads.models.vision import Vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Ragged
@@ -29,9 +28,6 @@ from manyheads.tokenizers import token_text, token_texts
 
 # A mask as people type it.
 TYPED_MASK = re.compile("|".join(map(re.escape, MASK_NAMES)), re.IGNORECASE)
-
-# What a model predicts: the next token, the token at a position, a class per token, or one class.
-OutputKind = Literal["next token", "masked token", "token classes", "classes", "none"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -72,16 +68,8 @@ class LoadedModel:
     model: Model
 
     @property
-    def output(self) -> OutputKind:
-        match self.model.config.readout:
-            case NoReadout() | SpanHead():
-                return "none"
-            case ClassHead():
-                return "classes"
-            case TokenHead():
-                return "token classes"
-            case LanguageHead():
-                return "next token" if self.generates else "masked token"
+    def output(self) -> PredictedOutput:
+        return self.model.predicted_output
 
     @property
     def generates(self) -> bool:

@@ -81,6 +81,22 @@ def test_words_of_examples_are_those_of_the_corpus() -> None:
     assert "3 passages" in str(atlas)
 
 
+def test_only_what_examples_and_lists_of_tokens_show_is_stored() -> None:
+    model = build("gpt2", **SIZES, vocabulary=999, seed=0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            # Sharp heads, so that the passages differ more than tenths of them do.
+            weight.mul_(8 if weight.dim() > 1 else 1)
+    draw = np.random.default_rng(0)
+    texts = draw.integers(0, 999, (60, 12)).tolist()
+    atlas = make(model, texts, by="none", sharpest=1, per_decile=1)
+    entries = atlas.entries.values()
+    assert set(atlas.passages) == {example.text for entry in entries for example in entry.examples}
+    used = {token for stacks in atlas.passages.values() for token in stacks["main"].tolist()}
+    used |= {lift.token for entry in entries for lift in (*entry.looks_at, *entry.looks_from)}
+    assert set(atlas.tokens) == used
+
+
 def test_heads_alike_are_near_each_other_on_the_map() -> None:
     model = build("gpt2", **SIZES, vocabulary=60, seed=0)
     measured = lens.statistics(model, TEXTS, progress=False)

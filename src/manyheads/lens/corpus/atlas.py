@@ -38,6 +38,9 @@ SAMPLE_TEXTS = 8
 TOP_TOKENS, MIN_COUNT = 24, 5
 SIMILAR = 6
 
+# The token ids of passages by number and stack.
+Passages = Mapping[int, Mapping[str, Int[np.ndarray, " n"]]]
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HeadEntry:
@@ -85,7 +88,7 @@ class Atlas:
 
     inspection: Inspection
     entries: Mapping[Address, HeadEntry]
-    passages: Mapping[int, Mapping[str, Int[np.ndarray, " n"]]]
+    passages: Passages
     tokens: Mapping[int, str]
     positions: Float[np.ndarray, "h 2"]
     metadata: Metadata = field(default_factory=dict)
@@ -196,11 +199,14 @@ def atlas(
         for sums in done.sums.blocks.values()
         for entry in _entries(sums, settings.examples, inspection)
     }
+    # The pass holds more examples, of which it draws those of each tenth.
+    shown = {example.text for entry in entries.values() for example in entry.examples}
+    passages = {text: ids for text, ids in done.pool.items() if text in shown}
     return Atlas(
         inspection=inspection,
         entries={head: entries[head] for head in inspection.addresses if head in entries},
-        passages=done.pool,
-        tokens=_token_texts(model, done, entries.values()),
+        passages=passages,
+        tokens=_token_texts(model, passages, entries.values()),
         positions=place_heads(measured),
         metadata={
             "texts": done.texts,
@@ -346,11 +352,12 @@ def place_heads(measured: Statistics) -> Float[np.ndarray, "h 2"]:
 
 
 def _token_texts(
-    model: build.Model, done: CorpusPass, entries: Iterable[HeadEntry]
+    model: build.Model, passages: Passages, entries: Iterable[HeadEntry]
 ) -> dict[int, str]:
     """The text of every token of the examples and the entries."""
-    passages = [ids for stacks in done.pool.values() for ids in stacks.values()]
-    used = {token for ids in passages for token in ids.tolist()}
+    used = {
+        token for stacks in passages.values() for ids in stacks.values() for token in ids.tolist()
+    }
     for entry in entries:
         used |= {lift.token for lift in (*entry.looks_at, *entry.looks_from)}
     tokenizer = model.tokenizer

@@ -1,6 +1,8 @@
-"""Long work says how far it has come, short work says nothing."""
+"""Long work says how far it has come, short work says nothing; an interrupt comes between steps."""
 
 import io
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,7 +10,13 @@ import time
 import pytest
 
 from manyheads import progress
-from manyheads.progress import Progress
+from manyheads.progress import (
+    Interrupted,
+    InterruptHandler,
+    Progress,
+    interrupt_requested,
+    interruptible,
+)
 
 
 class Clock:
@@ -57,6 +65,18 @@ def test_remaining_time_needs_a_total() -> None:
     stream = io.StringIO()
     work(stream, [3.0], total=None)
     assert stream.getvalue().splitlines()[0] == "reading: 10 pages, 3.3 pages/s"
+
+
+def test_work_of_an_earlier_run_does_not_count_in_the_rate() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Progress("reading", total=100, unit="pages", stream=stream, clock=clock) as bar:
+        bar.resume(80)
+        clock.now += 5
+        bar.advance(5)
+    assert stream.getvalue().splitlines() == [
+        "reading: 85 of 100 pages, 85%, 1 pages/s, 15 s left",
+        "reading: 5 pages in 5 s, 1 pages/s",
+    ]
 
 
 def test_work_that_ends_with_the_silence_is_not_printed_as_finished() -> None:
@@ -171,3 +191,43 @@ def test_long_work_is_announced_before_it_begins() -> None:
     with Progress("reading", stream=stream) as bar:
         bar.announce("text 0 has 90,000 tokens")
     assert stream.getvalue() == "reading: text 0 has 90,000 tokens\n"
+
+
+def ask() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_only_what_may_be_broken_off_is() -> None:
+    assert not interrupt_requested()
+    with InterruptHandler() as stop:
+        ask()
+        assert interrupt_requested()
+        with (
+            pytest.raises(Interrupted, match="interrupted while reading"),
+            interruptible("reading"),
+        ):
+            pytest.fail("it was asked before")
+    assert stop.exit_code == 130
+    assert not interrupt_requested()
+
+
+def test_a_run_shows_at_once_that_it_is_saving(capfd: pytest.CaptureFixture[str]) -> None:
+    with InterruptHandler():
+        ask()
+        assert "interrupted: saving" in capfd.readouterr().err
+    with InterruptHandler(), pytest.raises(Interrupted), interruptible("reading"):
+        ask()
+    # What ends at once has its own message.
+    assert capfd.readouterr().err == ""
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with InterruptHandler():
+        ask()
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+
+
+def test_without_a_run_nothing_is_broken_off_but_by_python_itself() -> None:
+    with interruptible("reading"):
+        assert InterruptHandler.current is None

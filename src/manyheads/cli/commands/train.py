@@ -33,7 +33,7 @@ class TrainingOptions:
 
     def run(self, work: "Callable[..., TrainResult]", command: str) -> int:
         """Train, and print where the result is, or how to resume."""
-        from manyheads.train.interrupt import Interrupted
+        from manyheads.progress import Interrupted
 
         if self.set:
             command += " " + shlex.join(part for change in self.set for part in ("--set", change))

@@ -18,9 +18,10 @@ from manyheads.errors import ConfigError
 from manyheads.models import build, decoder, seq2seq, vision
 from manyheads.parts.gates import GATE_TAPS
 from manyheads.parts.positions import Axial, Learned
+from manyheads.progress import interrupt_requested
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
-from manyheads.train import distributed, interrupt
+from manyheads.train import distributed
 from manyheads.train.loop.train_step import micro_batch_generator
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss
@@ -81,7 +82,7 @@ class Validation:
 
     def _interrupted(self) -> bool:
         """Whether any process was interrupted: all of them end at the same turn."""
-        requested = interrupt.interrupt_requested()
+        requested = interrupt_requested()
         if self.processes.is_single:
             return requested
         count = torch.tensor(float(requested), device=self.processes.device)

@@ -15,8 +15,9 @@ from manyheads.data.stream import Stream, StreamPosition
 from manyheads.devices import resolve_device
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
+from manyheads.progress import InterruptHandler
 from manyheads.renamed_keys import with_new_keys
-from manyheads.train import interrupt, tiling
+from manyheads.train import tiling
 from manyheads.train.distributed import ModelWrapper, ProcessGroup, join_processes
 from manyheads.train.loop import model_setup, phase_trainer, reporting, run_checks
 from manyheads.train.loop.checkpoint import (
@@ -85,7 +86,7 @@ def train(
     reporting.silence_mkldnn_warning()
     with (
         join_processes(run.run.distributed, device) as processes,
-        interrupt.InterruptHandler() as stop,
+        InterruptHandler() as stop,
     ):
         session = Session(run, processes, progress=progress, hooks=hooks)
         model = session.new_model()

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from manyheads.data.batch import Batch
 from manyheads.data.stream import StreamStep, mix_seed
 from manyheads.models.build import Model
-from manyheads.train import distributed, interrupt
+from manyheads.progress import InterruptHandler
+from manyheads.train import distributed
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
 from manyheads.train.optim.param_groups import set_learning_rate
@@ -143,7 +144,7 @@ class Updater:
         self,
         steps: Iterable[PreparedStep],
         pauses: Callable[[int], bool] | None = None,
-        stop: interrupt.InterruptHandler | None = None,
+        stop: InterruptHandler | None = None,
     ) -> Iterator[tuple[PreparedStep, StepOutcome]]:
         """Take the steps, and yield them in order with their outcomes, until an interrupt.
 

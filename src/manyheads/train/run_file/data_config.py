@@ -18,7 +18,7 @@ from manyheads.data.sources.rows import HUB, RowSource, row_source
 from manyheads.data.store import TokenStore
 from manyheads.data.tokenize import store_mismatch, write_store
 from manyheads.errors import ConfigError, InputError
-from manyheads.train.interrupt import interruptible
+from manyheads.progress import interruptible
 from manyheads.train.optim.schedules import BatchGrowth
 from manyheads.train.run_file.data_sources import (
     HeldOut,

@@ -11,13 +11,8 @@ import pytest
 
 from manyheads.data import tokenize
 from manyheads.data.store import StoreIndex
+from manyheads.progress import Interrupted
 from manyheads.train.distributed import ModelWrapper
-from manyheads.train.interrupt import (
-    Interrupted,
-    InterruptHandler,
-    interrupt_requested,
-    interruptible,
-)
 from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.run_file import data_config
@@ -27,42 +22,6 @@ from tests.train.tiny import tables, write_corpus
 
 def ask() -> None:
     os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_only_what_may_be_broken_off_is() -> None:
-    assert not interrupt_requested()
-    with InterruptHandler() as stop:
-        ask()
-        assert interrupt_requested()
-        with (
-            pytest.raises(Interrupted, match="interrupted while reading"),
-            interruptible("reading"),
-        ):
-            pytest.fail("it was asked before")
-    assert stop.exit_code == 130
-    assert not interrupt_requested()
-
-
-def test_a_run_shows_at_once_that_it_is_saving(capfd: pytest.CaptureFixture[str]) -> None:
-    with InterruptHandler():
-        ask()
-        assert "interrupted: saving" in capfd.readouterr().err
-    with InterruptHandler(), pytest.raises(Interrupted), interruptible("reading"):
-        ask()
-    # What ends at once has its own message.
-    assert capfd.readouterr().err == ""
-
-
-def test_a_second_signal_ends_at_once() -> None:
-    with InterruptHandler():
-        ask()
-        with pytest.raises(KeyboardInterrupt):
-            ask()
-
-
-def test_without_a_run_nothing_is_broken_off_but_by_python_itself() -> None:
-    with interruptible("reading"):
-        assert InterruptHandler.current is None
 
 
 def held_out(folder: Path) -> Run:

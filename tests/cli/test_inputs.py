@@ -3,7 +3,9 @@
 import gzip
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
 from manyheads.cli.inputs import read_file, read_texts, split_pairs, split_texts, stream_texts
 from manyheads.errors import InputError
@@ -84,6 +86,25 @@ def test_a_long_text_comes_in_pieces(tmp_path: Path) -> None:
     pieces = list(stream_texts([tmp_path], "body", max_characters=10))
     assert pieces[:5] == ["x" * 10, "x" * 10, "xxxxx", "word\nword", "word\nword"]
     assert pieces[5:] == ["abcdefghij", "klm", "packed"]
+
+
+def test_a_stream_says_how_much_of_its_files_it_has_read(tmp_path: Path) -> None:
+    paragraphs = "\n\n".join(str(number) * 400 for number in range(100))
+    (tmp_path / "a.txt").write_text(paragraphs)
+    with gzip.open(tmp_path / "b.txt.gz", "wt") as file:
+        file.write(paragraphs)
+    with (tmp_path / "c.jsonl").open("w") as rows:
+        rows.writelines(f'{{"text": "{number}"}}\n' for number in range(4000))
+    parquet.write_table(arrow.table({"text": ["x" * 99] * 500}), tmp_path / "d.parquet")
+    sizes = [file.stat().st_size for file in sorted(tmp_path.iterdir())]
+    stream = stream_texts([tmp_path], max_characters=1000)
+    fractions = [stream.fraction() for _ in stream]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    # In the middle of each file; a compressed one is read in large blocks.
+    ends = [sum(sizes[:count]) / sum(sizes) for count in range(5)]
+    for place, end, middle in ((0, 1, 50), (2, 3, 2200), (3, 4, 4450)):
+        assert fractions[middle] == pytest.approx((ends[place] + ends[end]) / 2, abs=0.05)
 
 
 def test_a_stream_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:

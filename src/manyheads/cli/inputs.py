@@ -4,7 +4,6 @@ import io
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from importlib.util import find_spec
 from itertools import groupby, islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyheads.cli.arguments import DtypeName, check_minimum
 from manyheads.errors import InputError, MissingPackageError
+from manyheads.progress import MeasuredStream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,46 +77,63 @@ def read_texts(*files: Path) -> list[str]:
 
 def stream_texts(
     paths: Sequence[Path], text_column: str = "text", *, max_characters: int
-) -> Iterator[str]:
+) -> MeasuredStream[str]:
     """The texts of files of any size, those of `read_texts` one at a time, and of rows.
 
     A text of more than `max_characters` comes in several.
     """
-    from manyheads.data.sources.files import find_files, suffix_of
-    from manyheads.data.sources.rows import ROW_FORMATS
+    from manyheads.data.sources.files import find_files
     from manyheads.data.sources.texts import KNOWN
 
-    def texts_of(file: Path) -> Iterator[str]:
-        if suffix_of(file) in ROW_FORMATS:
-            for row in ROW_FORMATS[suffix_of(file)](file):
-                text = row.text(text_column)
-                for start in range(0, len(text), max_characters):
-                    yield text[start : start + max_characters]
-            return
-        runs = groupby(_lines(file, max_characters), lambda line: bool(line.strip()))
-        paragraphs = len(list(islice((filled for filled, _ in runs if filled), 2))) > 1
-        text = ""
-        for line in _lines(file, max_characters):
-            if paragraphs and line.strip() and len(text) + len(line) <= max_characters:
-                text += line
-                continue
-            yield text
-            text = line if line.strip() else ""
-        yield text
+    sizes = {file: file.stat().st_size for file in find_files(paths, KNOWN)}
+    read = 0.0
 
-    files = find_files(paths, KNOWN)
-    texts = (text.strip("\n") for file in files for text in texts_of(file))
-    return (text for text in texts if text.strip())
+    def texts() -> Iterator[str]:
+        nonlocal read
+        before = 0
+        for file, size in sizes.items():
+            for text, fraction in _texts_of(file, text_column, max_characters):
+                read = before + fraction * size
+                if text.strip():
+                    yield text.strip("\n")
+            before += size
+
+    return MeasuredStream(texts(), lambda: read / max(1, sum(sizes.values())))
 
 
-def _lines(file: Path, max_characters: int) -> Iterator[str]:
-    """The lines of a file, long ones in pieces."""
-    from manyheads.data.sources.files import open_file
+def _texts_of(file: Path, text_column: str, max_characters: int) -> Iterator[tuple[str, float]]:
+    """The texts of a file, each with the fraction of the file that has been read."""
+    from manyheads.data.sources.files import suffix_of
+    from manyheads.data.sources.rows import ROW_FORMATS
 
-    with open_file(file) as opened:
+    if suffix_of(file) in ROW_FORMATS:
+        for row in ROW_FORMATS[suffix_of(file)](file):
+            text = row.text(text_column)
+            for start in range(0, len(text), max_characters):
+                yield text[start : start + max_characters], row.fraction
+        return
+    runs = groupby(_lines(file, max_characters), lambda line: bool(line[0].strip()))
+    paragraphs = len(list(islice((filled for filled, _ in runs if filled), 2))) > 1
+    text, fraction = "", 0.0
+    for line, fraction in _lines(file, max_characters):
+        if paragraphs and line.strip() and len(text) + len(line) <= max_characters:
+            text += line
+            continue
+        yield text, fraction
+        text = line if line.strip() else ""
+    yield text, fraction
+
+
+def _lines(file: Path, max_characters: int) -> Iterator[tuple[str, float]]:
+    """The lines of a file, long ones in pieces, and the fraction of it that has been read."""
+    from manyheads.data.sources.files import decompress
+
+    size = max(1, file.stat().st_size)
+    with file.open("rb") as stored, decompress(file, stored) as opened:
         lines = io.TextIOWrapper(opened, encoding="utf-8")
         try:
-            yield from iter(partial(lines.readline, max_characters), "")
+            while line := lines.readline(max_characters):
+                yield line, stored.tell() / size
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8: {error.reason}", "convert it first") from None
 

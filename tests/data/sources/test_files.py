@@ -93,6 +93,7 @@ def test_broken_packing_is_named(suffix: str, tmp_path: Path) -> None:
 def test_a_missing_zstandard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     missing = f"{tmp_path}/a.zst needs the package zstandard: run pip install zstandard."
+    (tmp_path / "a.zst").touch()
     with refuses(MissingPackageError, missing), open_file(tmp_path / "a.zst"):
         pass
 

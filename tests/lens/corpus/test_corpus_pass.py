@@ -1,6 +1,9 @@
 """A pass over a corpus: its statistics, passages, and going on after a stop."""
 
+import itertools
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,9 @@ import pytest
 from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.corpus import corpus_pass
-from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings, read_corpus
+from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings, _ChunkReader, read_corpus
 from manyheads.models.build import Model, build
+from manyheads.progress import MeasuredStream, listening
 
 SETTINGS = PassSettings(max_length=16)
 
@@ -80,16 +84,86 @@ def test_a_stopped_pass_goes_on(
     assert same(again, whole)
 
 
-def test_ctrl_c_keeps_what_was_read(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_text_is_read_keeps_the_texts_before(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(corpus_pass, "TEXTS_PER_CHUNK", 2)
 
     def interrupted() -> Iterator[list[int]]:
         yield from corpus()[:4]
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("reading goes on")
 
     done, _ = read_corpus(model, interrupted(), SETTINGS, progress=False)
     assert done.texts == 4
     assert not done.complete
+
+
+@contextmanager
+def signals_in_batch(number: int, count: int = 1) -> Iterator[None]:
+    """Ctrl-C, pressed in the middle of a batch."""
+    run, batches = _ChunkReader._run, itertools.count(1)
+
+    def interrupted(reader: _ChunkReader, *inputs: Any) -> None:
+        if next(batches) == number:
+            for _ in range(count):
+                signal.raise_signal(signal.SIGINT)
+        run(reader, *inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ChunkReader, "_run", interrupted)
+        yield
+
+
+def test_ctrl_c_saves_all_batches_up_to_the_current_one(model: Model, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    options: dict[str, Any] = {"state": state, "batch_tokens": 32, "progress": False}
+    with signals_in_batch(3):
+        stopped, measured = read_corpus(model, corpus(), SETTINGS, **options)
+    # All texts are of one chunk, and what was read of it counts.
+    assert (stopped.texts, stopped.complete) == (0, False)
+    assert measured.metadata["texts"] == stopped.passages_read == len(stopped.ahead) > 3
+    changed = [*corpus()[:-1], [4, 5, 6]]
+    with pytest.raises(InputError, match="the texts differ"):
+        read_corpus(model, changed, SETTINGS, **options)
+    with signals_in_batch(1):
+        further, _ = read_corpus(model, corpus(), SETTINGS, **options)
+    assert stopped.ahead < further.ahead
+    done, resumed = read_corpus(model, corpus(), SETTINGS, **options)
+    whole, expected = read_corpus(model, corpus(), SETTINGS, progress=False)
+    assert done.complete
+    assert same(done, whole)
+    for name in expected.names:
+        assert np.allclose(resumed[name].means, expected[name].means, equal_nan=True, atol=1e-6)
+
+
+def test_a_second_ctrl_c_stops_at_once_without_saving(model: Model, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    with pytest.raises(KeyboardInterrupt), signals_in_batch(2, count=2):
+        read_corpus(model, corpus(), SETTINGS, state=state, batch_tokens=32, progress=False)
+    assert not state.exists()
+
+
+def test_ctrl_c_before_the_first_batch_leaves_no_result(model: Model) -> None:
+    def interrupted() -> Iterator[list[int]]:
+        signal.raise_signal(signal.SIGINT)
+        yield from corpus()
+
+    with pytest.raises(KeyboardInterrupt):
+        read_corpus(model, interrupted(), SETTINGS, progress=False)
+
+
+def test_a_bar_of_a_stream_estimates_its_total(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_pass, "TEXTS_PER_CHUNK", 3)
+    totals: list[float | None] = []
+    texts = MeasuredStream.over(corpus(), lambda text: text)
+    with listening(lambda bar: totals.append(bar.total)):
+        read_corpus(model, texts, SETTINGS, progress=False)
+    assert totals[0] is None
+    assert totals[-1] == 12
+    assert set(totals[1:]) == {12}
 
 
 @pytest.mark.parametrize("content", [b"no file", None], ids=["garbage", "cut short"])

@@ -7,8 +7,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -102,9 +101,16 @@ def fingerprint(path: Path) -> str:
 @contextmanager
 def open_file(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed if its suffix is that of a compression."""
+    with path.open("rb") as stored, decompress(path, stored) as file:
+        yield file
+
+
+@contextmanager
+def decompress(path: Path, stored: IO[bytes]) -> Iterator[IO[bytes]]:
+    """The bytes of a file that is open as it is stored, for callers that follow its position."""
     suffix = path.suffix.lower()
     try:
-        with COMPRESSED.get(suffix, partial(Path.open, mode="rb"))(path) as file:
+        with COMPRESSED.get(suffix, nullcontext)(stored) as file:
             yield file
     except Exception as error:
         # bz2 and gzip raise an OSError without errno.
@@ -121,15 +127,15 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
 READ = 2**12
 
 
-def open_zstandard(path: Path) -> io.BufferedReader:
+def open_zstandard(stored: IO[bytes]) -> io.BufferedReader:
     """A reader with lines, which unlike the package's own detects truncated files."""
-    zstandard = import_package("zstandard", str(path), "zstandard")
-    return io.BufferedReader(_ZstandardReader(path, zstandard.ZstdDecompressor()))
+    zstandard = import_package("zstandard", stored.name, "zstandard")
+    return io.BufferedReader(_ZstandardReader(stored, zstandard.ZstdDecompressor()))
 
 
 class _ZstandardReader(io.RawIOBase):
-    def __init__(self, path: Path, decompressor: Any) -> None:
-        self._file = path.open("rb")
+    def __init__(self, stored: IO[bytes], decompressor: Any) -> None:
+        self._file = stored
         self._decompressor = decompressor
         self._frame: Any = None
         self._compressed = b""
@@ -156,12 +162,8 @@ class _ZstandardReader(io.RawIOBase):
         self._waiting = self._waiting[len(block) :]
         return len(block)
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
-
-COMPRESSED: dict[str, Callable[[Path], Any]] = {
+COMPRESSED: dict[str, Callable[[IO[bytes]], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import IO, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import parse_qsl
 
-from manyheads.data.sources.files import Paths, find_files, open_file, suffix_of
+from manyheads.data.sources.files import Paths, decompress, find_files, open_file, suffix_of
 from manyheads.errors import InputError, import_package
 
 HUB = "hub:"
@@ -20,12 +20,16 @@ ROWS_AT_A_TIME = 256
 
 
 class Row(NamedTuple):
-    """Fields by name, and the location of the row for error messages."""
+    """Fields by name, and the location of the row for error messages.
+
+    `fraction` of its file had been read when the row was.
+    """
 
     fields: Mapping[str, Any]
     file: str
     number: int
     unit: str = "line"
+    fraction: float = 0.0
 
     @property
     def location(self) -> str:
@@ -139,9 +143,13 @@ def hub_rows(paths: Sequence[str]) -> HubRows | None:
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, with their numbers from 1."""
     with open_file(path) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, line
+        yield from _numbered(file)
+
+
+def _numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield number, line
 
 
 def json_row(line: bytes, path: Path, number: int) -> Row:
@@ -160,8 +168,10 @@ def json_row(line: bytes, path: Path, number: int) -> Row:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    for number, line in numbered_lines(path):
-        yield json_row(line, path, number)
+    size = max(1, path.stat().st_size)
+    with path.open("rb") as stored, decompress(path, stored) as file:
+        for number, line in _numbered(file):
+            yield json_row(line, path, number)._replace(fraction=stored.tell() / size)
 
 
 @contextmanager
@@ -181,7 +191,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     with open_parquet(path) as file:
         batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME))
         for number, fields in enumerate(chain.from_iterable(batches), 1):
-            yield Row(fields, str(path), number, "row")
+            yield Row(fields, str(path), number, "row", number / file.metadata.num_rows)
 
 
 ROW_FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -168,7 +168,7 @@ def atlas(
     similar heads and importance are measured on a few passages.
 
     With `state` the pass is written to that file now and then, and goes on from it. Ctrl-C ends the
-    pass and keeps what was read.
+    pass after the current batch and keeps what was read.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0)
@@ -210,7 +210,7 @@ def atlas(
         positions=place_heads(measured),
         metadata={
             "texts": done.texts,
-            "passages": done.passages,
+            "passages": done.passages_read,
             "tokens": done.tokens,
             "max_length": max_length,
             "seed": seed,

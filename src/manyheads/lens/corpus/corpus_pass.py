@@ -1,10 +1,12 @@
 """One pass over a corpus of any size, for every head at once; it can be stopped and go on.
 
 Texts are read in chunks, and longer ones in pieces of `max_length` tokens: passages. What has been
-added up is written to a file from time to time, together with a hash of the texts read so far, so
-that the same command goes on where it was stopped and notices a corpus that has changed.
+added up is written to a file from time to time and when it is interrupted, together with a hash of
+the texts read so far, so that the same command goes on where it was stopped and notices a corpus
+that has changed.
 """
 
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
@@ -12,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,13 +43,14 @@ from manyheads.lens.measure.watcher import MeasurementPlan, StatisticsWatcher
 from manyheads.models import build
 from manyheads.models.model_interface import ModelInputs
 from manyheads.parts.linear_layout import MIN_TOKENS, column_major_weights
-from manyheads.progress import Progress
+from manyheads.progress import InterruptHandler, MeasuredStream, Progress, interruptible
 from manyheads.ragged import Ragged
 
 # Texts that are read and cut into passages together, and their letters or tokens.
 TEXTS_PER_CHUNK, CHUNK_LENGTH = 64, 65_536
 SECONDS_BETWEEN_SAVES = 30.0
 FIRST_TEXTS = 8
+NOTICE = "interrupted: finishing this batch; press Ctrl-C again to stop at once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +68,15 @@ class CorpusPass:
 
     totals: StatisticsTotals
     sums: CorpusSums
-    # Texts of the corpus, and the passages that they were cut into.
+    # Texts of whole chunks, and the passages that they were cut into.
     texts: int = 0
     passages: int = 0
     tokens: int = 0
     # Of the texts so far.
     digest: str = ""
+    # The passages of the chunk after them that were read before an interruption, and its hash.
+    ahead: set[int] = field(default_factory=set)
+    ahead_digest: str = ""
     complete: bool = False
     # The first texts, for what is measured on a few.
     first: list[Any] = field(default_factory=list)
@@ -81,8 +87,12 @@ class CorpusPass:
     def begin(cls, settings: PassSettings) -> "CorpusPass":
         return cls(StatisticsTotals(), CorpusSums(settings.examples))
 
+    @property
+    def passages_read(self) -> int:
+        return self.passages + len(self.ahead)
+
     def statistics(self, model: build.Model, plan: MeasurementPlan) -> Statistics:
-        summary = PassSummary(self.passages, self.tokens, self.complete)
+        summary = PassSummary(self.passages_read, self.tokens, self.complete)
         return self.totals.result(model, plan, summary)
 
     def forget_unused(self) -> None:
@@ -103,7 +113,7 @@ def read_corpus(
 ) -> tuple[CorpusPass, Statistics]:
     """Read all texts; with `state`, go on from that file and write it now and then.
 
-    Ctrl-C ends the pass and keeps what has been read.
+    Ctrl-C ends the pass after the current batch and keeps what has been read.
     """
     check_heads(model)
     plan = make_plan(model, offsets=settings.offsets)
@@ -113,29 +123,36 @@ def read_corpus(
     reader = _ChunkReader(model, plan, done, settings, batch_tokens)
     total = len(texts) if isinstance(texts, Sized) and not isinstance(texts, str) else None
     with ExitStack() as context:
+        stop = context.enter_context(InterruptHandler(NOTICE, [signal.SIGINT]))
         bar = context.enter_context(
             Progress("reading the corpus", total=total, unit="texts", enabled=progress)
         )
         context.enter_context(build.eval_mode(model))
         context.enter_context(column_major_weights(model, MIN_TOKENS))
         chunks = _chunks(texts, done, state)
-        bar.advance(done.texts)
+        bar.resume(done.texts)
         saved = time.monotonic()
-        try:
-            for chunk, digest in chunks:
-                reader.read(chunk, bar)
-                done.texts, done.digest = done.texts + len(chunk), digest
-                if state is not None and time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-                    pass_files.save_pass(done, state, model, settings)
-                    saved = time.monotonic()
-            done.complete = True
-        except KeyboardInterrupt:
-            if not done.passages:
-                raise
-    if not done.passages:
+        while not stop.requested:
+            try:
+                with interruptible("reading the texts"):
+                    chunk = next(chunks, None)
+            except KeyboardInterrupt:
+                break
+            if chunk is None:
+                done.complete = True
+                break
+            if isinstance(texts, MeasuredStream) and (fraction := texts.fraction()):
+                bar.expect((done.texts + len(chunk.texts)) / fraction)
+            reader.read(chunk, bar, stop)
+            if state is not None and time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                pass_files.save_pass(done, state, model, settings)
+                saved = time.monotonic()
+    if not done.passages_read:
+        if not done.complete:
+            raise KeyboardInterrupt
         raise InputError("there are no texts", "pass at least one")
     done.forget_unused()
-    if state is not None and done.complete:
+    if state is not None:
         pass_files.save_pass(done, state, model, settings)
     return done, done.statistics(model, plan)
 
@@ -150,17 +167,28 @@ class _ChunkReader:
     settings: PassSettings
     batch_tokens: int | None
 
-    def read(self, chunk: list[Any], bar: Progress) -> None:
-        inputs = read_inputs(self.model, cut_texts(self.model, chunk, self.settings.max_length))
-        sizes, first = inputs.sizes(self.model), self.done.passages
+    def read(self, chunk: "_Chunk", bar: Progress, stop: InterruptHandler) -> None:
+        """Run the passages of a chunk that were not read yet, up to an interruption."""
+        done, texts = self.done, chunk.texts
+        inputs = read_inputs(self.model, cut_texts(self.model, texts, self.settings.max_length))
+        sizes, first = inputs.sizes(self.model), done.passages
         announce_long_text(bar, sizes, first)
         limit = default_batch_tokens(self.model) if self.batch_tokens is None else self.batch_tokens
-        for batch in text_reader.batch_by_length(sizes, 1 if inputs.examples else limit):
-            self._run(inputs.select(batch), [first + text for text in batch])
-            self.done.tokens += sum(sizes[text] for text in batch)
-            bar.advance(len(chunk) * len(batch) / len(inputs))
-        self.done.passages += len(inputs)
-        self.done.forget_unused()
+        unread = [place for place in range(len(inputs)) if first + place not in done.ahead]
+        bar.resume(len(texts) * (1 - len(unread) / len(inputs)))
+        lengths = [sizes[place] for place in unread]
+        for batch in text_reader.batch_by_length(lengths, 1 if inputs.examples else limit):
+            if stop.requested:
+                done.ahead_digest = chunk.digest
+                return
+            places = [unread[index] for index in batch]
+            self._run(inputs.select(places), [first + place for place in places])
+            done.ahead.update(first + place for place in places)
+            done.tokens += sum(sizes[place] for place in places)
+            bar.advance(len(texts) * len(batch) / len(inputs))
+        done.passages, done.ahead = first + len(inputs), set()
+        done.texts, done.digest = done.texts + len(texts), chunk.digest
+        done.forget_unused()
 
     def _run(self, inputs: ModelInputs, numbers: list[int]) -> None:
         ids = ids_by_stack(self.model, inputs)
@@ -190,8 +218,15 @@ def cut_texts(model: build.Model, texts: list[Any], max_length: int | None) -> l
     ]
 
 
-def _chunks(texts: Any, done: CorpusPass, state: Path | None) -> Iterator[tuple[list[Any], str]]:
-    """Chunks of texts that were not read yet, each with the hash of all texts up to its end."""
+class _Chunk(NamedTuple):
+    """Some texts, and the hash of all texts up to their end."""
+
+    texts: list[Any]
+    digest: str
+
+
+def _chunks(texts: Any, done: CorpusPass, state: Path | None) -> Iterator[_Chunk]:
+    """The chunks that were not read to their end."""
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, Ragged):
@@ -201,18 +236,23 @@ def _chunks(texts: Any, done: CorpusPass, state: Path | None) -> Iterator[tuple[
             f"an atlas reads a corpus of texts, got a {type(texts).__name__}", "pass a list"
         )
     rest, digest = iter(texts), sha256()
-    for number, text in enumerate(islice(rest, done.texts), 1):
+    for text in islice(rest, done.texts):
         done.first += [text] if len(done.first) < FIRST_TEXTS else []
         digest.update(_bytes(text))
-        if number == done.texts and digest.hexdigest() != done.digest:
-            raise InputError(
-                f"the texts differ from those that {state} was made of", "delete it to start anew"
-            )
+    _check_same(state, digest.hexdigest(), done.digest)
     while chunk := _take(rest):
         done.first += chunk[: FIRST_TEXTS - len(done.first)]
         for text in chunk:
             digest.update(_bytes(text))
-        yield chunk, digest.hexdigest()
+        _check_same(state, digest.hexdigest(), done.ahead_digest if done.ahead else "")
+        yield _Chunk(chunk, digest.hexdigest())
+
+
+def _check_same(state: Path | None, digest: str, expected: str) -> None:
+    if expected and digest != expected:
+        raise InputError(
+            f"the texts differ from those that {state} was made of", "delete it to start anew"
+        )
 
 
 def _take(texts: Iterator[Any]) -> list[Any]:

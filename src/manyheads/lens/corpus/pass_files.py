@@ -64,6 +64,8 @@ def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSetti
         "settings": _describe(model, settings),
         "counts": [done.texts, done.passages, done.tokens, totals.tokens],
         "digest": done.digest,
+        "ahead": sorted(done.ahead),
+        "ahead_digest": done.ahead_digest,
         "class_counts": totals.class_counts,
         "activations": [asdict(activation) for activation in totals.activations.values()],
     }
@@ -95,6 +97,7 @@ def _restore(done: "CorpusPass", about: dict[str, Any], arrays: Arrays) -> None:
     totals = done.totals
     done.texts, done.passages, done.tokens, totals.tokens = map(int, about["counts"])
     done.digest, totals.class_counts = about["digest"], about["class_counts"]
+    done.ahead, done.ahead_digest = set(about["ahead"]), about["ahead_digest"]
     for record in about["activations"]:
         totals.activations[record["stack"], record["layer"]] = Activation(**record)
     for name, array in arrays.items():

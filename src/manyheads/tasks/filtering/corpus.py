@@ -92,7 +92,8 @@ def plan(paths: files.Paths) -> list[FileGroup]:
     for file in files.find_files(paths, (*ROWS, *PARQUET, *PLAIN)):
         if file.suffix.lower() == ".zst":
             # Names a missing package before the first document is read.
-            files.open_zstandard(file).close()
+            with files.open_file(file):
+                pass
         size, last = file.stat().st_size, groups[-1] if groups else None
         if last and last.bytes + size <= GROUP_BYTES and _format(last.files[0]) == _format(file):
             groups[-1] = FileGroup((*last.files, str(file)), last.bytes + size)

@@ -3,8 +3,8 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +15,7 @@ from manyheads.cli.commands.report import name_of_model
 from manyheads.cli.options import BatchOptions
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
+from manyheads.progress import MeasuredStream
 
 if TYPE_CHECKING:
     from manyheads.lens.corpus.atlas import Atlas
@@ -147,14 +148,14 @@ class AtlasCommand:
         files = atlas_files(result, name=name, corpus=self._corpus_name, origin=origin)
         return files, result.complete
 
-    def _texts(self) -> Iterator[str] | None:
+    def _texts(self) -> MeasuredStream[str] | None:
         """The texts of --corpus; a missing file is reported before a model is loaded."""
         if not self.corpus:
             return None
         length = self.max_length * CHARACTERS_PER_TOKEN
         return inputs.stream_texts(self.corpus, self.text_column, max_characters=length)
 
-    def _inputs(self, model: "Model", texts: Iterator[str] | None) -> Any:
+    def _inputs(self, model: "Model", texts: MeasuredStream[str] | None) -> Any:
         from manyheads.data.images import find_images, read_image
         from manyheads.lens.inputs.synthetic import default_texts
         from manyheads.models.vision import Vision
@@ -162,12 +163,13 @@ class AtlasCommand:
         if self.image is not None:
             if not isinstance(model, Vision):
                 raise InputError("--image needs a vision model", "give --corpus instead")
-            return (read_image(model, file) for file in find_images(self.image))
+            return MeasuredStream.over(find_images(self.image), partial(read_image, model))
         if texts is None:
             return default_texts(model)
         inputs.check_tokenizer(model)
         if model.reads_pairs:
-            return (pair for text in texts for pair in inputs.split_pairs([text]))
+            pairs = (pair for text in texts for pair in inputs.split_pairs([text]))
+            return MeasuredStream(pairs, texts.fraction)
         return texts
 
     @property

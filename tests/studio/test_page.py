@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import time
 from base64 import b64decode
 from pathlib import Path
@@ -204,6 +205,20 @@ def test_a_wait_for_kinds_shows_how_far_they_are(page: Page, studio: LiveServer)
     visit(page, studio)
     says = "Kinds of 12 heads: reading 25%; 7 seconds so far."
     expect(page.locator(".measuring")).to_have_text(says)
+    # The line has a place of its own, so that the card does not jump.
+    for width in (390, 1400):
+        page.set_viewport_size({"width": width, "height": 1000})
+        with_line, without = page.locator(".place-heads").evaluate(
+            """card => {
+              const line = card.querySelector(".measuring"), text = line.textContent;
+              const tall = card.offsetHeight;
+              line.textContent = "";
+              const empty = card.offsetHeight;
+              line.textContent = text;
+              return [tall, empty];
+            }"""
+        )
+        assert with_line == without
     assert len(waiting) == 1
     waiting[0].fulfill(json={"heads": {}, "nearest": {}})
     expect(page.locator(".measuring")).to_be_empty()
@@ -333,26 +348,33 @@ def test_eight_thousand_tokens_stay_fluid(page: Page, studio: LiveServer) -> Non
     assert page.locator(".token").count() < 1000
     page.locator(".strip").evaluate("strip => strip.scrollTo(0, strip.scrollHeight / 2)")
     middle = page.locator(".token").nth(300)
-    assert 2000 < int(middle.get_attribute("data-index") or 0) < 6000
+    # The strip is drawn anew at the next frame.
+    expect(middle).to_have_attribute("data-index", re.compile(r"^[2-5]\d{3}$"))
     assert page.locator(".token").count() < 1000
     middle.click()
     expect(page.locator(".attention-list > div").first).to_contain_text("%")
     expect(page.locator(".pager")).to_contain_text("of 8,")
-    # A frame is drawn while the model is at work: the page itself never waits.
-    slowest = page.evaluate(
+    # A frame is drawn while the model is at work: the page itself never waits, and draws only what
+    # comes into sight. The machine may be busy in a few of the frames.
+    steps = page.evaluate(
         """async () => {
           const strip = document.querySelector(".strip");
-          let slowest = 0;
-          for (let step = 0; step < 20; step += 1) {
+          const steps = [];
+          for (let step = 0; step < 21; step += 1) {
+            const before = new Set(strip.querySelectorAll(".token"));
             const begun = performance.now();
             strip.scrollTop += 90;
             await new Promise(requestAnimationFrame);
-            slowest = Math.max(slowest, performance.now() - begun);
+            const milliseconds = performance.now() - begun;
+            const tokens = [...strip.querySelectorAll(".token")];
+            steps.push([milliseconds, tokens.filter((token) => !before.has(token)).length]);
           }
-          return slowest;
+          return steps;
         }"""
     )
-    assert slowest < 1000
+    milliseconds, drawn = zip(*steps, strict=True)
+    assert statistics.median(milliseconds) < 500
+    assert 0 < max(drawn) < 100
 
 
 def test_a_model_that_sees_is_shown_an_image(page: Page, studio: LiveServer) -> None:

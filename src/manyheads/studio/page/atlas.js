@@ -32,13 +32,14 @@ export class Atlas {
     this.colors = h("div", { class: "scale" }, this.low, this.bar, this.high);
     this.patterns = new AtlasPatterns(side);
     this.kindColors = h("div", { class: "legend" });
+    // How far the kinds are, in the place of the labels to come.
+    this.measuring = h("p", { class: "quiet measuring" });
     this.labels = h("p", { class: "quiet kind-labels" });
     this.instead = h("p", { class: "instead", role: "note", hidden: true });
     // The head under the pointer has a line of its own, so that nothing jumps.
     this.tip = h("p", { class: "head-tip" });
     this.about = h("p", { class: "quiet" });
     this.picks = h("ul", { class: "picks", "aria-label": say`Selected heads` });
-    this.measuring = h("p", { class: "quiet measuring" });
     this.element = h(
       "section",
       { class: "card place-heads", "aria-label": say`Heads` },
@@ -47,12 +48,12 @@ export class Atlas {
       this.grid,
       this.colors,
       this.kindColors,
+      this.measuring,
       this.labels,
       side.worth.element,
       this.tip,
       this.about,
       this.picks,
-      this.measuring,
     );
   }
 

@@ -1,5 +1,6 @@
 """A small model and the data of its report, made once."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -156,3 +157,26 @@ def with_importance(**changes: Any) -> ReportData:
     return replace(
         report(), inspection=replace(report().inspection, importance=replace(known, **changes))
     )
+
+
+def english_words(page: Any, *names: str) -> list[str]:
+    """Texts and titles of a page that are in English, but for tokens, commands and `names`."""
+    texts: list[str] = page.evaluate(
+        """() => {
+          const own = "bdi, code, pre, script, style, noscript, em:not(.flag), .token, .text";
+          const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+          const texts = [];
+          while (nodes.nextNode()) {
+            const { data, parentElement } = nodes.currentNode;
+            if (!parentElement.closest(own)) texts.push(data);
+          }
+          for (const name of ["title", "aria-label", "placeholder", "alt"]) {
+            const named = document.querySelectorAll(`[${name}]:not([lang=en])`);
+            for (const element of named) texts.push(element.getAttribute(name));
+          }
+          return texts;
+        }"""
+    )
+    english, russian = re.compile(r"\b[A-Za-z]?[a-z]{2,}\b"), re.compile("[а-яё]")
+    stripped = (text.strip() for text in texts if english.search(text) and not russian.search(text))
+    return sorted({text for text in stripped if text not in names})

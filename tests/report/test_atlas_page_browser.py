@@ -12,7 +12,7 @@ import pytest
 
 from manyheads.report.atlas_folder import atlas_files, write_atlas
 from tests.chromium import launch, needs_chromium
-from tests.report.small import atlas
+from tests.report.small import atlas, english_words
 
 pytestmark = needs_chromium
 HOSTILE = ["</script><img src=x onerror=alert(1)>", "a\u202eb\x07", " שלום", "\ufeff"]
@@ -216,6 +216,21 @@ def test_an_unknown_head_is_named(page: Any) -> None:
     page.evaluate("location.hash = 'L9H9'")
     page.wait_for_selector("#missing:not([hidden])")
     assert "There is no head L9H9" in page.text_content("#missing")
+    home(page)
+
+
+def test_the_page_is_read_in_russian_and_remembers_it(page: Any) -> None:
+    page.click("#language")
+    for address in ("", "L1H0"):
+        page.evaluate(f"location.hash = '{address}'")
+        page.wait_for_selector("#head .example" if address else "#heads tbody tr")
+        assert english_words(page, "first", "second") == []
+        assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    page.reload()
+    assert page.get_attribute("#language", "aria-label") == "Read in English"
+    assert page.text_content("#title ~ .steps a") == "Все головы"
+    page.click("#language")
+    page.wait_for_selector("#title ~ .steps a:has-text('All heads')")
     home(page)
 
 

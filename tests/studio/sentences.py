@@ -14,6 +14,8 @@ from manyheads.studio import examples
 
 PACKAGE = Path(str(files("manyheads")))
 PAGE = PACKAGE / "studio" / "page"
+# Scripts that the studio, the report and the atlas share.
+SHARED = PACKAGE / "pictures" / "page"
 KINDS = PACKAGE / "lens" / "head_kinds" / "kinds.toml"
 ATTRIBUTES = ("title", "aria-label", "placeholder", "alt")
 # Without scripts nothing is translated.
@@ -66,16 +68,15 @@ REFUSALS |= {
 
 
 def scripts_of(page: Path) -> set[Path]:
-    """The scripts that a page loads, with all that they import from this folder."""
+    """The scripts that a page loads, with all that they import."""
     waiting = re.findall(r'<script type="module" src="([^"]+)"', page.read_text("utf-8"))
     result: set[Path] = set()
     while waiting:
-        path = PAGE / waiting.pop()
+        name = waiting.pop()
+        path = PAGE / name if (PAGE / name).exists() else SHARED / name
         if path.exists() and path not in result:
             result.add(path)
-            waiting += re.findall(
-                r'^import .*?"\./([^"]+)";', path.read_text("utf-8"), re.MULTILINE
-            )
+            waiting += IMPORT.findall(path.read_text("utf-8"))
     return result
 
 
@@ -141,15 +142,19 @@ def written_in(page: Path) -> set[str]:
     return {text for text in parser.result if LETTERS.search(text) and text != "manyheads"}
 
 
-def sent_labels() -> set[str]:
-    """Measures with their meanings, kinds of heads, and examples."""
+def head_labels() -> set[str]:
+    """Measures with their meanings, and kinds of heads."""
     measures = {text for info in _table().values() for text in (info.label, info.about)}
+    kinds = set(tomllib.loads(KINDS.read_text("utf-8"))) - {"silent"}
+    return {label.replace("{}", "{0}") for label in measures} | kinds | KIND_DETAILS
+
+
+def sent_labels() -> set[str]:
+    """Labels of heads, examples and notes."""
     plain = (*examples.NEXT_TOKEN, *examples.MASKED, *examples.PLAIN)
     every = [*plain, *(example for group in examples.BUNDLED.values() for example in group)]
     named = {text for each in every for text in (each.name, each.about, each.button) if text}
-    kinds = set(tomllib.loads(KINDS.read_text("utf-8"))) - {"silent"}
-    sent = named | kinds | set(examples.ABOUT.values()) | KIND_DETAILS | NOTES | REFUSALS
-    return {label.replace("{}", "{0}") for label in measures} | sent
+    return head_labels() | named | set(examples.ABOUT.values()) | NOTES | REFUSALS
 
 
 def sent_errors() -> set[str]:

@@ -5,6 +5,7 @@ from html import escape
 from manyheads.report.page import (
     SHARED_SCRIPTS,
     STYLES,
+    WORD_SCRIPTS,
     content_hash,
     fill_page,
     join_scripts,
@@ -12,7 +13,7 @@ from manyheads.report.page import (
 )
 
 SCRIPTS = (
-    *("chunks.js", "state.js", "address.js", "navigator.js"),
+    *("russian_atlas.js", "chunks.js", "state.js", "address.js", "navigator.js"),
     *("finder.js", "head.js", "main.js"),
 )
 
@@ -23,7 +24,7 @@ def render_atlas_page(name: str) -> str:
     Its own script and styles may run, and scripts of the same folder, from disk or from a server;
     a browser that follows the page's content security policy runs and requests nothing else.
     """
-    script = join_scripts(SHARED_SCRIPTS, SCRIPTS, "atlas")
+    script = join_scripts((*SHARED_SCRIPTS, *WORD_SCRIPTS), SCRIPTS, "atlas")
     style = "".join(read_part(name, "pictures") for name in STYLES)
     style += read_part("style.css", folder="atlas")
     policy = (

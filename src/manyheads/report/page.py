@@ -38,9 +38,11 @@ from manyheads.taps import Sublayer
 FORMAT = 2
 # Scripts shared with the studio and the atlas, and the report's own.
 SHARED_SCRIPTS = (
-    *("dom.js", "color.js", "format.js", "scale.js", "token_text.js", "theme.js"),
+    *("language.js", "dom.js", "color.js", "format.js", "scale.js", "token_text.js", "theme.js"),
     *("grid.js", "pixels.js", "packed.js", "example.js", "table.js"),
 )
+# The kinds and measures of heads in words, in English and Russian.
+WORD_SCRIPTS = ("kinds.js", "russian_heads.js", "russian_pages.js")
 HEAD_SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
 SCRIPTS = (*HEAD_SCRIPTS, "text_parts.js")
 STYLES = ("theme.css", "example.css")

@@ -4,6 +4,7 @@ import { css, inkOn, weightColor } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
 import { tokenStep } from "./grid.js";
+import { say, sayParts } from "./language.js";
 import { listedToken, visibleToken } from "./token_text.js";
 
 const WEIGHT_UNITS = 1000;
@@ -46,7 +47,7 @@ export function exampleElement(example, words, keyWords = null) {
   function text(tokens, role, shown = null) {
     const letters = tokens.join("");
     const rightToLeft = [...letters.matchAll(new RegExp(RIGHT_TO_LEFT, "g"))].length > letters.length / 3;
-    const label = role === "queries" ? `Passage ${example.text}. Arrow keys choose the query.` : "What it reads";
+    const label = role === "queries" ? say`Passage ${example.text}. Arrow keys choose the query.` : say`What it reads`;
     // Words of some tokenizers carry no space.
     const apart = tokens.filter((token) => token.startsWith(" ")).length < tokens.length / 20;
     const attributes = { class: apart ? "passage apart" : "passage", dir: rightToLeft ? "rtl" : "ltr", role: "group", "aria-label": label, tabindex: shown ? 0 : null };
@@ -94,9 +95,9 @@ export function exampleElement(example, words, keyWords = null) {
       }
     }
     const word = (tokens, index) => h("bdi", { class: "word" }, listedToken(tokens[index] ?? ""));
-    const where = (key) => (keyWords ? ` at ${key}` : key === query ? ", itself" : `, ${Math.abs(query - key)} ${key < query ? "before" : "after"}`);
+    const where = (key) => (keyWords ? ` ${say`at ${key}`}` : `, ${key === query ? say`itself` : key < query ? say`${query - key} before` : say`${key - query} after`}`);
     const listed = rows.get(query).flatMap(([key, weight], place) => [place ? "; " : "", word(keys, key), ` ${percent(weight)}${where(key)}`]);
-    said.replaceChildren(word(queries, query), ` at ${query} looks at `, ...(listed.length ? listed : ["many tokens, each a little"]), ".");
+    said.replaceChildren(...sayParts`${word(queries, query)} at ${query} looks at `, ...(listed.length ? listed : [say`many tokens, each a little`]), ".");
   }
 
   const whole = h("button", { type: "button", class: "plain", on: { click: () => {
@@ -105,8 +106,8 @@ export function exampleElement(example, words, keyWords = null) {
     show(at);
     whole.remove();
     texts[0].focus();
-  } } }, "Show the whole passage");
-  const title = h("p", { class: "quiet" }, `Passage ${example.text}, largest weight ${percent(Math.round(example.activation * WEIGHT_UNITS) / WEIGHT_UNITS)} `);
+  } } }, say`Show the whole passage`);
+  const title = h("p", { class: "quiet" }, `${say`Passage ${example.text}, largest weight ${percent(Math.round(example.activation * WEIGHT_UNITS) / WEIGHT_UNITS)}`} `);
   if (texts.some((element) => element.dataset.whole === "false")) title.append(whole);
   show(rows.has(example.query) ? example.query : rows.keys().next().value);
   return h("article", { class: "example" }, title, texts, said);

@@ -43,7 +43,3 @@ export function decimal(value) {
 export function formatted(value, unit) {
   return unit === "percent" ? percent(value) : decimal(value);
 }
-
-export function pluralise(count, thing) {
-  return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
-}

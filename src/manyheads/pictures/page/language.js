@@ -1,4 +1,4 @@
-// The page in the reader's language. English stands in the code, say`${count} heads`; other languages stand in
+// The page in the reader's language. English stands in the code, say followed by `${count} heads`; other languages stand in
 // tables from the English sentence, "{0} heads", to theirs: "{0} {0|голова|головы|голов}", where the last form
 // of a noun is the one after 5.
 
@@ -6,6 +6,7 @@ const STORED_LANGUAGE = "manyheads-language";
 // {0}, or {0|form|form|form}.
 const PLACE = /\{(\d[^}]*)\}/;
 const tables = { ru: {} };
+const filled = new Map();
 let language = chosenLanguage();
 
 function chosenLanguage() {
@@ -57,12 +58,18 @@ export function translate(english) {
 export function translateFilled(english) {
   const table = tables[language];
   if (!table || english in table) return translate(english);
-  const alike = (key) => key.includes("{0}") && key.endsWith(".") === english.endsWith(".");
+  if (!filled.has(english)) filled.set(english, fillAlike(table, english));
+  return filled.get(english);
+}
+
+function fillAlike(table, english) {
+  const alike = (key) => key.includes("{0}") && /\p{L}/u.test(key.replace(new RegExp(PLACE, "g"), "")) && key.endsWith(".") === english.endsWith(".");
   const longestFirst = Object.keys(table).filter(alike).sort((one, other) => other.length - one.length);
   for (const key of longestFirst) {
     const match = key.replace(/[.*+?^$()[\]\\]/g, "\\$&").split(PLACE).map((text, index) => (index % 2 ? "(.+?)" : text)).join("");
     const values = new RegExp(`^${match}$`, "s").exec(english)?.slice(1);
-    if (values) return fillSentence(table[key], values);
+    // The thousands of numbers are apart in Russian.
+    if (values) return fillSentence(table[key], values.map((value) => value.replace(/(?<=\d),(?=\d{3})/g, "\u00a0")));
   }
   return english;
 }
@@ -78,8 +85,9 @@ function fillPlace(place, values) {
 }
 
 function pluralForm(count, forms) {
-  const names = language === "ru" ? ["one", "few", "many"] : ["one", "other"];
-  const name = new Intl.PluralRules(language).select(Number(String(count).replace(/[\s,\u00a0]/g, "")));
+  // A sentence that has no translation has two forms.
+  const names = forms.length > 2 ? ["one", "few", "many"] : ["one", "other"];
+  const name = new Intl.PluralRules(forms.length > 2 ? language : "en").select(Number(String(count).replace(/[\s,\u00a0]/g, "")));
   return forms[names.indexOf(name)] ?? forms[forms.length - 1];
 }
 

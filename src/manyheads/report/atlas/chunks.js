@@ -2,6 +2,7 @@
 // opened from disk may run scripts and read nothing.
 
 import { h } from "./dom.js";
+import { say } from "./language.js";
 
 const reads = new Map();
 const contents = new WeakMap();
@@ -12,7 +13,7 @@ export function readChunk(path) {
   if (!reads.has(path)) reads.set(path, new Promise((resolve, reject) => {
     const fail = () => {
       reads.delete(path);
-      reject(new Error(`${path} cannot be read: keep the whole folder of the atlas together.`));
+      reject(new Error(say`${path} cannot be read: keep the whole folder of the atlas together.`));
     };
     const load = () => (contents.has(script) ? resolve(contents.get(script)) : fail());
     const script = h("script", { src: path, on: { load, error: fail } });

@@ -3,8 +3,10 @@
 import { addressOf } from "./address.js";
 import { inkOn } from "./color.js";
 import { announce, h, s } from "./dom.js";
-import { formatted, pluralise } from "./format.js";
+import { counted, formatted } from "./format.js";
 import { rampOf } from "./grid.js";
+import { kindName } from "./kinds.js";
+import { say } from "./language.js";
 import { listedToken } from "./token_text.js";
 import { KIND, MAP, atlasNow, background, colorOfKind, coloring, filteredHeads, kindGroups, measureNamed, state, valueOf, valuesOf } from "./state.js";
 
@@ -22,18 +24,18 @@ export function buildFinder(place, changed) {
   const choose = (name, options, act) => h("select", { id: name, on: { change: (event) => { act(event.target.value); update(); } } }, options.map(([value, label]) => h("option", { value }, label)));
   const measures = atlasNow().measures.map((measure) => [measure.name, measure.title]);
   const layers = Array.from({ length: state.layers[1] + 1 }, (_, layer) => [layer, `${layer}`]);
-  const axes = [[MAP, "Map of similar heads"], ...measures];
+  const axes = [[MAP, say`Map of similar heads`], ...measures];
   const from = choose("from", layers, (value) => { state.layers = [Number(value), Math.max(Number(value), state.layers[1])]; to.value = state.layers[1]; });
   const to = choose("to", layers, (value) => { state.layers = [Math.min(Number(value), state.layers[0]), Number(value)]; from.value = state.layers[0]; });
   to.value = state.layers[1];
   const across = choose("across", axes, (value) => { state.across = value; state.up = value === MAP ? MAP : state.up === MAP ? otherMeasure(value) : state.up; up.value = state.up; });
   const up = choose("up", axes, (value) => { state.up = value; state.across = value === MAP ? MAP : state.across === MAP ? otherMeasure(value) : state.across; across.value = state.across; });
-  const color = choose("color", [...(kindGroups().length ? [[KIND, "Kind"]] : []), ...measures], (value) => { state.color = value; });
+  const color = choose("color", [...(kindGroups().length ? [[KIND, say`Kind`]] : []), ...measures], (value) => { state.color = value; });
   [across.value, up.value, color.value] = [state.across, state.up, state.color];
-  const search = h("input", { id: "words", type: "search", placeholder: "L3, copy, a token", on: { input: (event) => { state.words = event.target.value; update(); } } });
+  const search = h("input", { id: "words", type: "search", placeholder: say`L3, copy, a token`, on: { input: (event) => { state.words = event.target.value; update(); } } });
   const most = h("input", { id: "most", type: "range", min: 1, max: state.most, value: state.most, on: { input: (event) => { state.most = Number(event.target.value); update(); } } });
   parts.most = h("label", { for: "most" });
-  parts.kinds = h("div", { class: "kinds", role: "group", "aria-label": "Show only heads of these kinds" });
+  parts.kinds = h("div", { class: "kinds", role: "group", "aria-label": say`Show only heads of these kinds` });
   parts.scale = h("div", { class: "scale quiet" });
   parts.about = h("p", { class: "quiet" });
   parts.plot = s("svg", { "aria-hidden": "true", on: { pointermove: hover, pointerleave: () => mark(null), click: openNearest } });
@@ -44,9 +46,9 @@ export function buildFinder(place, changed) {
   parts.more = h("p", {});
   parts.list = h("div", { class: "scroll" }, parts.table, parts.more);
   place.append(
-    h("div", { class: "controls" }, h("label", {}, "Across ", across), h("label", {}, "Up ", up), h("label", {}, "Color ", color)),
+    h("div", { class: "controls" }, h("label", {}, say`Across`, " ", across), h("label", {}, say`Up`, " ", up), h("label", {}, say`Color`, " ", color)),
     h("div", { class: "controls" },
-      h("label", {}, "Find ", search), h("span", {}, h("label", {}, "Layers ", from), h("label", {}, " to ", to)),
+      h("label", {}, say`Find`, " ", search), h("span", {}, h("label", {}, say`Layers`, " ", from), h("label", {}, " ", say`to`, " ", to)),
       atlasNow().importance ? h("span", {}, parts.most, most) : null),
     parts.kinds, parts.scale, parts.about, parts.picture, parts.at, parts.count, parts.list,
   );
@@ -67,10 +69,10 @@ export function drawFinder() {
   for (const chip of parts.kinds.children) {
     const group = chip.dataset.kind, color = colorOfKind(group);
     chip.setAttribute("aria-pressed", String(state.kinds.has(group)));
-    chip.replaceChildren(h("i", { vars: { background: background(color) } }), group, h("small", {}, `${heads.filter((head) => head.group === group).length}`));
+    chip.replaceChildren(h("i", { vars: { background: background(color) } }), kindName(group), h("small", {}, `${heads.filter((head) => head.group === group).length}`));
   }
-  parts.most.textContent = state.most >= heads.length ? "All heads, by worth " : `The ${state.most} most valuable `;
-  parts.count.textContent = drawn.length ? `${pluralise(drawn.length, "head")}${drawn.length < heads.length ? ` of ${heads.length}` : ""}` : whyNone();
+  parts.most.textContent = `${state.most >= heads.length ? say`All heads, by worth` : say`The ${state.most} most valuable`} `;
+  parts.count.textContent = !drawn.length ? whyNone() : drawn.length < heads.length ? say`${counted(drawn.length)} {0|head|heads} of ${counted(heads.length)}` : say`${counted(drawn.length)} {0|head|heads}`;
   for (const part of [parts.picture, parts.at, parts.list]) part.hidden = !drawn.length;
   drawScale();
   drawPlot();
@@ -78,8 +80,10 @@ export function drawFinder() {
 }
 
 function whyNone() {
-  const kinds = kindGroups().length ? `a kind (${kindGroups().join(", ")}), the kind that a head is nearest to, ` : "";
-  return state.words.trim() ? `No head matches “${state.words.trim()}” and the choices above. You can search for a head (L2H6), a layer (L2), ${kinds}or a token that heads look at most.` : "No head passes all the choices above.";
+  const words = state.words.trim(), kinds = kindGroups().map(kindName).join(", ");
+  if (!words) return say`No head passes all the choices above.`;
+  const rest = kinds ? say`You can search for a head (L2H6), a layer (L2), a kind (${kinds}), the kind that a head is nearest to, or a token that heads look at most.` : say`You can search for a head (L2H6), a layer (L2), or a token that heads look at most.`;
+  return `${say`No head matches “${words}” and the choices above.`} ${rest}`;
 }
 
 function drawScale() {
@@ -107,7 +111,7 @@ function axisOf(name, dimension, length) {
     return { at: length * index / 4, text: formatted(Math.abs(value) < 1e-9 ? 0 : value, unit) };
   });
   const of = (head) => { const value = valueOf(head, name); return value === null ? null : scaled(value); };
-  return { of, ticks, title: unit === "percent" ? title : `${title}, square-root scale` };
+  return { of, ticks, title: unit === "percent" ? title : say`${title}, square-root scale` };
 }
 
 function drawPlot() {
@@ -174,13 +178,13 @@ function hover(event) {
 function mark(point) {
   for (const each of points.values()) each.classList.toggle("near", each === point);
   parts.plot.classList.toggle("pointing", point !== null);
-  parts.at.textContent = point ? describe(point.head) : "Point at a head to see what it is; click it to open it.";
+  parts.at.textContent = point ? describe(point.head) : say`Point at a head to see what it is; click it to open it.`;
 }
 
 function describe(head) {
   const values = tableMeasures().map((name) => `${measureNamed(name).label} ${formatted(valueOf(head, name), measureNamed(name).unit)}`);
-  const tokens = head.looks_at?.length ? `looks most at ${head.looks_at.map((token) => `“${listedToken(token)}”`).join(", ")}` : "";
-  return [head.name, head.kind, tokens, ...values].filter(Boolean).join(" · ");
+  const tokens = head.looks_at?.length ? say`looks most at ${head.looks_at.map((token) => say`“${listedToken(token)}”`).join(", ")}` : "";
+  return [head.name, kindName(head.kind), tokens, ...values].filter(Boolean).join(" · ");
 }
 
 function openNearest(event) {
@@ -196,7 +200,7 @@ function tableMeasures() {
 
 function drawTable() {
   const colors = coloring();
-  const titles = [["name", "Head"], ...(kindGroups().length ? [["kind", "Kind"]] : []), ["looks_at", "Looks most at"], ...tableMeasures().map((name) => [name, measureNamed(name).title])];
+  const titles = [["name", say`Head`], ...(kindGroups().length ? [["kind", say`Kind`]] : []), ["looks_at", say`Looks most at`], ...tableMeasures().map((name) => [name, measureNamed(name).title])];
   const rank = (head) => (state.sort === "name" ? atlasNow().heads.indexOf(head) : ["kind", "looks_at"].includes(state.sort) ? String(head[state.sort] ?? "") : valueOf(head, state.sort));
   const rows = drawn.map((head) => [rank(head), head]).sort(([one], [other]) => {
     if (one === null || other === null) return (one === null) - (other === null);
@@ -214,14 +218,14 @@ function drawTable() {
     const color = colors.of(head);
     return h("tr", {},
       h("th", { scope: "row" }, h("a", { href: addressOf(head) }, head.name)),
-      kindGroups().length === 0 ? null : h("td", {}, h("span", { class: "chip", vars: { background: background(state.color === KIND ? color : colorOfKind(head.group)), color: state.color === KIND && color ? inkOn(color) : "" } }, head.kind), head.nearest ? h("small", { class: "quiet" }, ` near ${head.nearest.name}`) : null),
+      kindGroups().length === 0 ? null : h("td", {}, h("span", { class: "chip", vars: { background: background(state.color === KIND ? color : colorOfKind(head.group)), color: state.color === KIND && color ? inkOn(color) : "" } }, kindName(head.kind)), head.nearest ? h("small", { class: "quiet" }, ` ${say`near ${kindName(head.nearest.name)}`}`) : null),
       h("td", { class: "words" }, (head.looks_at ?? []).map((token) => h("bdi", { class: "word" }, listedToken(token)))),
       tableMeasures().map((name) => h("td", { class: "number" }, formatted(valueOf(head, name), measureNamed(name).unit))));
   };
   parts.table.replaceChildren(
-    h("caption", { class: "hidden" }, "The heads of the picture above"),
+    h("caption", { class: "hidden" }, say`The heads of the picture above`),
     h("thead", {}, h("tr", {}, titles.map(title))), h("tbody", {}, rows.slice(0, FIRST_ROWS).map(row)));
   const rest = rows.slice(FIRST_ROWS);
   const more = () => { parts.table.tBodies[0].append(...rest.map(row)); parts.more.replaceChildren(); };
-  parts.more.replaceChildren(...(rest.length ? [h("button", { type: "button", on: { click: more } }, `Show the other ${rest.length}`)] : []));
+  parts.more.replaceChildren(...(rest.length ? [h("button", { type: "button", on: { click: more } }, say`Show the other ${counted(rest.length)}`)] : []));
 }

@@ -4,8 +4,10 @@ import { addressOf } from "./address.js";
 import { readHead, readPassage, readTokens } from "./chunks.js";
 import { h } from "./dom.js";
 import { exampleElement } from "./example.js";
-import { decimal, formatted, percent } from "./format.js";
-import { atlasNow, background, colorOfKind, state, valueOf, valuesOf } from "./state.js";
+import { counted, decimal, formatted, percent } from "./format.js";
+import { kindInWords, kindName, meaningOf, sampleOf } from "./kinds.js";
+import { currentLanguage, say, translate } from "./language.js";
+import { atlasNow, background, colorOfKind, corpusName, state, valueOf, valuesOf } from "./state.js";
 import { listedToken } from "./token_text.js";
 
 const TOKENS = 12;
@@ -15,7 +17,7 @@ const FIRST = 4;
 export async function drawHead(place, head) {
   const atlas = atlasNow();
   place.dataset.head = addressOf(head);
-  const status = h("p", { class: "quiet", role: "status" }, "Reading…");
+  const status = h("p", { class: "quiet", role: "status" }, say`Reading…`);
   place.replaceChildren(title(head), kinds(head), status);
   const [entry, tokens] = head.file === false ? [null, []] : await Promise.all([readHead(atlas, head), readTokens(atlas)]);
   // Meanwhile the reader may have opened another.
@@ -26,8 +28,8 @@ export async function drawHead(place, head) {
       examples(atlas, head, entry),
       h("div", { class: "cards" },
         distances(entry),
-        tokenCard("Looks at", "Tokens that receive more of its weight than equal attention would give them.", entry.at, tokens),
-        tokenCard("Looks from", "Tokens at which its largest weight is above its mean.", entry.from, tokens),
+        tokenCard(say`Looks at`, say`Tokens that receive more of its weight than equal attention would give them.`, entry.at, tokens),
+        tokenCard(say`Looks from`, say`Tokens at which its largest weight is above its mean.`, entry.from, tokens),
         sharpness(entry),
         similar(head)));
   }
@@ -41,17 +43,19 @@ function title(head) {
   const steps = state.atlases.length < 2 ? [] : state.atlases.map((atlas, at) => [atlas, at, atlas.heads.find((each) => each.name === head.name)]).filter(([, , same]) => same)
     .map(([atlas, at, same]) => h("a", { class: "button", href: addressOf(same, at), "aria-current": at === state.at ? "page" : null }, atlas.name));
   return h("div", { class: "title" },
-    h("h2", { id: "title", tabindex: -1 }, head.name, head.kind ? h("span", { class: "chip", vars: { background: background(colorOfKind(head.group)) } }, head.kind) : null, head.flags.map((flag) => h("em", { class: "flag" }, flag))),
-    h("p", { class: "steps" }, h("a", { class: "button", href: "#" }, "All heads"), step(-1, "Previous head", "‹"), step(1, "Next head", "›"), steps));
+    h("h2", { id: "title", tabindex: -1 }, head.name, head.kind ? h("span", { class: "chip", vars: { background: background(colorOfKind(head.group)) } }, kindName(head.kind)) : null, head.flags.map((flag) => h("em", { class: "flag" }, translate(flag)))),
+    h("p", { class: "steps" }, h("a", { class: "button", href: "#" }, say`All heads`), step(-1, say`Previous head`, "‹"), step(1, say`Next head`, "›"), steps));
 }
 
 function kinds(head) {
   const row = (kind) => {
     const [low, high] = kind.interval ?? [null, null];
-    const range = low === null || high === null ? "" : ` (95% interval ${decimal(low)} to ${decimal(high)})`;
-    return h("li", {}, h("b", {}, kind.name), ` ${decimal(kind.score)}${range}, at least ${decimal(kind.threshold)} needed; ${kind.sample}. `, h("span", { class: "quiet" }, kind.evidence));
+    const range = low === null || high === null ? "" : ` (${say`95% interval ${decimal(low)} to ${decimal(high)}`})`;
+    return h("li", {}, h("b", {}, kindName(kind.name)), ` ${decimal(kind.score)}${range}, ${say`at least ${decimal(kind.threshold)} needed`}; ${sampleOf(kind)}. `, h("span", { class: "quiet" }, currentLanguage() === "en" ? kind.evidence : meaningOf(kind.name)));
   };
-  if (head.kinds.length) return h("ul", { class: "evidence", "aria-label": "Kinds" }, head.kinds.map(row));
+  if (head.kinds.length) return h("ul", { class: "evidence", "aria-label": say`Kinds` }, head.kinds.map(row));
+  // The evidence is in English.
+  if (currentLanguage() !== "en") return h("p", { class: "evidence" }, head.why && `${kindInWords([], head.nearest)}.`);
   return h("p", { class: "evidence" }, head.why && `No kind: ${head.why}.`);
 }
 
@@ -60,9 +64,9 @@ function examples(atlas, head, entry) {
   const tenths = [...new Set(entry.examples.map((example) => example.decile))].sort((one, other) => (one === 0 ? -1 : other === 0 ? 1 : other - one));
   const list = h("div", { class: "examples" });
   // HeadVis may have fewer parts than ten.
-  const most = Math.max(...tenths), tenth = most === 10 ? " tenth" : "";
-  const names = (decile) => (decile === 0 ? "Sharpest" : decile === most ? `Top${tenth}` : decile === 1 ? `Lowest${tenth}` : `${tenth ? "Tenth" : "Part"} ${decile}`);
-  const buttons = tenths.map((decile) => h("button", { type: "button", "aria-label": decile > 1 && decile < most ? `Part ${decile} of ${most}` : null, on: { click: () => show(decile) } }, names(decile)));
+  const most = Math.max(...tenths), tenth = most === 10;
+  const names = (decile) => (decile === 0 ? say`Sharpest` : decile === most ? (tenth ? say`Top tenth` : say`Top`) : decile === 1 ? (tenth ? say`Lowest tenth` : say`Lowest`) : tenth ? say`Tenth ${decile}` : say`Part ${decile}`);
+  const buttons = tenths.map((decile) => h("button", { type: "button", "aria-label": decile > 1 && decile < most ? say`Part ${decile} of ${most}` : null, on: { click: () => show(decile) } }, names(decile)));
   let wanted = null;
   async function show(decile) {
     wanted = decile;
@@ -74,14 +78,14 @@ function examples(atlas, head, entry) {
     const draw = (example, index) => exampleElement(example, passages[index][head.stack], keys && passages[index][keys]);
     const all = () => list.replaceChildren(...chosen.map(draw));
     list.replaceChildren(...chosen.slice(0, FIRST).map(draw));
-    if (chosen.length > FIRST) list.append(h("button", { type: "button", class: "plain", on: { click: all } }, `All ${chosen.length} passages`));
+    if (chosen.length > FIRST) list.append(h("button", { type: "button", class: "plain", on: { click: all } }, say`All ${chosen.length} passages`));
   }
   const section = h("section", {},
-    h("h3", {}, "Examples"),
-    h("p", { class: "quiet" }, "Point at a token, tap it, or use the arrow keys: the keys that it looks at are shaded by their weight. Tokens in gray have no stored keys."),
-    tenths.some((decile) => decile > 0) ? h("p", { class: "quiet" }, `All passages are sorted by how sharply the head looks in them, and split into ${tenth ? "tenths" : `${most} parts`} from 1, the lowest, to ${most}, the top.`) : null,
-    h("div", { class: "tabs", role: "group", "aria-label": "Passages by how sharply the head looks" }, buttons), list);
-  if (!tenths.length) return h("section", {}, h("h3", {}, "Examples"), h("p", { class: "quiet" }, "No passage has a query after its first token."));
+    h("h3", {}, say`Examples`),
+    h("p", { class: "quiet" }, say`Point at a token, tap it, or use the arrow keys: the keys that it looks at are shaded by their weight. Tokens in gray have no stored keys.`),
+    tenths.some((decile) => decile > 0) ? h("p", { class: "quiet" }, tenth ? say`All passages are sorted by how sharply the head looks in them, and split into tenths from 1, the lowest, to 10, the top.` : say`All passages are sorted by how sharply the head looks in them, and split into ${most} parts from 1, the lowest, to ${most}, the top.`) : null,
+    h("div", { class: "tabs", role: "group", "aria-label": say`Passages by how sharply the head looks` }, buttons), list);
+  if (!tenths.length) return h("section", {}, h("h3", {}, say`Examples`), h("p", { class: "quiet" }, say`No passage has a query after its first token.`));
   show(tenths[0]).catch((error) => list.replaceChildren(h("p", { role: "alert" }, error.message)));
   return section;
 }
@@ -91,14 +95,14 @@ function bar(label, fraction, most, text) {
 }
 
 function distances({ earlier, later }) {
-  const span = (index) => (index < 2 ? `${index}` : `${2 ** (index - 1)} to ${2 ** index - 1}`);
+  const span = (index) => (index < 2 ? `${index}` : `${2 ** (index - 1)}–${2 ** index - 1}`);
   const last = Math.max(earlier.findLastIndex((value) => value > 0.0005), later.findLastIndex((value) => value > 0.0005));
   const most = Math.max(...earlier, ...later);
   const rows = [];
-  for (let index = Math.min(last, later.length - 1); index > 0; index -= 1) rows.push(bar(`${span(index)} after`, later[index], most, percent(later[index])));
-  for (let index = 0; index <= last; index += 1) rows.push(bar(index ? `${span(index)} before` : "itself", earlier[index], most, percent(earlier[index])));
+  for (let index = Math.min(last, later.length - 1); index > 0; index -= 1) rows.push(bar(say`${span(index)} after`, later[index], most, percent(later[index])));
+  for (let index = 0; index <= last; index += 1) rows.push(bar(index ? say`${span(index)} before` : say`itself`, earlier[index], most, percent(earlier[index])));
   if (last < 0) return null;
-  return h("section", { class: "card" }, h("h3", {}, "How far it looks"), h("p", { class: "quiet" }, "Share of its weight by distance in tokens."), h("ol", { class: "bars" }, rows));
+  return h("section", { class: "card" }, h("h3", {}, say`How far it looks`), h("p", { class: "quiet" }, say`Share of its weight by distance in tokens.`), h("ol", { class: "bars" }, rows));
 }
 
 function tokenCard(name, about, rows, tokens) {
@@ -109,22 +113,23 @@ function tokenCard(name, about, rows, tokens) {
     const text = number === null ? decimal(lift) : `× ${decimal(lift)}`;
     const item = bar("", lift, most, text);
     item.firstChild.append(h("bdi", { class: "word" }, listedToken(tokens[token])));
-    if (number !== null) item.append(h("small", { class: "quiet" }, `${number.toLocaleString("en")} times`));
+    if (number !== null) item.append(h("small", { class: "quiet" }, say`${counted(number)} {0|time|times}`));
     return item;
   }));
   draw(TOKENS);
-  const more = h("button", { type: "button", class: "plain", on: { click: () => { draw(rows.length); more.remove(); } } }, `All ${rows.length}`);
-  return h("section", { class: "card" }, h("h3", {}, name), h("p", { class: "quiet" }, rows[0][2] === null ? "Tokens by the sum of weights in the sampled passages." : about), list, rows.length > TOKENS ? more : null);
+  const more = h("button", { type: "button", class: "plain", on: { click: () => { draw(rows.length); more.remove(); } } }, say`All ${rows.length}`);
+  return h("section", { class: "card" }, h("h3", {}, name), h("p", { class: "quiet" }, rows[0][2] === null ? say`Tokens by the sum of weights in the sampled passages.` : about), list, rows.length > TOKENS ? more : null);
 }
 
 function sharpness({ activations, mean_activation: mean }) {
   const most = Math.max(...activations, 1), total = activations.reduce((sum, count) => sum + count, 0);
-  const label = `Of ${total.toLocaleString("en")} passages, ${percent(activations.slice(activations.length / 2).reduce((sum, count) => sum + count, 0) / (total || 1))} have a weight of 50% or more.`;
+  const half = percent(activations.slice(activations.length / 2).reduce((sum, count) => sum + count, 0) / (total || 1));
+  const label = say`Of ${counted(total)} passages, ${half} have a weight of 50% or more.`;
   return h("section", { class: "card" },
-    h("h3", {}, "How sharply"), h("p", { class: "quiet" }, "Its largest weight in each passage, the first token left out."),
+    h("h3", {}, say`How sharply`), h("p", { class: "quiet" }, say`Its largest weight in each passage, the first token left out.`),
     h("div", { class: "histogram", role: "img", "aria-label": label }, activations.map((count) => h("i", { vars: { height: count ? `${Math.max(3, 100 * count / most)}%` : "0" } }))),
-    h("p", { class: "axis quiet", "aria-hidden": "true" }, h("span", {}, "0%"), h("span", {}, "50%"), h("span", {}, "100%")),
-    h("p", { class: "quiet" }, `${label} Mean: ${percent(mean)}.`));
+    h("p", { class: "axis quiet", "aria-hidden": "true" }, [0, 0.5, 1].map((part) => h("span", {}, percent(part)))),
+    h("p", { class: "quiet" }, `${label} ${say`Mean: ${percent(mean)}.`}`));
 }
 
 function similar(head) {
@@ -132,10 +137,10 @@ function similar(head) {
   if (!heads.length) return null;
   const item = ([other, value]) => {
     const line = bar("", Math.max(0, value), 1, percent(value));
-    line.firstChild.append(h("a", { href: addressOf(other) }, other.name), h("small", { class: "quiet" }, ` ${other.kind}`));
+    line.firstChild.append(h("a", { href: addressOf(other) }, other.name), h("small", { class: "quiet" }, ` ${kindName(other.kind)}`));
     return line;
   };
-  return h("section", { class: "card" }, h("h3", {}, "Similar heads"), h("p", { class: "quiet" }, "How alike their patterns and outputs are."), h("ol", { class: "bars" }, heads.map(item)));
+  return h("section", { class: "card" }, h("h3", {}, say`Similar heads`), h("p", { class: "quiet" }, say`How alike their patterns and outputs are.`), h("ol", { class: "bars" }, heads.map(item)));
 }
 
 function measures(head) {
@@ -148,12 +153,13 @@ function measures(head) {
     return h("tr", {},
       h("th", { scope: "row", title: measure.about }, measure.title), h("td", { class: "number" }, formatted(value, measure.unit)),
       h("td", { class: "number quiet" }, error === null ? "" : `± ${formatted(error, measure.unit)}`),
-      h("td", { "aria-hidden": "true" }, h("span", { class: "strip", title: `${formatted(low, measure.unit)} to ${formatted(high, measure.unit)}` }, mark)),
-      h("td", { class: "number quiet" }, high > low ? `${above + 1} of ${atlasNow().heads.length}` : ""));
+      h("td", { "aria-hidden": "true" }, h("span", { class: "strip", title: say`${formatted(low, measure.unit)} to ${formatted(high, measure.unit)}` }, mark)),
+      h("td", { class: "number quiet" }, high > low ? say`${above + 1} of ${atlasNow().heads.length}` : ""));
   };
-  const titles = ["Measure", "Value", "Standard error", "Among all heads", "Rank"];
+  const titles = [say`Measure`, say`Value`, say`Standard error`, say`Among all heads`, say`Rank`];
   const { corpus } = atlasNow();
-  const where = `${corpus.name ? `Measured on ${corpus.name}` : "Measured on the corpus of this atlas"}; kinds on texts made to test them. Other texts, such as one in the studio, give other values.`;
-  return h("section", {}, h("h3", {}, "All measures"), h("p", { class: "quiet" }, where), h("div", { class: "scroll" }, h("table", {},
+  const name = corpusName(corpus) || say`the corpus of this atlas`;
+  const where = say`Measured on ${name}; kinds on texts made to test them. Other texts, such as one in the studio, give other values.`;
+  return h("section", {}, h("h3", {}, say`All measures`), h("p", { class: "quiet" }, where), h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, titles.map((name, index) => h("th", { scope: "col", class: [1, 2, 4].includes(index) ? "number" : null, "aria-hidden": index === 3 ? "true" : null }, name)))), h("tbody", {}, atlasNow().measures.map(row)))));
 }

@@ -4,18 +4,32 @@ import { readAddress } from "./address.js";
 import { readChunk } from "./chunks.js";
 import { h } from "./dom.js";
 import { buildFinder, drawFinder } from "./finder.js";
-import { pluralise } from "./format.js";
+import { counted } from "./format.js";
 import { drawHead } from "./head.js";
+import { currentLanguage, say, startLanguages, translateFilled, translatePage } from "./language.js";
+import "./russian_heads.js";
+import "./russian_pages.js";
+import "./russian_atlas.js";
 import { drawNavigator } from "./navigator.js";
-import { KIND, atlasNow, begin, kindGroups, state } from "./state.js";
+import { KIND, atlasNow, begin, corpusName, kindGroups, state } from "./state.js";
 import { startThemes } from "./theme.js";
 
 const element = (name) => document.getElementById(name);
 
 function describeAtlas({ corpus, about, complete, origin }) {
-  const size = [corpus.passages == null ? "" : pluralise(corpus.passages, "passage"), corpus.tokens == null ? "" : pluralise(corpus.tokens, "token")].filter(Boolean).join(", ");
-  const read = [corpus.name, size && `(${size})`].filter(Boolean).join(" ");
-  element("about").textContent = [about, read && `Measured on ${read}.`, complete === false ? "The corpus was not read to its end." : "", origin].filter(Boolean).join(" ");
+  const passages = corpus.passages == null ? "" : say`${counted(corpus.passages)} {0|passage|passages}`;
+  const tokens = corpus.tokens == null ? "" : say`${counted(corpus.tokens)} {0|token|tokens}`;
+  const size = [passages, tokens].filter(Boolean).join(", ");
+  const read = [corpusName(corpus), size && `(${size})`].filter(Boolean).join(" ");
+  element("about").textContent = [translateFilled(about ?? ""), read && say`Measured on ${read}.`, complete === false ? say`The corpus was not read to its end.` : "", madeOn(origin ?? "")].filter(Boolean).join(" ");
+}
+
+// "Made on 18 November 2026." with the date as people write it in the language of the page.
+function madeOn(origin) {
+  const [, written] = /^Made on (.+)\.$/.exec(origin) ?? [];
+  const date = new Date(`${written} 12:00`);
+  if (Number.isNaN(date.valueOf()) || currentLanguage() === "en") return origin;
+  return say`Made on ${date.toLocaleDateString(currentLanguage(), { dateStyle: "long" }).replace(/ г\.$/, "")}.`;
 }
 
 function draw() {
@@ -25,10 +39,10 @@ function draw() {
   element("step-name").textContent = atlasNow().name;
   describeAtlas(atlasNow());
   element("missing").hidden = head !== undefined;
-  element("missing").textContent = head === undefined ? `There is no head ${location.hash.slice(1)} in this atlas.` : "";
+  element("missing").textContent = head === undefined ? say`There is no head ${location.hash.slice(1)} in this atlas.` : "";
   element("finder").hidden = Boolean(head);
   element("head").hidden = !head;
-  document.title = `${head ? `${head.name} · ` : ""}${atlasNow().name}: atlas of heads`;
+  document.title = `${head ? `${head.name} · ` : ""}${say`${atlasNow().name}: atlas of heads`}`;
   drawNavigator(element("navigator"), head ?? null);
   if (!head) { drawFinder(); return; }
   drawHead(element("head"), head).catch((error) => element("head").append(h("p", { role: "alert" }, error.message)));
@@ -48,6 +62,8 @@ function slide(event) {
   else { history.replaceState(null, "", "#"); draw(); }
 }
 
+translatePage();
+startLanguages(element("language"));
 startThemes(() => draw());
 readChunk("atlas.js").then(({ atlases }) => {
   begin(atlases);

@@ -3,6 +3,8 @@
 import { h } from "./dom.js";
 import { addressOf } from "./address.js";
 import { attentions, stepOf } from "./grid.js";
+import { kindName } from "./kinds.js";
+import { say, translate } from "./language.js";
 import { atlasNow, background, coloring, filteredHeads } from "./state.js";
 
 // The link of each head of the atlas that is drawn.
@@ -26,7 +28,7 @@ export function drawNavigator(place, current) {
 function build(place, heads) {
   drawnAtlas = atlasNow();
   cells.clear();
-  place.replaceChildren(...[...attentions(heads)].flatMap(([name, members]) => [name ? h("h3", {}, name) : null, grid(members)]).filter(Boolean));
+  place.replaceChildren(...[...attentions(heads)].flatMap(([name, members]) => [name ? h("h3", {}, translate(name)) : null, grid(members)]).filter(Boolean));
 }
 
 function grid(heads) {
@@ -36,11 +38,11 @@ function grid(heads) {
   for (let layer = 0; layer < tall; layer += 1) {
     items.push(h("span", { class: "axis", "aria-hidden": "true", vars: { "grid-row": layer + 2 } }, layer % Math.ceil(tall / 40) ? "" : `L${layer}`));
   }
-  return h("div", { class: wide > 14 ? "grid dense" : "grid", role: "group", "aria-label": "All heads: layers down, heads across", vars: { "--heads": wide }, on: { keydown: move } }, items, heads.map(cell));
+  return h("div", { class: wide > 14 ? "grid dense" : "grid", role: "group", "aria-label": say`All heads: layers down, heads across`, vars: { "--heads": wide }, on: { keydown: move } }, items, heads.map(cell));
 }
 
 function cell(head) {
-  const label = `${head.name}${head.kind ? `, ${head.kind}` : ""}`;
+  const label = `${head.name}${head.kind ? `, ${kindName(head.kind)}` : ""}`;
   const link = h("a", {
     href: addressOf(head), "aria-label": label, title: label, class: "cell", "data-layer": head.layer, "data-head": head.head,
     vars: { "grid-row": head.layer + 2, "grid-column": head.head + 2 },

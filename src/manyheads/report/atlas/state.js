@@ -2,17 +2,20 @@
 
 import { css, kindColor } from "./color.js";
 import { kindsOf } from "./grid.js";
+import { kindName, translateMeasures } from "./kinds.js";
+import { say, translate } from "./language.js";
 import { scaleOf } from "./scale.js";
 
 export const MAP = "map";
 export const KIND = "kind";
 const MIXED = "mixed";
-// Plain words by which a reader may look for a kind.
+// Plain words by which a reader may look for a kind, in both languages.
 const PLAIN_WORDS = {
-  induction: "copy copies copying repeat", repetition: "copy copies repeat", "duplicate-token": "same copy repeated", retrieval: "copy copies", copying: "copies",
-  bracket: "brackets quote quotes parenthesis", punctuation: "comma period dot", numbering: "number digit list", syntactic: "grammar syntax", coreference: "pronoun",
-  "previous-token": "before last", "next-token": "after", self: "itself", positional: "position distance offset", sink: "first start", broad: "uniform spread everywhere",
-  capitals: "capital uppercase name", acronym: "abbreviation", tense: "verb", recall: "fact knowledge", local: "around neighbor",
+  induction: "copy copies copying repeat копирует копия повтор индукция", repetition: "copy copies repeat копирует", "duplicate-token": "same copy repeated копия повтор",
+  retrieval: "copy copies копирует", copying: "copies копирует", bracket: "brackets quote quotes parenthesis кавычки", punctuation: "comma period dot запятая точка",
+  numbering: "number digit list номер цифра список", syntactic: "grammar syntax грамматика синтаксис", coreference: "pronoun местоимение", "previous-token": "before last перед",
+  "next-token": "after после", self: "itself себя", positional: "position distance offset позиция расстояние", sink: "first start первый начало", broad: "uniform spread everywhere равномерно",
+  capitals: "capital uppercase name имя", acronym: "abbreviation сокращение", tense: "verb глагол", recall: "fact knowledge факт знание", local: "around neighbor соседи",
 };
 
 export const state = {
@@ -25,6 +28,7 @@ const columns = new WeakMap();
 
 export function begin(atlases) {
   state.atlases = atlases;
+  for (const { measures } of atlases) translateMeasures(measures);
   const heads = atlases.flatMap((atlas) => atlas.heads);
   groups = kindsOf(heads);
   state.layers = [0, Math.max(...heads.map((head) => head.layer))];
@@ -33,6 +37,12 @@ export function begin(atlases) {
 
 export function atlasNow() {
   return state.atlases[state.at];
+}
+
+// A file by its own name.
+export function corpusName({ name }) {
+  const [, files] = /^(\d+) files$/.exec(name ?? "") ?? [];
+  return files ? say`${files} {0|file|files}` : translate(name ?? "");
 }
 
 // Kinds in the order of the legend, those of heads without any last.
@@ -94,7 +104,7 @@ export function filteredHeads() {
 // What the search looks in: kinds, or the nearest one, in plain words too, and the tokens that the head looks at most.
 function wordsOf(head) {
   const kinds = [...head.kinds, ...(head.nearest ? [head.nearest] : [])].map((kind) => kind.name);
-  return [head.name, head.kind, ...kinds, ...kinds.map((name) => PLAIN_WORDS[name.split(" ")[0]]), ...head.flags, ...(head.looks_at ?? [])].join(" ").toLowerCase();
+  return [head.name, head.kind, kindName(head.kind), ...kinds, ...kinds.map(kindName), ...kinds.map((name) => PLAIN_WORDS[name.split(" ")[0]]), ...head.flags, ...(head.looks_at ?? [])].join(" ").toLowerCase();
 }
 
 export function background(color) {

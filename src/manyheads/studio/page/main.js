@@ -1,6 +1,7 @@
 // The page: its sides, the toolbar, and the address that restores the view.
 
 import "./russian.js";
+import "./russian_heads.js";
 import { Api, errorMessage, showError } from "./api.js";
 import { Difference } from "./compare.js";
 import { h, debounce, announce } from "./dom.js";

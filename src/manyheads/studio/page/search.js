@@ -1,6 +1,7 @@
 // The page of search: a query, its results, and why the selected one matched.
 
 import "./russian.js";
+import "./russian_heads.js";
 import { Api, errorMessage, showError, wasAborted } from "./api.js";
 import { announce, h } from "./dom.js";
 import { counted, decimal } from "./format.js";

@@ -2,10 +2,10 @@
 
 import { h } from "./dom.js";
 import { counted, fixed } from "./format.js";
-import { currentLanguage, say, translateFilled } from "./language.js";
+import { currentLanguage, say, translate, translateFilled } from "./language.js";
 
 // For each kind a word short enough for a square, and what its heads do.
-const KINDS = {
+const KIND_WORDS = {
   "previous-token": () => [say`prev`, say`attends to the token just before`],
   "next-token": () => [say`next`, say`attends to the token just after`],
   self: () => [say`self`, say`attends to its own token`],
@@ -47,37 +47,55 @@ const UNITS = {
 const two = (value) => fixed(value, 2);
 
 // A name is a kind and perhaps a detail: "bracket quotes", "positional -2".
-function wordsOf(name) {
-  const [short, meaning] = KINDS[(name ?? "").split(" ")[0]]?.() ?? ["", ""];
+function kindWords(name) {
+  const [short, meaning] = KIND_WORDS[(name ?? "").split(" ")[0]]?.() ?? ["", ""];
   return { short, meaning };
 }
 
 export function shortOf(name) {
-  return wordsOf(name).short;
+  return kindWords(name).short;
 }
 
 export function kindName(name) {
   return translateFilled(name);
 }
 
+// The measures of a page with their names and meanings in its language.
+export function translateMeasures(measures) {
+  for (const measure of measures) {
+    const label = translateFilled(measure.label);
+    const title = measure.unit === "nats" ? say`${label} (nats)` : measure.unit === "tokens" ? say`${label} (tokens)` : label;
+    Object.assign(measure, { label, title, about: translate(measure.about) });
+  }
+}
+
+// What it was measured on, and if it could tip over: "5 of 5 draws".
+export function sampleOf(label) {
+  const sample = label.draws ? say`${label.draws[0]} of ${label.draws[1]} draws` : UNITS[label.unit]?.(counted(label.samples));
+  return [sample, label.near_threshold ? say`near the threshold ${two(label.threshold)}` : null].filter(Boolean).join(", ");
+}
+
 // "0.41 (0.39 to 0.43, 5 of 5 draws)".
 function scored(label) {
   const [low, high] = label.interval ?? [null, null];
   const between = low == null || high == null ? null : say`${two(low)} to ${two(high)}`;
-  const sample = label.draws ? say`${label.draws[0]} of ${label.draws[1]} draws` : UNITS[label.unit]?.(counted(label.samples));
-  const parts = [between, sample, label.near_threshold ? say`near the threshold ${two(label.threshold)}` : null].filter(Boolean);
+  const parts = [between, sampleOf(label)].filter(Boolean);
   return `${two(label.score)}${parts.length ? ` (${parts.join(", ")})` : ""}`;
+}
+
+export function meaningOf(name) {
+  return kindWords(name).meaning;
 }
 
 // What the kind means, in English the evidence of this head, and what the draws are.
 function titleOf(label) {
   const draws = label.draws ? say`the test was repeated on ${label.draws[1]} independent random samples, and the head passed ${label.draws[0]} of them` : null;
-  return [wordsOf(label.name).meaning, currentLanguage() === "en" ? label.evidence : null, draws].filter(Boolean).join("; ");
+  return [kindWords(label.name).meaning, currentLanguage() === "en" ? label.evidence : null, draws].filter(Boolean).join("; ");
 }
 
 // The short words in the squares: "prev attends to the token just before".
 export function kindLegend(names) {
-  return [...new Set(names.map((name) => name.split(" ")[0]))].map(wordsOf).filter(({ short }) => short).flatMap(({ short, meaning }, place) => [place ? "; " : "", h("b", {}, short), ` ${meaning}`]);
+  return [...new Set(names.map((name) => name.split(" ")[0]))].map(kindWords).filter(({ short }) => short).flatMap(({ short, meaning }, place) => [place ? "; " : "", h("b", {}, short), ` ${meaning}`]);
 }
 
 // One line about a head: its first kind, or the nearest one if it has none.

@@ -163,7 +163,8 @@ def english_words(page: Any, *names: str) -> list[str]:
     """Texts and titles of a page that are in English, but for tokens, commands and `names`."""
     texts: list[str] = page.evaluate(
         """() => {
-          const own = "bdi, code, pre, script, style, noscript, em:not(.flag), .token, .text";
+          const code = "code, pre, script, style, noscript, [lang=en]";
+          const own = `bdi, strong, em:not(.flag), .token, ${code}`;
           const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
           const texts = [];
           while (nodes.nextNode()) {
@@ -177,6 +178,11 @@ def english_words(page: Any, *names: str) -> list[str]:
           return texts;
         }"""
     )
-    english, russian = re.compile(r"\b[A-Za-z]?[a-z]{2,}\b"), re.compile("[а-яё]")
-    stripped = (text.strip() for text in texts if english.search(text) and not russian.search(text))
-    return sorted({text for text in stripped if text not in names})
+    word, russian = re.compile(r"\b[A-Za-z]?[a-z]{2,}\b"), re.compile("[а-яё]")
+    phrase = re.compile(r"\b(?!\w+ et al)[A-Za-z]+ [a-z]+ [a-z]+\b")
+    head = re.compile(r"(encoder|decoder) L\d+H\d+( cross)?")
+    return sorted(
+        text
+        for text in {text.strip() for text in texts} - set(names)
+        if (phrase if russian.search(text) else word).search(text) and not head.fullmatch(text)
+    )

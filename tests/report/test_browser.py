@@ -1,5 +1,6 @@
 """The page in a browser: hover, lines, map, the way back, sorting, themes, and nothing else."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from manyheads import show
 from manyheads.report import compare_reports, render_comparison
 from manyheads.report.page import render_report, write_report
 from tests.chromium import launch, needs_chromium
-from tests.report.small import EVIL, circuit, decoder, pairs_report, report
+from tests.report.small import EVIL, circuit, decoder, english_words, pairs_report, report
 
 pytestmark = needs_chromium
 
@@ -226,6 +227,29 @@ def test_a_phone_has_a_theme_button_of_full_size(page: Any) -> None:
     box = page.locator("#theme").bounding_box()
     assert (box["width"], box["height"]) == (44, 44)
     page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_the_report_is_read_in_russian_and_remembers_it(page: Any, tmp_path: Path) -> None:
+    page.click("#language")
+    page.wait_for_selector("h2:has-text('Куда смотрит голова')")
+    page.wait_for_selector(".token.at")
+    assert english_words(page) == []
+    assert page.get_attribute("#language", "aria-label") == "Read in English"
+    # Tokens, names and commands are not translated, and numbers have their comma.
+    assert page.locator("pre code").first.text_content().startswith("manyheads ")
+    assert re.search(r"\d,\d", page.text_content("#heads tbody"))
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+    other = tmp_path / "pairs.html"
+    write_report(render_report(pairs_report(), model_path="it", text_file="text.txt"), other)
+    address = page.url
+    page.goto(other.as_uri())
+    page.wait_for_selector(".token.at")
+    assert english_words(page) == []
+    page.goto(address)
+    page.click("#language")
+    page.wait_for_selector("h2:has-text('Where a head looks')")
 
 
 def test_only_the_page_itself_runs_and_nothing_is_requested(page: Any) -> None:

@@ -58,7 +58,8 @@ def test_the_table_has_score_interval_and_sample_or_the_nearest_kind() -> None:
     result = labeled()
     _, body = head_table(result, result.measures())
     first, second, *_ = body.splitlines()
-    assert "0.46 [0.36, 0.56], 5 of 5 draws" in first
+    assert "0.46 [0.36, 0.56],</span>" in first
+    assert ">5 of 5 draws" in first
     assert "closest: duplicate-token, 0.31 of the 0.40 it needs" in second
     assert "it needs 0.40" in second
 

@@ -23,8 +23,8 @@ NODE = shutil.which("node")
 
 @pytest.fixture(scope="module")
 def russian() -> dict[str, str]:
-    shared = sentences.SHARED / "russian_heads.js"
-    return sentences.russian([*sorted(sentences.PAGE.glob("*.js")), shared])
+    tables = (sentences.SHARED / f"russian_{name}.js" for name in ("heads", "kinds", "measures"))
+    return sentences.russian([*sorted(sentences.PAGE.glob("*.js")), *tables])
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from manyheads.report import page
 
 def render_circuit(circuit: Circuit, *, name: str, origin: str = "") -> str:
     """Render a page about a circuit of the model with that name; it opens without a network."""
-    shared = ("dom.js", "format.js", "theme.js", *page.CIRCUIT_SCRIPTS)
+    shared = ("language.js", "dom.js", "format.js", "theme.js", *page.CIRCUIT_SCRIPTS)
     script = page.join_scripts(shared, (page.CIRCUIT_SECTION, "circuit_page.js"))
     style = page.page_style() + page.read_part(page.CIRCUIT_STYLE, "pictures")
     values = {

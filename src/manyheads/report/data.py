@@ -128,7 +128,7 @@ def kind_words(inspection: Inspection, head: Address) -> str:
         return f"no kind: {kinds.why_mixed(head)}"
     if near.score <= near.threshold:
         return f"closest: {near.name}, {near.score:.2f} of the {near.threshold:.2f} it needs"
-    return f"closest: {near.name} {near.score:.2f}, but {near.lacks}"
+    return f"closest: {near.name}, {near.score:.2f}, but {near.lacks}"
 
 
 def short_kind(inspection: Inspection, head: Address) -> str:

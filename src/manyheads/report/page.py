@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from html import escape
+from html import escape, unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,26 @@ FORMAT = 2
 # Scripts shared with the studio and the atlas, and the report's own.
 SHARED_SCRIPTS = (
     *("language.js", "dom.js", "color.js", "format.js", "scale.js", "token_text.js", "theme.js"),
-    *("grid.js", "pixels.js", "packed.js", "example.js", "table.js"),
+    *("grid.js", "pixels.js", "packed.js", "example.js", "table.js", "head_words.js"),
 )
 # The kinds and measures of heads in words, in English and Russian.
-WORD_SCRIPTS = ("kinds.js", "russian_heads.js", "russian_pages.js")
+WORD_SCRIPTS = (
+    *("kinds.js", "russian_heads.js", "russian_kinds.js", "russian_measures.js"),
+    "russian_pages.js",
+)
+# The tables of the report and where they are.
+RUSSIAN = {
+    "russian_heads.js": "pictures",
+    "russian_measures.js": "pictures",
+    "russian_pages.js": "pictures",
+    "russian_circuit.js": "pictures",
+    "russian_report.js": "report",
+}
 HEAD_SCRIPTS = ("data.js", "atlas.js", "head_view.js", "main.js")
-SCRIPTS = (*HEAD_SCRIPTS, "text_parts.js")
+SCRIPTS = ("language_page.js", *HEAD_SCRIPTS, "text_parts.js")
 STYLES = ("theme.css", "example.css")
 # Those of a circuit, where a page has one.
-CIRCUIT_SCRIPTS = ("language.js", "circuit.js")
+CIRCUIT_SCRIPTS = ("circuit.js",)
 CIRCUIT_SECTION, CIRCUIT_STYLE = "circuit_section.js", "circuit.css"
 # The largest weights of a query are kept up to this sum.
 KEPT_WEIGHT = 0.98
@@ -69,17 +80,17 @@ def render_report(
     page's content security policy runs nothing else and sends no request.
     """
     measures = report.measures()
-    script, style, more = join_scripts(SHARED_SCRIPTS, SCRIPTS), page_style(), ""
+    style, more = page_style(), ""
+    shared: Sequence[str] = SHARED_SCRIPTS
+    own: Sequence[str] = SCRIPTS
     if circuit is not None:
-        shared = (*SHARED_SCRIPTS, *CIRCUIT_SCRIPTS)
-        script = join_scripts(shared, (*SCRIPTS, CIRCUIT_SECTION))
+        shared, own = (*shared, *CIRCUIT_SCRIPTS), (*own, CIRCUIT_SECTION)
         style += read_part(CIRCUIT_STYLE, "pictures")
         section = circuit_section(circuit)
         more = f'<section class="wide">\n<h2>A circuit</h2>\n{section}\n</section>'
     head, body = sections.head_table(report, measures)
     suggestions = suggest_commands(report, model_path=model_path, text_file=text_file)
     values = {
-        "policy": content_policy(script, style),
         "name": escape(report.name),
         "format": str(FORMAT),
         "made": escape(made),
@@ -103,9 +114,12 @@ def render_report(
             page_data(report.input, report.inspection, measures, report.largest)
             | {"predictions": report.predictions.record(), "examples": _example_data(report)}
         ),
-        "script": script,
     }
-    return fill_page(read_part("page.html"), values)
+    page = read_part("page.html")
+    script = join_scripts(shared, own)
+    words = unescape(fill_page(page, values | {"policy": "", "script": ""}))
+    script = join_scripts(shared, own, tables=[russian_table(words + script)])
+    return fill_page(page, values | {"policy": content_policy(script, style), "script": script})
 
 
 def circuit_section(circuit: Circuit) -> str:
@@ -135,14 +149,34 @@ def _example_data(report: ReportData) -> dict[str, Any]:
     }
 
 
-def join_scripts(shared: Sequence[str], own: Sequence[str], folder: str = "page") -> str:
-    """One script of modules: those that the studio imports too, and the page's own.
+def russian_table(page: str) -> str:
+    """The sentences in Russian that a page with its script may say: those whose words it has."""
+    text = " ".join(page.split())
+    table: dict[str, str] = {}
+    for name, room in RUSSIAN.items():
+        # JSON, but for a comma at the end.
+        body = read_part(name, room).partition('addSentences("ru", {')[2].rpartition("}")[0]
+        part = json.loads("{" + body.strip().removesuffix(",") + "}")
+        for english, russian in part.items():
+            if all(words.strip() in text for words in re.split(r"\{\d[^}]*\}", english)):
+                table[english] = russian
+    return f'addSentences("ru", {to_json(table)});\n'
+
+
+def join_scripts(
+    shared: Sequence[str],
+    own: Sequence[str],
+    folder: str = "page",
+    tables: Sequence[str] = (),
+) -> str:
+    """One script of modules: those that the studio imports too, `tables`, and the page's own.
 
     In a block, a name that two modules share is a syntax error.
     """
-    parts = [read_part(name, "pictures") for name in shared]
+    parts = [*(read_part(name, "pictures") for name in shared), *tables]
     parts += [read_part(name, folder=folder) for name in own]
-    modules = re.compile(r"^(export |import [^;]*;\n)", re.MULTILINE)
+    # What only a reader of the source needs is left out.
+    modules = re.compile(r"^(export |import [^;]*;\n| *//.*\n)", re.MULTILINE)
     return '"use strict";\n{\n' + "\n".join(modules.sub("", part) for part in parts) + "}\n"
 
 

@@ -50,23 +50,29 @@ def about_model(report: ReportData) -> str:
         kind, sees = "a decoder", "every token sees itself and those before it"
     else:
         kind, sees = "an encoder", "every token sees those before and after it"
-    shared = ""
+    shared = mixed = ""
     if attention is not None and attention.key_heads != attention.heads:
         sets = pluralise(attention.key_heads, "set")
-        shared = f" Its heads share {sets} of keys and values in a layer."
+        shared = f"Its heads share {sets} of keys and values in a layer."
     if mixers:
         names = ", ".join(
             f"{pluralise(count, 'layer')} by {name}" for name, count in mixers.items()
         )
-        shared += (
-            f" Tokens are mixed in {names}; the weights of such heads may be negative, and shares "
+        mixed = (
+            f"Tokens are mixed in {names}; the weights of such heads may be negative, and shares "
             "of absolute weights are shown."
         )
-    return (
-        f"<strong>{escape(report.name)}</strong> is {kind} of {_round_count(weights)} parameters: "
-        f"{depth} of {heads}, {report.heads} in all, on a residual stream of {stacks[0].width} "
-        f"channels; {sees}.{shared} {_measured_on(report)}"
+    shape = (
+        f"is {kind} of {_round_count(weights)} parameters: {depth} of {heads}, {report.heads} in "
+        f"all, on a residual stream of {stacks[0].width} channels; {sees}."
     )
+    about = sentences(shape, shared, mixed, _measured_on(report))
+    return f"<strong>{escape(report.name)}</strong> {about}"
+
+
+def sentences(*texts: str) -> str:
+    """Sentences one after another, each in an element of its own, which the page translates."""
+    return " ".join(f"<span>{text}</span>" for text in texts if text)
 
 
 def _measured_on(report: ReportData) -> str:
@@ -148,12 +154,13 @@ def predictions(report: ReportData) -> str:
     if result.unknown or not result.rows:
         why = result.unknown or "no token of the text could be predicted"
         return f"<p>No prediction: {escape(why)}.</p>"
-    about = f"{PREDICTED[result.output]}."
+    loss = ""
     if not np.isnan(result.loss):
-        about = (
-            f"{about[:-1]}. The mean loss of the right token is {result.loss:.2f} nats, and it is "
-            f"the most probable one in {percent(result.hits)} of places."
+        loss = (
+            f"The mean loss of the right token is {result.loss:.2f} nats, and it is the most "
+            f"probable one in {percent(result.hits)} of places."
         )
+    about = sentences(f"{PREDICTED[result.output]}.", loss)
     top = last_prediction(report, place=' id="predicted-top"')
     if result.output == "classes":
         return f'<p class="lead">{about}</p><div class="panel narrow">{top}</div>'
@@ -191,7 +198,7 @@ def compositions(report: ReportData) -> str:
     picture = composition_graph.draw_compositions(edges, kinds, indices)
     confirmed = sum(edge.without is not None for edge in edges)
     bold = (
-        f" A dot marks what ablation confirmed ({pluralise(confirmed, 'pair')}): without the "
+        f"A dot marks what ablation confirmed ({pluralise(confirmed, 'pair')}): without the "
         "first head the second loses its pattern."
         if confirmed
         else ""
@@ -222,10 +229,15 @@ def compositions(report: ReportData) -> str:
         f'<path d="M0 4 H34"/></svg> {about}</span>'
         for way, about in composition_graph.READS.items()
     )
+    lead = sentences(
+        "A line goes from a head that writes into the residual stream to a later head that reads "
+        "it.",
+        "Scores come from the weights (Elhage et al. 2021, composition); the "
+        f"{len(edges)} pairs furthest above the median of all pairs are drawn.",
+        bold,
+    )
     return (
-        '<p class="lead">A line goes from a head that writes into the residual stream to a later '
-        "head that reads it. Scores come from the weights (Elhage et al. 2021, composition); the "
-        f"{len(edges)} pairs furthest above the median of all pairs are drawn.{bold}</p>"
+        f'<p class="lead">{lead}</p>'
         f'<div class="scroll">{picture}</div><p class="ways quiet">It reads: {legend}</p>'
         "<details><summary>The same as a table</summary>"
         f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead>'
@@ -274,20 +286,21 @@ def examples(report: ReportData) -> str:
         worth = ""
         if importance is not None:
             about = describe_measure(importance.measure)
-            worth = f", {about.label} {number(float(importance.change[indices[head]]))}"
-        words = escape(f"{kind_words(report.inspection, head)}{worth}")
+            change = number(float(importance.change[indices[head]]))
+            worth = f", <span>{escape(about.label)}</span> {change}"
+        words = f"{sentences(escape(kind_words(report.inspection, head)))}{worth}"
         places.append(
             f"<details{' open' if not places else ''}><summary>{head} "
             f'<span class="quiet">{words}</span></summary>'
             f'<div data-examples="{indices[head]}"></div></details>'
         )
     chosen = "The heads that matter most" if importance is not None else "The clearest heads"
-    return (
-        f'<p class="lead">{chosen}, each on the texts of this report where it gives a single token '
-        "the largest weight, the first token left out. Point at a token, tap it, or use the arrow "
-        "keys: the tokens that it looks at are shaded.</p>"
-        f'<div class="examples">{"".join(places)}</div>'
+    lead = sentences(
+        f"{chosen}, each on the texts of this report where it gives a single token the largest "
+        "weight, the first token left out.",
+        "Point at a token, tap it, or use the arrow keys: the tokens that it looks at are shaded.",
     )
+    return f'<p class="lead">{lead}</p><div class="examples">{"".join(places)}</div>'
 
 
 def problem_heads(report: ReportData) -> str:
@@ -358,7 +371,8 @@ def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[s
     about = [(column.about.title, column.about.about) for column in columns]
     titles = [("Head", ""), ("Kind", ""), *about, ("Evidence", "")]
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button" title="{escape(about)}">'
+        f'<th scope="col" aria-sort="none"{_class_of(title)}>'
+        f'<button type="button" title="{escape(about)}">'
         f"{escape(title)}</button></th>"
         for title, about in titles
     )
@@ -379,9 +393,14 @@ def head_table(report: ReportData, measures: Sequence[ReportMeasure]) -> tuple[s
             sort = "" if np.isnan(value) else f"{value:.6g}"
             cells.append(f'<td class="number" data-value="{sort}"{more}>{text}</td>')
         evidence = labels[0].evidence if labels else report.kinds.why_mixed(address)
-        cells.append(f'<td class="evidence">{escape(evidence)}</td>')
+        cells.append(f'<td class="evidence" lang="en">{escape(evidence)}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
     return head, "\n".join(body)
+
+
+def _class_of(title: str) -> str:
+    """The evidence is in English alone."""
+    return ' class="evidence"' if title == "Evidence" else ""
 
 
 def next_steps(suggestions: Iterable[Suggestion]) -> str:
@@ -396,19 +415,23 @@ def definitions(report: ReportData, measures: Sequence[ReportMeasure]) -> str:
     """Every measure with its definition, every kind with its threshold and the source of it."""
     defined = _terms((measure.about.title, measure.about.about) for measure in measures)
     thresholds = report.kinds.metadata.get("thresholds", {})
-    kinds = _terms(
-        (kind, f"at least {about['above']:g}: {about['source']}")
+    kinds = "".join(
+        f"<dt>{escape(kind)}</dt><dd><span>at least {about['above']:g}</span>: "
+        f'<span lang="en">{escape(about["source"])}</span></dd>'
         for kind, about in thresholds.items()
     )
     missing = _terms((kind, f"not measured: {why}") for kind, why in report.kinds.missing.items())
     by_text = report.statistics.metadata["errors_over"] == "texts"
     over = "texts" if by_text else "queries"
+    weights = sentences(
+        "The weights A of a query sum to 1 over its visible keys.",
+        f"Standard errors are over {over}.",
+    )
     return (
-        "<h3>Measures</h3><p>The weights A of a query sum to 1 over its visible keys. Standard "
-        f"errors are over {over}.</p><dl>{defined}</dl><h3>Kinds</h3><p>A head has every kind "
-        "whose score exceeds its threshold, on synthetic texts in most of the draws; in brackets "
-        "the 95% interval. The most specific kind comes first. A head without any has the one that "
-        f"it comes closest to, and what it lacks.</p><dl>{kinds}{missing}</dl>"
+        f"<h3>Measures</h3><p>{weights}</p><dl>{defined}</dl><h3>Kinds</h3><p>A head has every "
+        "kind whose score exceeds its threshold, on synthetic texts in most of the draws; in "
+        "brackets the 95% interval. The most specific kind comes first. A head without any has the "
+        f"one that it comes closest to, and what it lacks.</p><dl>{kinds}{missing}</dl>"
         "<h3>Patterns</h3><p>For each query the file keeps the largest weights, up to 98% of the "
         "total and at most "
         f"{report.keys} keys, with eight bits each; the rest is given beside each token.</p>"
@@ -423,14 +446,15 @@ def _terms(definitions: Iterable[tuple[str, str]]) -> str:
 
 def _describe_importance(importance: HeadImportance) -> str:
     if importance.by == "gradient":
-        method = (
+        method = sentences(
             "Estimated for all heads from one backward pass, −output · gradient: the change of "
             "the loss without the head if the model were linear (Michel et al., arXiv "
-            "1905.10650). <code>--by ablation</code> measures it exactly."
+            "1905.10650).",
+            "<code>--by ablation</code> measures it exactly.",
         )
     else:
         ablated = "Each head alone was replaced by zeros (Michel et al., arXiv 1905.10650)"
-        method = (
+        method = sentences(
             f"{ablated}: the rise of the loss in nats per token; the full model has "
             f"{importance.baseline:.3f}."
             if importance.metric == "loss"
@@ -441,7 +465,8 @@ def _describe_importance(importance: HeadImportance) -> str:
         if importance.texts > 1
         else ", so the standard error is unknown"
     )
-    return f"{method} Means over {pluralise(importance.texts, 'text')}{errors}."
+    over = sentences(f"Means over {pluralise(importance.texts, 'text')}{errors}.")
+    return f"{method} {over}"
 
 
 def most_important(report: ReportData) -> str:
@@ -471,7 +496,7 @@ def _bars(
         words = kind_words(report.inspection, address)
         lines.append(
             f"<li>{_head_link(index, address) if linked else f'<b>{address}</b>'}"
-            f'<small title="{escape(words)}">{escape(_short_score(report, address))}</small>'
+            f'<small title="{escape(words)}">{_short_score(report, address)}</small>'
             f"{_bar(width, spread, below=value < 0)}"
             f'<span class="number">{number(value)}</span></li>'
         )
@@ -488,7 +513,7 @@ def _short_score(report: ReportData, head: Address) -> str:
     near = report.kinds.nearest.get(head)
     score = "" if near is None or report.kinds.of(head) else f" {near.score:.2f}"
     above = f" of {near.threshold:.2f}" if score and near and near.score <= near.threshold else ""
-    return f"{short_kind(report.inspection, head)}{score}{above}"
+    return f"{sentences(escape(short_kind(report.inspection, head)))}{score}{above}"
 
 
 def _bar(width: float, spread: float = 0.0, *, below: bool = False) -> str:
@@ -514,7 +539,7 @@ def _kinds(report: ReportData, address: Address) -> str:
     for label in labels[:3]:
         low, high = label.interval
         bounds = "" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]"
-        score = f"{label.score:.2f}{bounds}, {escape(label.sample)}"
+        score = f'{label.score:.2f}{bounds},</span> <span class="quiet">{escape(label.sample)}'
         lines.append(f'{escape(label.name)} <span class="quiet">{score}</span>')
     return "<br>".join(lines)
 

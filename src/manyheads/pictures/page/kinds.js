@@ -1,8 +1,8 @@
 // The kinds of heads in words, each with its meaning, its score, its interval and what it was measured on.
 
 import { h } from "./dom.js";
-import { counted, fixed } from "./format.js";
-import { currentLanguage, say, translate, translateFilled } from "./language.js";
+import { kindName, sampleOf, two } from "./head_words.js";
+import { currentLanguage, say } from "./language.js";
 
 // For each kind a word short enough for a square, and what its heads do.
 const KIND_WORDS = {
@@ -35,17 +35,6 @@ const KIND_WORDS = {
   column: () => [say`col`, say`attends to patches of the same column`],
   "class-token": () => [say`cls`, say`attends to the class token`],
 };
-const UNITS = {
-  sequences: (count) => say`${count} {0|sequence|sequences}`,
-  texts: (count) => say`${count} {0|text|texts}`,
-  words: (count) => say`${count} {0|word|words}`,
-  tokens: (count) => say`${count} {0|token|tokens}`,
-  pairs: (count) => say`${count} {0|pair|pairs}`,
-  images: (count) => say`${count} {0|image|images}`,
-};
-
-const two = (value) => fixed(value, 2);
-
 // A name is a kind and perhaps a detail: "bracket quotes", "positional -2".
 function kindWords(name) {
   const [short, meaning] = KIND_WORDS[(name ?? "").split(" ")[0]]?.() ?? ["", ""];
@@ -54,25 +43,6 @@ function kindWords(name) {
 
 export function shortOf(name) {
   return kindWords(name).short;
-}
-
-export function kindName(name) {
-  return translateFilled(name);
-}
-
-// The measures of a page with their names and meanings in its language.
-export function translateMeasures(measures) {
-  for (const measure of measures) {
-    const label = translateFilled(measure.label);
-    const title = measure.unit === "nats" ? say`${label} (nats)` : measure.unit === "tokens" ? say`${label} (tokens)` : label;
-    Object.assign(measure, { label, title, about: translate(measure.about) });
-  }
-}
-
-// What it was measured on, and if it could tip over: "5 of 5 draws".
-export function sampleOf(label) {
-  const sample = label.draws ? say`${label.draws[0]} of ${label.draws[1]} draws` : UNITS[label.unit]?.(counted(label.samples));
-  return [sample, label.near_threshold ? say`near the threshold ${two(label.threshold)}` : null].filter(Boolean).join(", ");
 }
 
 // "0.41 (0.39 to 0.43, 5 of 5 draws)".

@@ -7,6 +7,7 @@ const STORED_LANGUAGE = "manyheads-language";
 const PLACE = /\{(\d[^}]*)\}/;
 const tables = { ru: {} };
 const filled = new Map();
+let patterns = null;
 let language = chosenLanguage();
 
 function chosenLanguage() {
@@ -36,6 +37,7 @@ export function changeLanguage(code) {
 
 export function addSentences(code, sentences) {
   Object.assign(tables[code], sentences);
+  patterns = null;
 }
 
 export function say(parts, ...values) {
@@ -54,24 +56,46 @@ export function translate(english) {
   return tables[language]?.[english] ?? english;
 }
 
-// A sentence or a label that the server sent with its values filled in, "the text has 9 tokens.".
-export function translateFilled(english) {
+// A sentence or a label that the server sent with its values filled in, "the text has 9 tokens."; with `deep`
+// its values may be sentences too.
+export function translateFilled(english, deep = false) {
   const table = tables[language];
   if (!table || english in table) return translate(english);
-  if (!filled.has(english)) filled.set(english, fillAlike(table, english));
-  return filled.get(english);
+  const known = `${deep} ${english}`;
+  if (!filled.has(known)) filled.set(known, fillAlike(english, deep));
+  return filled.get(known);
 }
 
-function fillAlike(table, english) {
-  const alike = (key) => key.includes("{0}") && /\p{L}/u.test(key.replace(new RegExp(PLACE, "g"), "")) && key.endsWith(".") === english.endsWith(".");
-  const longestFirst = Object.keys(table).filter(alike).sort((one, other) => other.length - one.length);
-  for (const key of longestFirst) {
-    const match = key.replace(/[.*+?^$()[\]\\]/g, "\\$&").split(PLACE).map((text, index) => (index % 2 ? "(.+?)" : text)).join("");
-    const values = new RegExp(`^${match}$`, "s").exec(english)?.slice(1);
-    // The thousands of numbers are apart in Russian.
-    if (values) return fillSentence(table[key], values.map((value) => value.replace(/(?<=\d),(?=\d{3})/g, "\u00a0")));
+function fillAlike(english, deep) {
+  patterns ??= Object.keys(tables[language]).filter((key) => key.includes("{0}") && /\p{L}/u.test(key.replace(/\{\d\}/g, ""))).sort((one, other) => other.length - one.length).map(patternOfKey);
+  for (const [key, expression, order] of patterns) {
+    const match = key.endsWith(".") === english.endsWith(".") && expression.exec(english);
+    if (!match) continue;
+    const values = [];
+    order.forEach((place, index) => { values[place] = localNumbers(deep ? translateFilled(match[index + 1], deep) : match[index + 1]); });
+    return fillSentence(tables[language][key], values);
   }
   return english;
+}
+
+// What a sentence looks like with its values, and the order of these.
+function patternOfKey(key) {
+  const order = [];
+  const parts = key.replace(/[.*+?^$()[\]\\]/g, "\\$&").split(PLACE).map((text, index) => {
+    if (index % 2 === 0) return text;
+    const [place, ...forms] = text.split("|");
+    if (forms.length) return `(?:${forms.join("|")})`;
+    order.push(Number(place));
+    // What is counted is a number.
+    return key.includes(`{${place}|`) ? "(\\d[^A-Za-z]*|\\d+ to \\d+)" : "(.+?)";
+  });
+  return [key, new RegExp(`^${parts.join("")}$`, "s"), order];
+}
+
+// "1,084" and "2.65%" as they are written in the language.
+export function localNumbers(text) {
+  if (language !== "ru") return text;
+  return text.replace(/(?<=\d),(?=\d{3}(?!\d))/g, "\u00a0").replace(/(?<![\d.])(\d+)\.(\d+)(?![\d.])/g, "$1,$2").replace(/(?<=\d)%/g, "\u00a0%");
 }
 
 function fillSentence(sentence, values) {

@@ -5,7 +5,7 @@ import { inkOn } from "./color.js";
 import { announce, h, s } from "./dom.js";
 import { counted, formatted } from "./format.js";
 import { rampOf } from "./grid.js";
-import { kindName } from "./kinds.js";
+import { kindName } from "./head_words.js";
 import { say } from "./language.js";
 import { listedToken } from "./token_text.js";
 import { KIND, MAP, atlasNow, background, colorOfKind, coloring, filteredHeads, kindGroups, measureNamed, state, valueOf, valuesOf } from "./state.js";

@@ -8,6 +8,8 @@ import { counted } from "./format.js";
 import { drawHead } from "./head.js";
 import { currentLanguage, say, startLanguages, translateFilled, translatePage } from "./language.js";
 import "./russian_heads.js";
+import "./russian_kinds.js";
+import "./russian_measures.js";
 import "./russian_pages.js";
 import "./russian_atlas.js";
 import { drawNavigator } from "./navigator.js";

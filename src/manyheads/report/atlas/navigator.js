@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { addressOf } from "./address.js";
 import { attentions, stepOf } from "./grid.js";
-import { kindName } from "./kinds.js";
+import { kindName } from "./head_words.js";
 import { say, translate } from "./language.js";
 import { atlasNow, background, coloring, filteredHeads } from "./state.js";
 

@@ -2,7 +2,7 @@
 
 import { css, kindColor } from "./color.js";
 import { kindsOf } from "./grid.js";
-import { kindName, translateMeasures } from "./kinds.js";
+import { kindName, translateMeasures } from "./head_words.js";
 import { say, translate } from "./language.js";
 import { scaleOf } from "./scale.js";
 

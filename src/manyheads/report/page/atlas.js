@@ -4,11 +4,13 @@ import { css, inkOn, kindColor } from "./color.js";
 import { h } from "./dom.js";
 import { formatted } from "./format.js";
 import { attentions, kindsOf, rampOf, stepOf } from "./grid.js";
+import { kindName } from "./head_words.js";
+import { say, translate, translateFilled } from "./language.js";
 import { drawPattern } from "./packed.js";
 import { scaleOf } from "./scale.js";
 
 const GROUPS = kindsOf(data.heads);
-const MAP_NAMES = { encoder: "Encoder: self-attention", decoder: "Decoder: self-attention", "decoder cross": "Decoder: cross-attention to the encoder" };
+const MAP_NAMES = { encoder: say`Encoder: self-attention`, decoder: say`Decoder: self-attention`, "decoder cross": say`Decoder: cross-attention to the encoder` };
 const SMALL_MAP = 72;
 const cells = [];
 let coloring = data.kinds ? "kind" : "pattern";
@@ -31,7 +33,7 @@ function buildAtlas(select) {
       atlas.append(cell);
     }
   }
-  const options = [...(data.kinds ? [["kind", "Kind"]] : []), ["pattern", "Pattern"], ...data.measures.map((measure, index) => [index, measure.title])];
+  const options = [...(data.kinds ? [["kind", say`Kind`]] : []), ["pattern", say`Pattern`], ...data.measures.map((measure, index) => [index, measure.title])];
   const menu = document.getElementById("measure");
   menu.append(...options.map(([value, label]) => h("option", { value }, label)));
   menu.addEventListener("change", () => { coloring = menu.value; colorAtlas(); });
@@ -58,8 +60,8 @@ function colorAtlas() {
     cell.style.color = color ? inkOn(color) : "";
     canvas.hidden = coloring !== "pattern";
     label.hidden = coloring === "pattern";
-    label.textContent = measure ? formatted(value, measure.unit) : breakable(head.kind);
-    const description = [head.name, data.kinds ? head.words : "", ...head.flags, measure ? `${measure.label}: ${label.textContent}` : ""].filter(Boolean);
+    label.textContent = measure ? formatted(value, measure.unit) : breakable(translateFilled(head.kind, true));
+    const description = [head.name, data.kinds ? translateFilled(head.words, true) : "", ...head.flags.map(translate), measure ? `${measure.label}: ${label.textContent}` : ""].filter(Boolean);
     cell.title = description.join(", ");
     cell.setAttribute("aria-label", cell.title);
     if (coloring === "pattern") patternOf(index).then((pattern) => drawPattern(canvas, pattern, keysOf(index).length, SMALL_MAP));
@@ -69,13 +71,13 @@ function colorAtlas() {
 
 // A soft hyphen in long names.
 function breakable(kind) {
-  return kind.replace(/(punctu|corefer|posi)(?=ation|ence|tional)/, "$1\u00ad");
+  return kind.replace(/(punctu|corefer|posi|пунк|корефе|предло|индук|аббреви|преды)(?=ation|ence|tional|туация|ренция|жения|ционная|атура|дущий)/, "$1\u00ad");
 }
 
 function drawLegend(measure, scale) {
   document.getElementById("measured").textContent = measure ? measure.about
-    : coloring === "pattern" ? "The attention pattern of each head on the text: queries down, keys across."
-      : "The most specific kind of each head; without color, the kind that it comes nearest to.";
-  const kinds = GROUPS.map((group, index) => h("span", { class: "kind" }, h("i", { vars: { background: css(kindColor(index)) } }), group));
+    : coloring === "pattern" ? say`The attention pattern of each head on the text: queries down, keys across.`
+      : say`The most specific kind of each head; without color, the kind that it comes nearest to.`;
+  const kinds = GROUPS.map((group, index) => h("span", { class: "kind" }, h("i", { vars: { background: css(kindColor(index)) } }), kindName(group)));
   document.getElementById("legend").replaceChildren(...(measure ? rampOf(scale, measure.unit) : coloring === "kind" ? kinds : []));
 }

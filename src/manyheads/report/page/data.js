@@ -1,9 +1,11 @@
 // The data of the page: heads, measures, tokens by stack, and patterns.
 
+import { translateMeasures } from "./head_words.js";
 import { unpackPattern } from "./packed.js";
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const unpacked = new Map();
+translateMeasures(data.measures);
 
 // The tokens that a head looks from, and those that it looks at.
 function queriesOf(head) {

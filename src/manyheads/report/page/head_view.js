@@ -4,6 +4,7 @@ import { css, dark, inkOn, weightColor } from "./color.js";
 import { h, s } from "./dom.js";
 import { percent } from "./format.js";
 import { tokenStep } from "./grid.js";
+import { say, sayParts } from "./language.js";
 import { attentionFrom, attentionTo, drawPattern } from "./packed.js";
 import { listedToken } from "./token_text.js";
 
@@ -11,7 +12,7 @@ const WINDOW = 26;
 const ROW = 21;
 const GAP = 12;
 const LARGE_MAP = 768;
-const STACKS = { encoder: "The encoder reads", decoder: "The decoder writes", main: "The text" };
+const STACKS = { encoder: say`The encoder reads`, decoder: say`The decoder writes`, main: say`The text` };
 // `at` is a query, or with incoming attention a key.
 const view = { head: 0, at: 0, incoming: false, tab: "text", pinned: false };
 // The elements of the tokens, and the texts that they stand for.
@@ -75,8 +76,8 @@ function showImage(text, address, rows, columns) {
   text.classList.add("image");
   text.style.setProperty("--columns", columns);
   text.style.setProperty("--rows", rows);
-  text.append(h("img", { src: address, alt: "The input image" }));
-  document.querySelector("#tabs [data-view=text]").textContent = "Image";
+  text.append(h("img", { src: address, alt: say`The input image` }));
+  document.querySelector("#tabs [data-view=text]").textContent = say`Image`;
 }
 
 function areaOf(patch, columns) {
@@ -205,8 +206,8 @@ function drawLines(pattern, attention) {
     ...sideWords(left, queriesOf(view.head), start - 8, "end", incoming ? by : new Map(), !incoming),
     ...sideWords(right, keysOf(view.head), stop + 8, "start", incoming ? new Map() : by, incoming),
   ];
-  const picture = s("svg", { viewBox: `0 0 ${width} ${Math.max(left.height, right.height) + 4}`, role: "img", "aria-label": "Lines from queries at the left to keys at the right" }, lines, words);
-  const more = outside > 0.01 && !incoming ? h("p", { class: "quiet" }, `${percent(outside)} of the weight is on tokens that are not drawn here.`) : "";
+  const picture = s("svg", { viewBox: `0 0 ${width} ${Math.max(left.height, right.height) + 4}`, role: "img", "aria-label": say`Lines from queries at the left to keys at the right` }, lines, words);
+  const more = outside > 0.01 && !incoming ? h("p", { class: "quiet" }, say`${percent(outside)} of the weight is on tokens that are not drawn here.`) : "";
   document.getElementById("view-lines").replaceChildren(picture, more);
 }
 
@@ -247,9 +248,9 @@ function summarize(attention, pattern) {
   const best = attention.slice(0, 4).filter(([, weight]) => weight >= 0.005);
   const listed = best.flatMap(([index, weight], place) => [place ? ", " : "", token(texts, index), ` ${percent(weight)}`]);
   const rest = incoming ? 0 : Math.max(0, 1 - attention.reduce((sum, [, weight]) => sum + weight, 0));
-  const more = pattern.weights.length && rest > 0.03 ? `; the other ${percent(rest)} is in smaller weights` : "";
-  const does = ` (token ${at}) ${incoming ? "is attended to by" : "attends to"} `;
-  document.getElementById("summary").replaceChildren(token(own, at), does, ...(best.length ? listed : ["no token with 0.5% or more"]), more);
+  const more = pattern.weights.length && rest > 0.03 ? `; ${say`the other ${percent(rest)} is in smaller weights`}` : "";
+  const does = incoming ? sayParts`${token(own, at)} (token ${at}) is attended to by ` : sayParts`${token(own, at)} (token ${at}) attends to `;
+  document.getElementById("summary").replaceChildren(...does, ...(best.length ? listed : [say`no token with 0.5% or more`]), more);
 }
 
 // The query with the largest weight on a token that is neither near nor the first.

@@ -3,6 +3,8 @@
 import { dark } from "./color.js";
 import { h } from "./dom.js";
 import { decimal, formatted } from "./format.js";
+import { kindName, sampleOf } from "./head_words.js";
+import { say, startLanguages, translate, translateFilled } from "./language.js";
 import { startSorting } from "./table.js";
 import { startThemes } from "./theme.js";
 
@@ -10,18 +12,18 @@ function selectHead(index) {
   view.head = index;
   const head = data.heads[index];
   cells.forEach((cell, place) => cell.setAttribute("aria-pressed", place === index));
-  document.getElementById("title").textContent = data.kinds ? `${head.name} · ${head.words}` : head.name;
-  const chips = head.flags.map((flag) => h("em", { class: "flag" }, flag));
+  document.getElementById("title").textContent = data.kinds ? `${head.name} · ${translateFilled(head.words, true)}` : head.name;
+  const chips = head.flags.map((flag) => h("em", { class: "flag" }, translate(flag)));
   for (const kind of head.kinds) {
     const [low, high] = kind.interval;
-    const range = low === null ? "" : `, 95% interval ${decimal(low)} to ${decimal(high)}`;
-    chips.push(h("span", { title: `threshold ${decimal(kind.threshold)}${range}` }, `${kind.name} ${decimal(kind.score)} (${kind.sample})`));
+    const range = low === null ? "" : `, ${say`95% interval ${decimal(low)} to ${decimal(high)}`}`;
+    chips.push(h("span", { title: `${say`threshold ${decimal(kind.threshold)}`}${range}` }, `${kindName(kind.name)} ${decimal(kind.score)} (${sampleOf(kind)})`));
   }
   for (const measure of data.measures.slice(0, 7)) {
     const value = measure.values[index];
     if (value !== null) chips.push(h("span", { title: measure.about }, `${measure.label}: ${formatted(value, measure.unit)}`));
   }
-  document.getElementById("labels").replaceChildren(h("p", {}, head.why), h("p", { class: "chips" }, chips));
+  document.getElementById("labels").replaceChildren(h("p", { class: "evidence", lang: "en" }, head.why), h("p", { class: "chips" }, chips));
   drawHead();
 }
 
@@ -38,6 +40,7 @@ function redraw() {
   document.dispatchEvent(new Event("recolor"));
 }
 
+if (document.getElementById("language")) startLanguages(document.getElementById("language"));
 startThemes(redraw);
 buildAtlas(selectHead);
 buildHeadView();

@@ -5,9 +5,14 @@ import { h } from "./dom.js";
 import { exampleElement } from "./example.js";
 import { percent } from "./format.js";
 import { tokenStep } from "./grid.js";
+import { say, sayParts } from "./language.js";
 import { listedToken } from "./token_text.js";
 
-const AFTER = { "next token": "After", "masked token": "In place of", "token classes": "The class of" };
+const AFTER = {
+  "next token": (token, place) => sayParts`After ${token} (token ${place})`,
+  "masked token": (token, place) => sayParts`In place of ${token} (token ${place})`,
+  "token classes": (token, place) => sayParts`The class of ${token} (token ${place})`,
+};
 const predicted = { elements: new Map(), rows: new Map(), at: null };
 
 function buildPredictions() {
@@ -45,7 +50,7 @@ function shadePredictions() {
     const color = sequential(probability);
     element.style.background = css(color);
     element.style.color = inkOn(color);
-    element.title = `${percent(probability)} probable`;
+    element.title = say`${percent(probability)} probable`;
   }
 }
 
@@ -60,7 +65,7 @@ function showPrediction(position) {
   if (answer !== null && !top.some(([name]) => name === answer)) rows.push([answer, probability]);
   const bars = rows.map(([name, part]) => h("li", { class: name === answer ? "answer" : null },
     token(names[name]), h("span", { class: "bar", "aria-hidden": "true" }, h("b", { vars: { width: `${100 * part}%` } })), h("span", { class: "number" }, percent(part))));
-  document.getElementById("predicted-after").replaceChildren(`${AFTER[output]} `, token(predicted.elements.get(position).textContent), ` (token ${position})`);
+  document.getElementById("predicted-after").replaceChildren(...AFTER[output](token(predicted.elements.get(position).textContent), position));
   document.getElementById("predicted-top").replaceChildren(...bars);
 }
 

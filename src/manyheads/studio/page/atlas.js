@@ -6,7 +6,8 @@ import { css, diverging, inkOn, kindColor, sequential } from "./color.js";
 import { h, announce } from "./dom.js";
 import { counted, formatted } from "./format.js";
 import { stepOf } from "./grid.js";
-import { kindElement, kindLegend, kindName, shortOf } from "./kinds.js";
+import { kindName } from "./head_words.js";
+import { kindElement, kindLegend, shortOf } from "./kinds.js";
 import { say } from "./language.js";
 import { definitionOf, inOrder, isDefined, isOwn, isSplit, labelOf, optionOf, rangeOf, splitPart, unitOf, whyUndefined } from "./measures.js";
 

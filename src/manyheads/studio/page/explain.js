@@ -9,6 +9,8 @@ import { ImageView } from "./image_view.js";
 import { say, startLanguages, translatePage } from "./language.js";
 import "./russian.js";
 import "./russian_heads.js";
+import "./russian_kinds.js";
+import "./russian_measures.js";
 import "./russian_explain.js";
 import { startThemes } from "./theme.js";
 import { listedToken, shortToken, visibleToken } from "./token_text.js";

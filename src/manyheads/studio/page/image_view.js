@@ -4,7 +4,7 @@
 import { sequential } from "./color.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
-import { kindName } from "./kinds.js";
+import { kindName } from "./head_words.js";
 import { say, translateFilled } from "./language.js";
 
 export class ImageView {

@@ -2,6 +2,8 @@
 
 import "./russian.js";
 import "./russian_heads.js";
+import "./russian_kinds.js";
+import "./russian_measures.js";
 import { Api, errorMessage, showError } from "./api.js";
 import { Difference } from "./compare.js";
 import { h, debounce, announce } from "./dom.js";

@@ -2,6 +2,8 @@
 
 import "./russian.js";
 import "./russian_heads.js";
+import "./russian_kinds.js";
+import "./russian_measures.js";
 import { Api, errorMessage, showError, wasAborted } from "./api.js";
 import { announce, h } from "./dom.js";
 import { counted, decimal } from "./format.js";

@@ -4,7 +4,7 @@
 import { headLink } from "./atlas.js";
 import { h, s } from "./dom.js";
 import { percent } from "./format.js";
-import { kindName } from "./kinds.js";
+import { kindName } from "./head_words.js";
 import { say } from "./language.js";
 import { visibleToken } from "./token_text.js";
 import { added, namedWords, Question, quoted } from "./why_question.js";

@@ -27,7 +27,6 @@ from manyheads.cli.commands import (
 )
 from manyheads.cli.commands.attribute import Attribute
 from manyheads.cli.commands.circuits.why import WhyCommand
-from manyheads.cli.commands.experiments import shape, study
 from manyheads.cli.commands.experiments import heads, shape, study
 from manyheads.cli.commands.pages import card, circuit
 from manyheads.cli.commands.pages.atlas import AtlasCommand

@@ -77,3 +77,10 @@ def test_a_page_gets_the_ranked_edges_and_a_layout_for_some_numbers_of_them() ->
     assert len(view["edges"]) == STOPS[-1]
     assert view["edges"][0] == [edges[0][0], *split_reader(edges[0][1]), edges[0][2], 0.1]
     assert [len(own["routes"]) for own in circuit_view(edges[:3], [0.0] * 3, 3)["layouts"]] == [3]
+
+
+def test_rounding_of_the_scores_moves_nothing() -> None:
+    edges = circuit_edges()[:40]
+    layout = place_circuit([(*ends, score * (1 + 1e-9)) for *ends, score in edges])
+    for node in place_circuit(edges).nodes:
+        assert layout[node.name].x == pytest.approx(node.x, abs=1e-6)

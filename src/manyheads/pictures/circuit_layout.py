@@ -184,7 +184,8 @@ def _columns(
                 goal = sum(weight * x[end] for end, weight in near.items())
                 goals[point] = goal / total if total else x[point]
             if not moves:
-                points.sort(key=lambda point: goals[point])
+                # Scores that differ by rounding alone give the same order.
+                points.sort(key=lambda point: round(goals[point], 6))
             x |= zip(points, _apart([goals[p] for p in points], points, half), strict=True)
     middle = (max(x.values()) + min(x.values())) / 2
     return {point: place - middle for point, place in x.items()}

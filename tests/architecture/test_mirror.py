@@ -43,6 +43,7 @@ TOPICS = {
     "pictures/test_shapes.py",
     "report/test_browser.py",
     "report/test_image.py",
+    "report/test_language.py",
     "report/test_pages_in_firefox.py",
     "studio/test_first_minute.py",
     "studio/test_language.py",

@@ -88,7 +88,7 @@ def test_a_long_text_comes_in_pieces(tmp_path: Path) -> None:
     assert pieces[5:] == ["abcdefghij", "klm", "packed"]
 
 
-def test_a_stream_says_how_much_of_its_files_it_has_read(tmp_path: Path) -> None:
+def test_the_fraction_of_a_stream_follows_the_bytes_of_its_files(tmp_path: Path) -> None:
     paragraphs = "\n\n".join(str(number) * 400 for number in range(100))
     (tmp_path / "a.txt").write_text(paragraphs)
     with gzip.open(tmp_path / "b.txt.gz", "wt") as file:

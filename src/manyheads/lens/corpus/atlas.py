@@ -200,8 +200,8 @@ def atlas(
         for entry in _entries(sums, settings.examples, inspection)
     }
     # The pass holds more examples, of which it draws those of each tenth.
-    shown = {example.text for entry in entries.values() for example in entry.examples}
-    passages = {text: ids for text, ids in done.pool.items() if text in shown}
+    texts_of_examples = {example.text for entry in entries.values() for example in entry.examples}
+    passages = {text: ids for text, ids in done.pool.items() if text in texts_of_examples}
     return Atlas(
         inspection=inspection,
         entries={head: entries[head] for head in inspection.addresses if head in entries},

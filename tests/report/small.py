@@ -164,7 +164,8 @@ def english_words(page: Any, *names: str) -> list[str]:
     texts: list[str] = page.evaluate(
         """() => {
           const code = "code, pre, script, style, noscript, [lang=en]";
-          const own = `bdi, strong, em:not(.flag), .token, ${code}`;
+          // The nodes of a circuit have names.
+          const own = `#circuit, bdi, strong, em:not(.flag), .token, ${code}`;
           const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
           const texts = [];
           while (nodes.nextNode()) {
@@ -172,8 +173,9 @@ def english_words(page: Any, *names: str) -> list[str]:
             if (!parentElement.closest(own)) texts.push(data);
           }
           for (const name of ["title", "aria-label", "placeholder", "alt"]) {
-            const named = document.querySelectorAll(`[${name}]:not([lang=en])`);
-            for (const element of named) texts.push(element.getAttribute(name));
+            for (const element of document.querySelectorAll(`[${name}]:not([lang=en])`)) {
+              if (!element.closest("#circuit")) texts.push(element.getAttribute(name));
+            }
           }
           return texts;
         }"""

@@ -235,6 +235,7 @@ def test_the_report_is_read_in_russian_and_remembers_it(page: Any, tmp_path: Pat
     page.wait_for_selector(".token.at")
     assert english_words(page) == []
     assert page.get_attribute("#language", "aria-label") == "Read in English"
+    assert page.text_content(".circuit-tools legend") == "Кем читается"
     # Tokens, names and commands are not translated, and numbers have their comma.
     assert page.locator("pre code").first.text_content().startswith("manyheads ")
     assert re.search(r"\d,\d", page.text_content("#heads tbody"))

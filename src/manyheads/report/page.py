@@ -126,7 +126,8 @@ def circuit_section(circuit: Circuit) -> str:
     """What was measured in words, the place for the circuit and its data."""
     data = to_json(without_nan(sections.circuit_data(circuit)))
     return (
-        f'<p class="lead">{escape(sections.describe_circuit(circuit))}</p><div id="circuit">'
+        f'<p class="lead" lang="en">{escape(sections.describe_circuit(circuit))}</p>'
+        '<div id="circuit">'
         "<noscript><p>The circuit needs JavaScript.</p></noscript></div>"
         f'<script type="application/json" id="circuit-data">{data}</script>'
     )

@@ -50,6 +50,7 @@ class Limits:
     # Attribution records every layer at every token.
     attribution_tokens: int = 1024
     cut_links: int = 64
+    circuit_edges: int = 1000
     queued: int = 32
     cache_bytes: int = 1_500_000_000
 
@@ -257,6 +258,17 @@ class RequestBody:
         }
         return tuple(sorted(links))
 
+    def edges(self) -> list[tuple[str, str]]:
+        """The edges of a circuit: writers and readers by name."""
+        value = self._get("edges")
+        if not isinstance(value, list) or not all(map(_is_edge, value)):
+            raise _wrong("edges", 'a list of edges, as in [["L0H3", "L2H1 key"]]', value)
+        if len(value) > LIMITS.circuit_edges:
+            raise InputError(
+                f"the circuit has {len(value):,} edges", f"send at most {LIMITS.circuit_edges:,}"
+            )
+        return [(writer, reader) for writer, reader in value]
+
     def token(self, field: str) -> int | str | None:
         """A token or class by its number or as a word; None if the request leaves it out."""
         value = self._fields.get(field)
@@ -299,6 +311,13 @@ def _is_link(value: object) -> bool:
     match value:
         case [str(), int() as query, int() as key]:
             return _is_integer(query) and _is_integer(key) and min(query, key) >= 0
+    return False
+
+
+def _is_edge(value: object) -> bool:
+    match value:
+        case [str(), str()]:
+            return True
     return False
 
 

@@ -12,6 +12,7 @@ import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from errno import EADDRNOTAVAIL
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +28,13 @@ from starlette.routing import Route
 from manyheads.errors import InputError, ManyheadsError
 from manyheads.models.build import Model
 from manyheads.studio import requests
+from manyheads.studio.circuits import CircuitHandlers
 from manyheads.studio.connections import LimitedProtocol
-from manyheads.studio.handlers import Handlers
 from manyheads.studio.models import ModelStore
 from manyheads.studio.queue import RequestQueue
 from manyheads.studio.requests import LIMITS, DisconnectedError, RequestBody, RequestError
 from manyheads.studio.run_cache import IsCancelled
 from manyheads.studio.security import Endpoint, SecurityMiddleware, is_loopback
-from manyheads.studio.why import WhyHandlers
 
 if TYPE_CHECKING:
     from manyheads.studio.search import SearchHandlers
@@ -61,10 +61,12 @@ POSTS = (
     *("attention_from", "attention_to", "attention_rows", "attention_map"),
     *("explain_layer", "explain_batch"),
     *("why_lens", "why_parts", "why_places", "why_link"),
+    *("circuit_words", "circuit_suggestion"),
 )
 LOG = logging.getLogger("manyheads.studio")
 
 Handler = Callable[[RequestBody, IsCancelled], Any]
+ReportingHandler = Callable[[RequestBody, Callable[[float], None], IsCancelled], dict[str, Any]]
 Respond = Callable[[Request], Awaitable[Response]]
 
 
@@ -74,23 +76,26 @@ def make_app(
     indexes: Sequence[tuple[str, "Index"]] = (),
 ) -> Starlette:
     """The studio as an ASGI app; with indexes it has a page to search them."""
-    handlers, search = WhyHandlers(ModelStore(models)), None
+    handlers, search = CircuitHandlers(ModelStore(models)), None
     if indexes:
         from manyheads.studio.search import SearchHandlers
 
         search = SearchHandlers(indexes)
     queue = RequestQueue(LIMITS.queued)
-    # Measuring the kinds of heads takes long, so it has a thread of its own with low priority.
-    kinds_queue = RequestQueue(LIMITS.queued, niceness=10)
+    # Kinds of heads and circuits take long, so they have threads of their own with low priority.
+    kinds_queue, circuit_queue = (RequestQueue(LIMITS.queued, niceness=10) for _ in range(2))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        queue.close()
-        kinds_queue.close()
+        for thread in (queue, kinds_queue, circuit_queue):
+            thread.close()
 
     app = Starlette(
-        routes=[*_page_routes(), *_api_routes(handlers, search, queue, kinds_queue)],
+        routes=[
+            *_page_routes(),
+            *_api_routes(handlers, search, queue, kinds_queue, circuit_queue),
+        ],
         middleware=[Middleware(SecurityMiddleware, endpoint=endpoint)],
         exception_handlers=dict.fromkeys((*ERRORS, Exception), error_response),
         lifespan=lifespan,
@@ -216,10 +221,11 @@ def _page_routes() -> list[Route]:
 
 
 def _api_routes(
-    handlers: Handlers,
+    handlers: CircuitHandlers,
     search: "SearchHandlers | None",
     queue: RequestQueue,
     kinds_queue: RequestQueue,
+    circuit_queue: RequestQueue,
 ) -> list[Route]:
     """One address per request; bodies and responses are JSON objects."""
 
@@ -237,6 +243,8 @@ def _api_routes(
     posts["kinds"] = _json_response(handlers.kinds, kinds_queue)
     posts["generate"] = _stream_response(handlers.generation, queue)
     posts["worth"] = _stream_response(handlers.worth, queue)
+    posts["circuit"] = _progress_response(handlers.circuit, circuit_queue)
+    posts["circuit_evaluation"] = _json_response(handlers.circuit_evaluation, circuit_queue)
     return [
         Route("/api/models", models, methods=["GET"]),
         Route("/api/kinds_progress", kinds_progress, methods=["GET"]),
@@ -272,9 +280,48 @@ def _stream_response(handler: Handler, queue: RequestQueue) -> Respond:
             except DisconnectedError:
                 return
             except Exception as error:
-                if not isinstance(error, RequestError | ManyheadsError):
-                    LOG.error("a stream failed", exc_info=error)
-                yield _json_line({"error": _describe_error(error)[1]})
+                yield _error_line(error)
+            finally:
+                disconnected.set()
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    return respond
+
+
+def _progress_response(handler: ReportingHandler, queue: RequestQueue) -> Respond:
+    """How far the work is, a JSON object per line, and at last its result.
+
+    The handler is not in inference mode, since it may need gradients.
+    """
+
+    async def respond(request: Request) -> Response:
+        body = await _read_body(request)
+        disconnected = threading.Event()
+        loop = asyncio.get_running_loop()
+        fractions: asyncio.Queue[float | None] = asyncio.Queue()
+
+        def report(fraction: float) -> None:
+            loop.call_soon_threadsafe(fractions.put_nowait, fraction)
+
+        def finish(task: asyncio.Task[Any]) -> None:
+            # Mark the exception as retrieved even if the page is closed.
+            if not task.cancelled():
+                task.exception()
+            fractions.put_nowait(None)
+
+        async def lines() -> AsyncIterator[str]:
+            work = partial(handler, body, report)
+            task = asyncio.create_task(queue.run(work, disconnected))
+            task.add_done_callback(finish)
+            try:
+                while (fraction := await fractions.get()) is not None:
+                    yield _json_line({"fraction": round(fraction, 3)})
+                yield _json_line({"done": True} | task.result())
+            except DisconnectedError:
+                return
+            except Exception as error:
+                yield _error_line(error)
             finally:
                 disconnected.set()
 
@@ -315,6 +362,12 @@ def _bind(handler: Handler, body: RequestBody) -> Callable[[IsCancelled], Any]:
             return handler(body, cancelled)
 
     return work
+
+
+def _error_line(error: Exception) -> str:
+    if not isinstance(error, RequestError | ManyheadsError):
+        LOG.error("a stream failed", exc_info=error)
+    return _json_line({"error": _describe_error(error)[1]})
 
 
 def _json_line(value: dict[str, Any]) -> str:

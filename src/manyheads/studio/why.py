@@ -234,7 +234,7 @@ class WhyHandlers(Handlers):
 
     def _question(
         self, body: RequestBody, cancelled: IsCancelled, *fields: str, edits: bool = True
-    ) -> "_Question":
+    ) -> "WordQuestion":
         """The run that a request is about, its position and its target."""
         names = INPUT if edits else tuple(name for name in INPUT if name != "edits")
         loaded, text = self._open(body, *names, "position", "target", *fields)
@@ -245,10 +245,10 @@ class WhyHandlers(Handlers):
             )
         _check_length(text)
         run = self._run(loaded, text, body.edits(loaded.model), cancelled)
-        return _Question(loaded, text, run, position, body.token("target"))
+        return WordQuestion(loaded, text, run, position, body.token("target"))
 
 
-class _Question:
+class WordQuestion:
     """Why a model predicts a word, the most likely one if none is named, at a position."""
 
     def __init__(

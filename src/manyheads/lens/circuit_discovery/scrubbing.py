@@ -128,7 +128,7 @@ def scrub(
         if len(values) != len(inputs):
             raise InputError(f"{len(values)} values for {len(inputs)} texts", "give one per text")
     masks = [mask, np.zeros_like(mask)]
-    masks += [_random(graph, int(mask.sum()), generator) for _ in range(random_circuits)]
+    masks += [random_mask(graph, int(mask.sum()), generator) for _ in range(random_circuits)]
     sizes = inputs.sizes(model)
     totals = torch.zeros(len(masks), len(inputs), dtype=torch.float64)
     bar = Progress("scrubbing", total=draws * len(masks), unit="runs", enabled=progress)
@@ -205,7 +205,8 @@ def _resample(
     return chosen
 
 
-def _random(graph: Graph, count: int, generator: np.random.Generator) -> Mask:
+def random_mask(graph: Graph, count: int, generator: np.random.Generator) -> Mask:
+    """So many of the possible edges, drawn at random."""
     places = np.argwhere(graph.possible)
     mask = np.zeros_like(graph.possible)
     chosen = places[generator.choice(len(places), size=min(count, len(places)), replace=False)]

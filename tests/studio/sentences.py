@@ -65,6 +65,16 @@ REFUSALS |= {
     "the links of {0} have no scores: the model does not dispatch its attention, and only its "
     "weights are read: ablate the head instead."
 }
+# What the lens says about the two texts of a circuit.
+ABOUT_PAIRS = {
+    "the texts of pair {0} do not align: the clean one has {1} tokens and the corrupted one {2}; "
+    "they part at token {3}, {4} against {5}. Clean: {6}. Corrupted: {7}: replace tokens one for "
+    "one, so that positions match.",
+    "the metric differs between both runs by {0}: this is not more than chance, and no circuit "
+    "can be proved on it",
+    "scores of one half of the pairs correlate with those of the other by {0}: they do not "
+    "separate from noise",
+}
 
 
 def scripts_of(page: Path) -> set[Path]:
@@ -154,7 +164,7 @@ def sent_labels() -> set[str]:
     plain = (*examples.NEXT_TOKEN, *examples.MASKED, *examples.PLAIN)
     every = [*plain, *(example for group in examples.BUNDLED.values() for example in group)]
     named = {text for each in every for text in (each.name, each.about, each.button) if text}
-    return head_labels() | named | set(examples.ABOUT.values()) | NOTES | REFUSALS
+    return head_labels() | named | set(examples.ABOUT.values()) | NOTES | REFUSALS | ABOUT_PAIRS
 
 
 def sent_errors() -> set[str]:

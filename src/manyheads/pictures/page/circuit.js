@@ -28,7 +28,8 @@ function withError(value, error) {
 }
 
 // `view` is what circuit_view of Python returns; `curve`, if any, has points of [edges, faithfulness, error].
-export function showCircuit(host, view, curve = []) {
+// `onDraw` is called with the edges in the picture, and `onPick` with a node that is clicked.
+export function showCircuit(host, view, curve = [], { onDraw = () => {}, onPick = () => {} } = {}) {
   const kinds = [...new Set([...READER_KINDS, ...view.edges.map(readerKind)])].filter((kind) => view.edges.some((edge) => readerKind(edge) === kind));
   const state = { layout: preferredLayout(view), hidden: new Set(), node: null, pinned: false };
   const count = h("output", {});
@@ -67,6 +68,7 @@ export function showCircuit(host, view, curve = []) {
     if (curve.length) chart.replaceChildren(drawFaithfulness(curve, layout.routes.length));
     select(state.node, state.pinned);
     if (focused) graph.querySelector("[tabindex='0']")?.focus();
+    onDraw(visibleEdges().map(({ edge }) => edge));
   }
 
   function drawGraph(layout) {
@@ -113,15 +115,20 @@ export function showCircuit(host, view, curve = []) {
         pointerenter: () => { if (!state.pinned) select(name, false); },
         pointerleave: () => { if (!state.pinned) select(null, false); },
         focus: () => { if (!state.pinned) select(name, false); },
-        click: () => select(name, !(state.pinned && state.node === name)),
+        click: () => pick(name),
         keydown: (event) => pressed(event, name),
       },
     }, s("rect", { x: x - width / 2, y: y - BOX_HEIGHT / 2, width, height: BOX_HEIGHT, rx: 8 }), s("text", { x, y: y + 4.5 }, name), marks);
   }
 
+  function pick(name) {
+    select(name, !(state.pinned && state.node === name));
+    if (state.pinned) onPick(name);
+  }
+
   function pressed(event, name) {
     if (event.key === "Escape") select(null, false);
-    else if (event.key === "Enter" || event.key === " ") select(name, !(state.pinned && state.node === name));
+    else if (event.key === "Enter" || event.key === " ") pick(name);
     else if (event.key in ARROW_STEPS) {
       state.pinned = false;
       nearestNode(event.currentTarget, ARROW_STEPS[event.key])?.focus();

@@ -39,8 +39,8 @@ export function frame(side) {
   const left = h("div", { class: "column" }, input, tokens, views);
   const right = h("div", { class: "column answers" }, side.predictions.element, side.atlas.element, side.patching.element, side.predictions.beside);
   const title = h("h2", { class: "side-title", hidden: true });
-  const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right), side.why.element, side.predictions.summary);
-  side.predictions.legend.after(side.why.button);
+  const element = h("section", { class: "side" }, title, h("div", { class: "side-body" }, left, right), side.why.element, side.circuit.element, side.predictions.summary);
+  side.predictions.legend.after(side.why.button, side.circuit.button);
 
   function drawExamples() {
     const buttons = (side.model.examples ?? []).map((each) => h("button", { type: "button", class: "plain", "aria-pressed": String(each.text === side.text), on: { click: () => side.open(each) } }, translate(each.name)));

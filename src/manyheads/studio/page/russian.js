@@ -60,6 +60,7 @@ addSentences("ru", {
   "Is it really these heads? Switch them off and watch the prediction.": "Дело точно в этих головах? Отключите их и следите за предсказанием.",
   "The heads are off: compare the prediction with the one before.": "Головы отключены: сравните предсказание с прежним.",
   "“{0}” fell from {1} to {2}: these heads had found it. Now select other heads, or type a text of your own.": "Вероятность «{0}» упала с {1} до {2}: его находили эти головы. Теперь выберите другие головы или введите свой текст.",
+  "layer {0}": "слой {0}",
   "Skip": "Пропустить",
   "Back": "Назад",
   "Next": "Далее",

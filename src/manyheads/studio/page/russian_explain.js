@@ -97,7 +97,6 @@ addSentences("ru", {
   "feed-forward": "выход feed-forward",
   "new x": "новый x",
   "layer {0}: {1} heads": "слой {0}: {1} {1|голова|головы|голов}",
-  "layer {0}": "слой {0}",
   "layer {0}: mixer": "слой {0}: миксер",
   "layer {0}: no heads": "слой {0}: без голов",
   "Go to layer {0}": "Перейти к слою {0}",

@@ -3,6 +3,7 @@
 import { Predictions } from "./predictions.js";
 import { Api, errorMessage, showError, wasAborted } from "./api.js";
 import { Atlas } from "./atlas.js";
+import { CircuitCard } from "./circuit_card.js";
 import { headColor, MOST_HEADS } from "./color.js";
 import { debounce, announce } from "./dom.js";
 import { counted, percent } from "./format.js";
@@ -51,6 +52,7 @@ export class Side {
     this.cuts = new CutLinks(this);
     this.reasons = new LinkReasons(this);
     this.why = new Why(this);
+    this.circuit = new CircuitCard(this);
     this.runSoon = debounce(450, () => this.run());
     this.#showSoon = debounce(30, () => this.#show());
     this.frame = frame(this);
@@ -219,6 +221,7 @@ export class Side {
     this.frame.busy(false);
     this.frame.empty();
     this.why.update();
+    this.circuit.update();
     this.redraw();
   }
 
@@ -278,6 +281,7 @@ export class Side {
       this.predictions.show(this.prediction);
       this.#measureWorth();
       this.why.update();
+      this.circuit.update();
       this.onChange();
     } catch (error) {
       this.failed(error);

@@ -147,7 +147,7 @@ export class Why {
 }
 
 // A word among the most likely ones, or any other that is typed.
-class WordChoice {
+export class WordChoice {
   constructor(label, changed) {
     this.changed = changed;
     this.select = h("select", { "aria-label": label, on: { change: () => this.#picked() } });

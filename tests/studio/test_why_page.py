@@ -195,3 +195,53 @@ def test_what_has_no_meaning_for_a_model_is_said(page: Page, studio: LiveServer)
     page.get_by_label("Model", exact=True).select_option("points")
     expect(page.locator(".why")).to_be_hidden()
     expect(page.locator(".why-open")).to_be_hidden()
+
+
+def test_a_circuit_is_found_and_evaluated(page: Page, studio: LiveServer) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    visit(page, studio)
+    page.get_by_role("button", name="Which circuit?").click()
+    card = page.locator(".circuit-card")
+    expect(card.get_by_role("heading", level=2)).to_be_focused()
+    start, reason = card.locator(".circuit-run .primary"), card.locator(".why-reason").first
+    expect(start).to_be_disabled()
+    source = card.get_by_label("Corrupted text")
+    source.fill("The dog sat")
+    expect(reason).to_contain_text("do not align")
+    card.get_by_role("button", name="Suggest one").click()
+    expect(start).to_be_enabled()
+    expect(source).not_to_have_value("The dog sat")
+    # A search that is stopped leaves nothing behind.
+    page.route("**/api/circuit", lambda _: None)
+    start.click()
+    expect(start).to_have_text("Stop")
+    start.click()
+    expect(start).to_have_text("Find the circuit")
+    page.unroute("**/api/circuit")
+    source.fill(OTHER)
+    expect(card.get_by_label("The answer", exact=True)).to_be_visible()
+    start.click()
+    expect(card.locator(".circuit-edge[data-writer]")).to_have_count(20)
+    expect(card.locator(".circuit-result > .why-reason")).to_contain_text("no standard error")
+    slider = card.get_by_label("Number of edges")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(card.locator(".circuit-edge[data-writer]")).to_have_count(10)
+    card.get_by_role("button", name="Keep only these edges").click()
+    verdict = card.locator(".circuit-verdict")
+    expect(verdict).to_contain_text(re.compile(r"Faithfulness −?\d.*With 10 edges", re.DOTALL))
+    expect(verdict).to_contain_text("random edges")
+    # A head that is picked by keyboard is selected in the whole page.
+    node = card.locator(".circuit-node[data-node*='H']:not([data-node*='-'])").first
+    head = node.get_attribute("data-node") or ""
+    node.focus()
+    page.keyboard.press("Enter")
+    expect(card.locator(".circuit-result > .quiet")).to_contain_text(f"{head} is selected")
+    expect(page).to_have_url(re.compile(f"h={head}"))
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    # Other edges have another verdict, and another text another circuit.
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(verdict).to_be_empty()
+    page.get_by_label("Text", exact=True).fill("The cat sat on the log")
+    expect(card.locator(".circuit-result")).to_be_hidden()

@@ -2,9 +2,10 @@
 // search runs in the background and can be stopped; the edges in the picture can be evaluated on their own.
 
 import { errorMessage, wasAborted } from "./api.js";
+import { headLink } from "./atlas.js";
 import { showCircuit } from "./circuit.js";
 import { announce, debounce, h } from "./dom.js";
-import { counted, decimal, percent } from "./format.js";
+import { counted, decimal, fixed, percent } from "./format.js";
 import { say, sayParts, translateFilled } from "./language.js";
 import { WordChoice } from "./why_card.js";
 import { namedWords } from "./why_question.js";
@@ -30,7 +31,8 @@ export class CircuitCard {
     this.suggest = h("button", { type: "button", on: { click: () => this.#suggest() } }, say`Suggest one`);
     this.answer = new WordChoice(say`The answer`, () => this.#ask());
     this.foil = new WordChoice(say`The wrong answer`, () => this.#ask());
-    this.words = h("p", { class: "why-choices", hidden: true }, ...sayParts`The answer is ${this.answer.element}, the wrong answer ${this.foil.element}`);
+    const named = (choice, label) => h("span", { class: "circuit-word" }, h("span", { class: "quiet" }, label), choice.element);
+    this.words = h("div", { class: "circuit-run", hidden: true }, named(this.answer, say`The answer`), named(this.foil, say`The wrong answer`));
     this.method = h("select", { "aria-label": say`Method` }, Object.entries(METHODS).map(([name, label]) => h("option", { value: name }, label())));
     this.start = h("button", { type: "button", class: "primary", on: { click: () => (this.running ? this.stop() : this.#find()) } });
     this.reason = h("p", { class: "why-reason", role: "status", hidden: true });
@@ -38,15 +40,16 @@ export class CircuitCard {
     this.warning = h("p", { class: "why-reason", role: "note", hidden: true });
     this.graph = h("div", {});
     this.keep = h("button", { type: "button", class: "primary", on: { click: () => this.#evaluate() } }, say`Keep only these edges`);
-    this.verdict = h("p", { class: "circuit-verdict", role: "status" });
-    this.result = h("div", { class: "circuit-result", hidden: true }, this.summary, this.warning, this.graph, h("div", { class: "row" }, this.keep), this.verdict);
+    this.picked = h("p", { class: "quiet", role: "status" });
+    this.verdict = h("div", { class: "circuit-verdict", role: "status" });
+    this.result = h("div", { class: "circuit-result", hidden: true }, this.summary, this.warning, this.graph, this.picked, h("div", { class: "row" }, this.keep), this.verdict);
     const close = h("button", { type: "button", class: "plain", on: { click: () => this.toggle() } }, say`Close`);
     this.element = h(
       "section",
       { class: "card why circuit-card", "aria-label": say`Circuit`, hidden: true },
       h("header", {}, this.title, close),
       h("p", { class: "quiet why-about" }, say`Which heads and MLPs work together, and along which edges? The text above is the clean one. A corrupted text has as many tokens but another answer; every edge is scored by how much of the difference it carries. Switched-off heads and cut links are not used here.`),
-      h("div", { class: "places-source" }, this.source, h("div", { class: "row" }, this.suggest)),
+      h("div", { class: "places-source" }, h("div", { class: "circuit-label" }, h("h3", {}, say`Corrupted text`), this.suggest), this.source),
       this.reason,
       this.words,
       h("div", { class: "row circuit-run" }, this.method, this.start),
@@ -110,6 +113,7 @@ export class CircuitCard {
   }
 
   #typed(wait = 1) {
+    this.ready = false;
     this.stop();
     this.answer.reset();
     this.foil.reset();
@@ -163,7 +167,7 @@ export class CircuitCard {
 
   async #find() {
     const turn = ++this.turn;
-    Object.assign(this, { running: true });
+    this.running = true;
     this.result.hidden = true;
     this.#refuse("");
     this.#drawStart();
@@ -182,27 +186,32 @@ export class CircuitCard {
   }
 
   #show(response) {
-    const { side } = this;
     const [answer, foil] = namedWords(response.answer, response.foil);
     this.summary.textContent = say`Logit of “${answer}” minus that of “${foil}”: ${decimal(response.clean)} in the clean text, ${decimal(response.corrupted)} in the corrupted one. Blue edges help the answer, orange ones work against it.`;
     this.warning.textContent = response.warning ? say`Beware: ${translateFilled(response.warning)}.` : say`One pair of texts: scores have no standard error, and another pair may have another circuit.`;
     this.warning.hidden = false;
-    this.verdict.textContent = "";
+    this.verdict.replaceChildren();
+    this.picked.replaceChildren();
     this.result.hidden = false;
     // The width of the graph is known once it can be seen.
     showCircuit(this.graph, response.view, [], {
       onDraw: (edges) => this.#drawn(edges),
-      onPick: (node) => {
-        if (HEAD.test(node)) side.lead(node);
-      },
+      onPick: (node) => this.#pick(node),
     });
     announce(this.summary.textContent);
+  }
+
+  // A head is selected in the whole page; other nodes have no attention to show.
+  #pick(node) {
+    if (!HEAD.test(node)) return;
+    this.side.lead(node);
+    this.picked.replaceChildren(...sayParts`${headLink(this.side, node)} is selected: its attention is drawn above.`);
   }
 
   // What was said about other edges is no longer true.
   #drawn(edges) {
     this.edges = edges.map(([writer, node, port]) => [writer, port ? `${node} ${port}` : node]);
-    this.verdict.textContent = "";
+    this.verdict.replaceChildren();
     this.side.api.stop("circuit_evaluation");
     this.keep.disabled = !edges.length;
   }
@@ -213,7 +222,7 @@ export class CircuitCard {
     this.verdict.textContent = say`Evaluating…`;
     try {
       const response = await side.api.ask("circuit_evaluation", { ...this.#body, ...this.#words, edges });
-      this.verdict.textContent = judged(response);
+      this.verdict.replaceChildren(...judged(response));
     } catch (error) {
       if (!wasAborted(error)) this.verdict.textContent = errorMessage(error);
     }
@@ -222,13 +231,17 @@ export class CircuitCard {
 }
 
 function judged({ edges, faithfulness, random, value, clean, corrupted }) {
-  if (faithfulness === null) return say`Both texts give the same logits: there is nothing to keep.`;
+  if (faithfulness === null) return [h("p", {}, say`Both texts give the same logits: there is nothing to keep.`)];
   const mean = random.reduce((sum, each) => sum + each, 0) / random.length;
-  const kept = say`Faithfulness ${shortened(faithfulness)}: with ${counted(edges)} {1|edge|edges} alone and all others from the corrupted text the difference is ${decimal(value)}, so that they keep ${percent(faithfulness)} of the way from ${decimal(corrupted)} (0) to ${decimal(clean)} (1).`;
-  const chance = say`As many random edges: ${shortened(mean)} on average, ${shortened(Math.max(...random))} at most, of ${random.length} draws.`;
-  return `${kept} ${chance} ${say`The runs are exact; one pair has no standard error, so try others before you trust it.`}`;
+  return [
+    h("p", {}, h("b", {}, say`Faithfulness ${hundredths(faithfulness)}`)),
+    h("p", {}, say`With ${counted(edges)} {0|edge|edges} alone, and all others from the corrupted text, the difference is ${decimal(value)}: ${percent(faithfulness)} of the way from ${decimal(corrupted)} (the corrupted text, 0) to ${decimal(clean)} (the clean one, 1).`),
+    h("p", {}, say`As many random edges: ${hundredths(mean)} on average, ${hundredths(Math.max(...random))} at most, of ${random.length} draws.`),
+    h("p", { class: "quiet" }, say`These runs are exact, but one pair has no standard error: try others before you trust the circuit.`),
+  ];
 }
 
-function shortened(value) {
-  return decimal(Math.round(100 * value) / 100);
+function hundredths(value) {
+  const text = fixed(value, 2);
+  return /[1-9]/.test(text) ? text : text.replace("−", "");
 }

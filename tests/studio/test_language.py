@@ -23,7 +23,8 @@ NODE = shutil.which("node")
 
 @pytest.fixture(scope="module")
 def russian() -> dict[str, str]:
-    tables = (sentences.SHARED / f"russian_{name}.js" for name in ("heads", "kinds", "measures"))
+    names = ("circuit", "heads", "kinds", "measures")
+    tables = (sentences.SHARED / f"russian_{name}.js" for name in names)
     return sentences.russian([*sorted(sentences.PAGE.glob("*.js")), *tables])
 
 

@@ -3,13 +3,13 @@
 import { addSentences } from "./language.js";
 
 addSentences("ru", {
-  "A circuit": "Цепь",
+  "A circuit": "Схема",
   "Number of edges": "Число рёбер",
   "Edges": "Рёбра",
   "Read by": "Кем читается",
   "helps": "помогает",
   "works against": "мешает",
-  "A circuit: layers upward, lines from what writes to what reads; arrow keys move between nodes": "Цепь: слои снизу вверх, линии от пишущего к читающему; между узлами можно ходить стрелками",
+  "A circuit: layers upward, lines from what writes to what reads; arrow keys move between nodes": "Схема: слои снизу вверх, линии от пишущего к читающему; между узлами можно ходить стрелками",
   "{0}: reads through {1} edges, writes into {2}": "{0}: читает через рёбра: {1}, пишет в {2}",
   "The strongest edges": "Самые сильные рёбра",
   "{0} reads": "{0} читает",

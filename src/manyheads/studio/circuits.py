@@ -28,7 +28,7 @@ PAIR = ("model", "text", "source", "position", "answer", "foil")
 # Circuits of random edges, beside which a circuit is judged.
 RANDOM_CIRCUITS = 5
 # Tokens before the position that a suggestion may replace, and words tried in place of one.
-REPLACED_TOKENS, REPLACEMENTS = 20, 6
+REPLACED_TOKENS, REPLACEMENTS = 32, 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +188,7 @@ class CircuitHandlers(WhyHandlers):
             assert logits is not None, "the model predicts tokens"
             for token in logits[0].topk(REPLACEMENTS).indices.tolist():
                 word = loaded.output_text(token)
-                if word.strip().lower() == own.strip().lower() or not word.strip().isalnum():
+                if word.strip().lower() == own.strip().lower() or _form(word) != _form(own):
                     continue
                 parts = [*letters[:place], word, *letters[place + 1 :]]
                 variant = "".join(part or "" for part in parts)
@@ -203,3 +203,9 @@ def _position(loaded: LoadedModel, text: StudioInput, body: RequestBody) -> int:
     if loaded.output not in ("next token", "masked token"):
         raise InputError(f"{loaded.name} predicts no tokens", "use a language model")
     return body.integer("position", 0, len(text) - 1, len(text) - 1)
+
+
+def _form(word: str) -> tuple[bool, bool, bool, bool]:
+    """What a word has in common with those that can take its place."""
+    text = word.strip()
+    return word[:1].isspace(), text.isalpha(), text[:1].isupper(), len(text) > 1

@@ -94,6 +94,8 @@ THROUGH = {
     "lens/attribution/stream_parts.py": "lens/attribution/test_link_reasons.py",
     "lens/causal/gradient_importance.py": "lens/attribution/test_gradients.py",
     "lens/causal/path_patching.py": "lens/causal/test_patching.py",
+    "lens/circuit_discovery/circuit_pairs.py": "lens/circuit_discovery/test_circuit.py",
+    "lens/circuit_discovery/sublayers.py": "lens/circuit_discovery/test_pair_runs.py",
     "lens/faithful/adversarial.py": "lens/faithful/test_faithfulness_report.py",
     "lens/faithful/erasure.py": "lens/faithful/test_faithfulness_report.py",
     "lens/head_kinds/criteria.py": "lens/head_kinds/test_kinds.py",

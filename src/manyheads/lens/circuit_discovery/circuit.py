@@ -142,15 +142,15 @@ class Circuit(Tabular):
             for edge, score, error in self.ranked()
         ]
 
-    def compare(self, other: "Circuit", count: int = 100) -> dict[str, float]:
+    def compare(self, circuit: "Circuit", count: int = 100) -> dict[str, float]:
         """How far two circuits of one model agree: rank correlation, and shared top edges."""
-        if (self.writers, self.readers) != (other.writers, other.readers):
+        if (self.writers, self.readers) != (circuit.writers, circuit.readers):
             raise InputError("the circuits are of different models or levels", "compare like ones")
-        mine, others = set(self.top(count)), set(other.top(count))
+        mine, others = set(self.top(count)), set(circuit.top(count))
         both = ~np.isnan(self.scores)
         return {
-            "rank_correlation": rank_correlation(self.scores[both], other.scores[both]),
-            "correlation": float(np.corrcoef(self.scores[both], other.scores[both])[0, 1]),
+            "rank_correlation": rank_correlation(self.scores[both], circuit.scores[both]),
+            "correlation": float(np.corrcoef(self.scores[both], circuit.scores[both])[0, 1]),
             "shared_top": len(mine & others) / max(1, len(mine | others)),
         }
 
@@ -233,17 +233,17 @@ class Circuit(Tabular):
         masks = [self.mask(order[:count]) for count in counts]
         rests = [self.mask(order[count:]) for count in counts]
         values = self.pairs.evaluate([*masks, *rests], replacement, progress)
-        points = [self.pairs.faithfulness(each) for each in values]
-        kept, rest = np.array(points[: len(masks)]), np.array(points[len(masks) :])
+        points = [self.pairs.faithfulness(value) for value in values]
+        inside, outside = np.array(points[: len(masks)]), np.array(points[len(masks) :])
         return FaithfulnessCurve(
             fractions=tuple(fractions),
             counts=tuple(counts),
-            faithfulness=kept[:, 0],
-            errors=kept[:, 1],
-            complements=rest[:, 0],
-            complement_errors=rest[:, 1],
-            cpr=_area(fractions, kept[:, 0]),
-            cmd=_area(fractions, np.abs(1 - kept[:, 0])),
+            faithfulness=inside[:, 0],
+            errors=inside[:, 1],
+            complements=outside[:, 0],
+            complement_errors=outside[:, 1],
+            cpr=_area(fractions, inside[:, 0]),
+            cmd=_area(fractions, np.abs(1 - inside[:, 0])),
         )
 
     def minimal(
@@ -296,7 +296,7 @@ def _area(fractions: Sequence[float], values: Float[np.ndarray, " k"]) -> float:
     return float((widths * (values[1:] + values[:-1]) / 2).sum())
 
 
-class _Sums:
+class _ScoreSums:
     """Weighted sums over texts, from which means, standard errors and halves are computed."""
 
     def __init__(self) -> None:
@@ -374,9 +374,9 @@ def circuit(
         require_native(model, 'method="relp"')
     pairs = CircuitPairs.of(model, clean, corrupted, metric, targets, batch_tokens)
     runs = expected_runs(pairs.graph, method, level, steps) * len(pairs.batches)
-    sums = _Sums()
+    sums = _ScoreSums()
     with Progress("scoring edges", total=runs, unit="runs", enabled=progress) as bar:
-        for batch in pairs.each():
+        for batch in pairs.run_batches():
             with pairs.ready():
                 scores = score_batch(batch, method, level, steps, pairs.max_copies, bar.advance)
             sums.add(scores.values, batch.metric.weights.double().cpu(), batch.metric.texts)

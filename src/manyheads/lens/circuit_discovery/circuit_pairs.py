@@ -89,7 +89,7 @@ class CircuitPairs:
             stack.enter_context(_constant_parameters(self.scope.model))
             yield
 
-    def each(self, replacement: Replacement = "corrupted") -> Iterator[PairBatch]:
+    def run_batches(self, replacement: Replacement = "corrupted") -> Iterator[PairBatch]:
         """Both runs of every batch; those of few texts are computed once."""
         base = None if replacement == "corrupted" else self._base(replacement)
         few = sum(self.clean.sizes(self.scope.model)) <= CACHED_TOKENS
@@ -115,7 +115,7 @@ class CircuitPairs:
     def ends(self) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"], Float[Tensor, " b"]]:
         """The metric of each text in the clean and the corrupted run, and the texts' weights."""
         if len(self._ends) < len(self.batches):
-            for _ in self.each():
+            for _ in self.run_batches():
                 pass
         clean, corrupted, weights = zip(
             *(self._ends[key] for key in sorted(self._ends)), strict=True
@@ -125,7 +125,7 @@ class CircuitPairs:
     @property
     def end_means(self) -> tuple[float, float]:
         clean, corrupted, weights = self.ends
-        means = [float(metrics.weighted_mean(each, weights)[0]) for each in (clean, corrupted)]
+        means = [float(metrics.weighted_mean(run, weights)[0]) for run in (clean, corrupted)]
         return means[0], means[1]
 
     @property
@@ -140,7 +140,7 @@ class CircuitPairs:
         total = len(masks) * len(self.batches)
         columns = []
         with Progress("evaluating circuits", total=total, unit="runs", enabled=progress) as bar:
-            for batch in self.each(replacement):
+            for batch in self.run_batches(replacement):
                 values = []
                 with self.ready():
                     for mask in masks:
@@ -157,7 +157,7 @@ class CircuitPairs:
     def _base(self, replacement: Replacement) -> Outputs:
         """What writers write on average in the corrupted texts, or zeros."""
         sums: list[Tensor] = []
-        for batch in self.each():
+        for batch in self.run_batches():
             with self.ready():
                 values = [part.sum(-2, keepdim=True) for part in batch.corrupted_outputs()]
             sums = list(map(torch.add, sums, values)) if sums else values
@@ -174,9 +174,9 @@ def fraction_kept(
 ) -> tuple[float, float]:
     """How far the mean over texts has moved from the start (0) to the end (1), and its error."""
     full = metrics.weighted_mean(end - start, weights)[0]
-    kept = metrics.weighted_mean(values - start, weights)[0] / full
-    spread = metrics.weighted_mean(values - start - kept * (end - start), weights)[1]
-    return float(kept), float((spread / full).abs())
+    fraction = metrics.weighted_mean(values - start, weights)[0] / full
+    spread = metrics.weighted_mean(values - start - fraction * (end - start), weights)[1]
+    return float(fraction), float((spread / full).abs())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.lens.circuit_discovery.graph import Graph, Step
+from manyheads.lens.circuit_discovery.graph import Graph, ResidualStep
 from manyheads.lens.circuit_discovery.pair_runs import PairBatch
 from manyheads.lens.circuit_discovery.relevance_rules import relevance_rules
 from manyheads.lens.circuit_discovery.sublayers import Inputs, pull_back
@@ -130,7 +130,7 @@ class EdgeScores:
             total[:, :, own] += self._by_gradient(point, step)[:, :, own] / steps
         return total
 
-    def _moving_outputs(self, steps: int) -> Iterator[tuple[Step, GradientPoint]]:
+    def _moving_outputs(self, steps: int) -> Iterator[tuple[ResidualStep, GradientPoint]]:
         """Gradients while the outputs of each sublayer move from the corrupted run to the clean."""
         for step in self.graph.steps:
             if not step.writers:
@@ -178,7 +178,7 @@ class EdgeScores:
         return scores
 
     def _with_one_input(
-        self, step: Step, tap: Tap, copies: Tensor, own: Inputs, changed: Inputs
+        self, step: ResidualStep, tap: Tap, copies: Tensor, own: Inputs, changed: Inputs
     ) -> Float[Tensor, "k n h d"]:
         inputs = {
             name: values.expand(len(copies), *values.shape[1:]) for name, values in own.items()
@@ -187,7 +187,12 @@ class EdgeScores:
         return self.sublayers.attend(step, copies, inputs)
 
     def _add_heads(
-        self, scores: Scores, step: Step, tap: Tap, writers: range, along: Float[Tensor, "k n h"]
+        self,
+        scores: Scores,
+        step: ResidualStep,
+        tap: Tap,
+        writers: range,
+        along: Float[Tensor, "k n h"],
     ) -> None:
         by_text = self._by_text(along.movedim(1, 0)).double().cpu()
         places = {place: step.readers[index] for index, place in enumerate(step.inputs())}
@@ -232,7 +237,7 @@ class EdgeScores:
         seen = zip([*sites, batch.embeddings], gradients, strict=True)
         return GradientPoint(record, {site: grad for site, grad in seen if grad is not None})
 
-    def _by_gradient(self, point: GradientPoint, above: Step | None = None) -> Scores:
+    def _by_gradient(self, point: GradientPoint, above: ResidualStep | None = None) -> Scores:
         """Gradient at each reader times the difference of each writer, at one point."""
         scores = self.empty()
         first = 0 if above is None else self.graph.steps.index(above)
@@ -275,7 +280,7 @@ class EdgeScores:
                     scores[:, reader, writers.start : writers.stop] = (clean - values).T
         return scores
 
-    def _corrupted(self, step: Step | None, place: int, writers: range) -> Ragged:
+    def _corrupted(self, step: ResidualStep | None, place: int, writers: range) -> Ragged:
         """The input of the readout if a reader sees one writer as in the corrupted run."""
         steps = len(self.graph.steps) if step is None else step.reads
         streams = self._without(writers, steps)
@@ -375,7 +380,7 @@ class EdgeScores:
                 scores[:, 0, start + chunk.start : start + chunk.stop] = (clean - values).T
         return scores
 
-    def _one_corrupted(self, step: Step, heads: range) -> dict[Site, EditFunction]:
+    def _one_corrupted(self, step: ResidualStep, heads: range) -> dict[Site, EditFunction]:
         """Edits that corrupt one head per copy, or what the whole step writes."""
         clean, corrupted = self.batch.clean, self.batch.corrupted
         if not step.heads:

@@ -42,7 +42,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ResidualStep:
     """A sublayer that reads the residual stream and adds to it.
 
     `writers` and `readers` are its places among all. It reads what the first `reads` steps and the
@@ -80,7 +80,7 @@ class Graph:
     """The writers and readers of one residual stream, and the edges that can be between them."""
 
     def __init__(self, scope: HeadScope, *, parallel: bool = False) -> None:
-        writers, readers, steps = [EMBEDDINGS], list[str](), list[Step]()
+        writers, readers, steps = [EMBEDDINGS], list[str](), list[ResidualStep]()
         limits = list[int]()
         for layer, config in enumerate(scope.stack.config.layers):
             before, entered = len(steps), len(writers)
@@ -97,7 +97,7 @@ class Graph:
                     written, inputs = [], []
                 early = apart and not attends
                 steps.append(
-                    Step(
+                    ResidualStep(
                         layer=layer,
                         sublayer=sublayer,
                         writers=range(len(writers), len(writers) + len(written)),

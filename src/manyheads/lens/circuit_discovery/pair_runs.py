@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyheads.lens.circuit_discovery.graph import Graph, Mask, Step
+from manyheads.lens.circuit_discovery.graph import Graph, Mask, ResidualStep
 from manyheads.lens.circuit_discovery.sublayers import Inputs, Streams
 from manyheads.lens.circuit_discovery.wrapped_sublayers import make_sublayers
 from manyheads.lens.inputs.cached_run import ActivationEditor, CachedRun, HeadScope
@@ -63,12 +63,12 @@ class PairBatch:
     def tokens(self) -> int:
         return self.sublayers.lengths.total
 
-    def base_of(self, step: Step) -> Float[Tensor, "w n c"]:
+    def base_of(self, step: ResidualStep) -> Float[Tensor, "w n c"]:
         """What each writer of a step writes outside the circuit."""
         if self._other_base is None:
             return self.sublayers.written(step, self.corrupted)
-        writing = [each for each in self.graph.steps if each.writers]
-        return self._other_base[1 + writing.index(step)].expand(-1, self.tokens, -1)
+        steps = [own for own in self.graph.steps if own.writers]
+        return self._other_base[1 + steps.index(step)].expand(-1, self.tokens, -1)
 
     @cached_property
     def base_embeddings(self) -> Float[Tensor, "n c"]:
@@ -103,7 +103,7 @@ class PairBatch:
             return record[self.embeddings].values
         return self.sublayers.written(step, record)[writer - step.writers.start]
 
-    def _step_of(self, writer: int) -> Step:
+    def _step_of(self, writer: int) -> ResidualStep:
         return next(step for step in self.graph.steps if writer in step.writers)
 
     @cached_property
@@ -221,7 +221,7 @@ class PairBatch:
         final = self.streams(mask[-1:], deltas, len(self.graph.steps), last)
         return self.sublayers.pack(self.sublayers.finish(final))
 
-    def _choose(self, step: Step, inputs: Inputs, copies: np.ndarray) -> Inputs:
+    def _choose(self, step: ResidualStep, inputs: Inputs, copies: np.ndarray) -> Inputs:
         """The inputs of heads, each taken from the copy of its own reader."""
         chosen = {tap: values[:1].clone() for tap, values in inputs.items()}
         for (tap, head), copy in zip(step.inputs(), copies.tolist(), strict=True):

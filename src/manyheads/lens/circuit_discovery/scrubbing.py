@@ -41,8 +41,8 @@ class Hypothesis:
         mask = graph.mask((*self.edges, *self.depends))
         if not self.nodes:
             return mask
-        known = {*graph.writers, *graph.readers}
-        if unknown := [node for node in self.nodes if node not in known]:
+        names = {*graph.writers, *graph.readers}
+        if unknown := [node for node in self.nodes if node not in names]:
             raise InputError(f"this model has no node {unknown[0]!r}", "write L3H1, L3 mlp, logits")
         writers = np.isin(graph.writers, self.nodes)
         readers = np.array([_owners(reader) & set(self.nodes) != set() for reader in graph.readers])
@@ -140,20 +140,20 @@ def scrub(
                 place: inputs.select(_resample(sizes, values, generator))
                 for place, values in described.items()
             }
-            for number, each in enumerate(masks):
+            for number, edges in enumerate(masks):
                 fixed = alike if number == 0 else {}
-                totals[number] += _evaluate(pairs, each, fixed) / draws
+                totals[number] += _evaluate(pairs, edges, fixed) / draws
                 bar.advance()
     clean = whole.ends[0]
     weights = whole.ends[2]
-    kept = [fraction_kept(row, totals[1], clean, weights) for row in totals]
-    random = np.array([value for value, _ in kept[2:]])
+    fractions = [fraction_kept(row, totals[1], clean, weights) for row in totals]
+    random = np.array([value for value, _ in fractions[2:]])
     means = [float(metrics.weighted_mean(row, weights)[0]) for row in (clean, totals[0], totals[1])]
     return Scrub(
-        faithfulness=kept[0][0],
-        error=kept[0][1],
+        faithfulness=fractions[0][0],
+        error=fractions[0][1],
         random=random,
-        better=float((random >= kept[0][0]).mean()) if len(random) else float("nan"),
+        better=float((random >= fractions[0][0]).mean()) if len(random) else float("nan"),
         edges=int(mask.sum()),
         clean=means[0],
         scrubbed=means[1],
@@ -171,7 +171,7 @@ def _evaluate(
     computed = mask.copy()
     for place in alike:
         computed[place] = False
-    for batch in pairs.each():
+    for batch in pairs.run_batches():
         with pairs.ready():
             fixed: dict[int, dict[int, Tensor]] = {}
             for (reader, writer), texts in alike.items():
@@ -192,9 +192,9 @@ def _resample(
     chosen = []
     for text, (size, value) in enumerate(zip(sizes, values, strict=True)):
         alike = [
-            other
-            for other, (length, label) in enumerate(zip(sizes, values, strict=True))
-            if length == size and label == value and other != text
+            candidate
+            for candidate, (length, label) in enumerate(zip(sizes, values, strict=True))
+            if length == size and label == value and candidate != text
         ]
         if not alike and apart:
             raise InputError(

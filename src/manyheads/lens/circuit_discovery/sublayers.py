@@ -12,7 +12,7 @@ from manyheads.attention import Attention
 from manyheads.bridge import wrapped_parts
 from manyheads.errors import InputError
 from manyheads.lens.attribution import direct_logits
-from manyheads.lens.circuit_discovery.graph import Step
+from manyheads.lens.circuit_discovery.graph import ResidualStep
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
     CachedRun,
@@ -40,14 +40,14 @@ class Sublayers:
         self.scope, self.inputs = scope, inputs
         self.lengths = inputs.lengths(scope.model)
 
-    def site(self, step: Step, tap: Tap) -> Site:
+    def site(self, step: ResidualStep, tap: Tap) -> Site:
         return Site(step.layer, tap, step.sublayer, self.scope.stack_name)
 
-    def output_site(self, step: Step) -> Site:
+    def output_site(self, step: ResidualStep) -> Site:
         """Where what the writers of a step write is seen."""
         return self.site(step, Tap.HEAD_OUTPUT if step.heads else Tap.OUTPUT)
 
-    def input_sites(self, step: Step) -> dict[Tap, Site]:
+    def input_sites(self, step: ResidualStep) -> dict[Tap, Site]:
         """Where the inputs of the heads of an attention are seen, in the order of the run."""
         taps = [Tap.QUERY, Tap.KEY, Tap.VALUE]
         config = self.scope.config(step.layer)
@@ -57,25 +57,29 @@ class Sublayers:
             taps.append(Tap.GATE_OUTPUT)
         return {tap: self.site(step, tap) for tap in taps}
 
-    def recorded_sites(self, step: Step) -> list[Site]:
+    def recorded_sites(self, step: ResidualStep) -> list[Site]:
         """What a run has to record for `entering` and `written`."""
         return [self.site(step, Tap.BEFORE), self.output_site(step), self.site(step, Tap.AFTER)]
 
-    def entering(self, step: Step, record: ActivationEditor | CachedRun) -> Float[Tensor, "n c"]:
+    def entering(
+        self, step: ResidualStep, record: ActivationEditor | CachedRun
+    ) -> Float[Tensor, "n c"]:
         """The residual stream that a step read in a run."""
         return record[self.site(step, Tap.BEFORE)].values
 
-    def written(self, step: Step, record: ActivationEditor | CachedRun) -> Float[Tensor, "w n c"]:
+    def written(
+        self, step: ResidualStep, record: ActivationEditor | CachedRun
+    ) -> Float[Tensor, "w n c"]:
         """What each writer of a step wrote in a run."""
         outputs = record[self.output_site(step)].values
         return self.spread(step, outputs) if step.heads else outputs[None]
 
-    def spread(self, step: Step, outputs: Float[Tensor, "n h d"]) -> Float[Tensor, "h n c"]:
+    def spread(self, step: ResidualStep, outputs: Float[Tensor, "n h d"]) -> Float[Tensor, "h n c"]:
         """The outputs of heads as they are added to the residual stream."""
         weight = self._projection(step)[0].unflatten(1, outputs.shape[1:])
         return torch.einsum("nhd,chd->hnc", outputs, weight.to(outputs.dtype))
 
-    def bias(self, step: Step) -> Float[Tensor, " c"] | float:
+    def bias(self, step: ResidualStep) -> Float[Tensor, " c"] | float:
         """What a step adds that no writer writes."""
         if step.heads:
             bias = self._projection(step)[1]
@@ -83,12 +87,15 @@ class Sublayers:
         rest = cast(Layer, self.scope.stack.layers[step.layer]).attention_rest
         return rest.vector if step.sublayer is Sublayer.ATTENTION and rest is not None else 0.0
 
-    def linear(self, step: Step) -> bool:
+    def linear(self, step: ResidualStep) -> bool:
         """Whether what a step adds is simply the sum of what its writers write."""
         return self._after_norm(step) is None and (self._head_norm(step) is None or not step.heads)
 
     def add(
-        self, step: Step, stream: Float[Tensor, "*#k n c"], written: Float[Tensor, "*#k n c"]
+        self,
+        step: ResidualStep,
+        stream: Float[Tensor, "*#k n c"],
+        written: Float[Tensor, "*#k n c"],
     ) -> Float[Tensor, "*#k n c"]:
         """The residual stream after a step whose writers wrote this together."""
         within, after = self._head_norm(step), self._after_norm(step)
@@ -97,7 +104,7 @@ class Sublayers:
         summed = stream + written
         return summed if after is None else after(summed)
 
-    def read(self, step: Step, streams: Streams) -> Inputs:
+    def read(self, step: ResidualStep, streams: Streams) -> Inputs:
         """The queries, keys and values of all heads for each stream."""
         sites = self.input_sites(step)
         record = ActivationEditor({}, sites.values())
@@ -106,7 +113,9 @@ class Sublayers:
             tap: record[site].values.unflatten(0, streams.shape[:2]) for tap, site in sites.items()
         }
 
-    def attend(self, step: Step, streams: Streams, inputs: Inputs) -> Float[Tensor, "copies n h d"]:
+    def attend(
+        self, step: ResidualStep, streams: Streams, inputs: Inputs
+    ) -> Float[Tensor, "copies n h d"]:
         """What each head of an attention makes of these queries, keys and values."""
         site, sites = self.site(step, Tap.HEAD_OUTPUT), self.input_sites(step)
         edits = {
@@ -116,43 +125,45 @@ class Sublayers:
         self.run(step, streams, record, site)
         return record[site].values.unflatten(0, streams.shape[:2])
 
-    def after(self, step: Step, record: ActivationEditor | CachedRun) -> Float[Tensor, "n c"]:
+    def after(
+        self, step: ResidualStep, record: ActivationEditor | CachedRun
+    ) -> Float[Tensor, "n c"]:
         """The residual stream after a step of a run."""
         return record[self.site(step, Tap.AFTER)].values
 
     def written_together(
-        self, step: Step, record: ActivationEditor | CachedRun
+        self, step: ResidualStep, record: ActivationEditor | CachedRun
     ) -> Float[Tensor, "n c"]:
         """What all writers of a step wrote in a run, with its bias."""
         if not step.writers:
             return record[self.site(step, Tap.OUTPUT)].values
         return self.written(step, record).sum(0) + self.bias(step)
 
-    def raw_outputs(self, step: Step, streams: Streams) -> Tensor:
+    def raw_outputs(self, step: ResidualStep, streams: Streams) -> Tensor:
         """What a feed-forward or a mixer gives for each stream, heads before their projection."""
         site = self.output_site(step)
         record = ActivationEditor({}, [site])
         self.run(step, streams, record, site)
         return record[site].values
 
-    def go_on(self, step: Step, run: CachedRun, streams: Streams) -> Ragged:
+    def go_on(self, step: ResidualStep, run: CachedRun, streams: Streams) -> Ragged:
         """The input of the readout if a feed-forward or a mixer reads these streams instead."""
         edits = {self.site(step, Tap.READ): partial(_replace, streams.flatten(0, 1))}
         return run.resume(step.layer, ActivationEditor(edits), len(streams))
 
-    def output_gradient_site(self, step: Step) -> Site:
+    def output_gradient_site(self, step: ResidualStep) -> Site:
         """Where the gradient at what a step writes is read."""
         return self.output_site(step)
 
     def moved(
-        self, step: Step, part: float, clean: CachedRun, corrupted: CachedRun
+        self, step: ResidualStep, part: float, clean: CachedRun, corrupted: CachedRun
     ) -> dict[Site, EditFunction]:
         """Edits that move what a step writes from the corrupted run (0) to the clean one (1)."""
         site = self.output_site(step)
         start, end = corrupted[site].values, clean[site].values
         return {site: partial(_replace, (start + part * (end - start)).requires_grad_(part > 0))}
 
-    def tracked(self, step: Step) -> tuple[dict[Site, EditFunction], list[Site]]:
+    def tracked(self, step: ResidualStep) -> tuple[dict[Site, EditFunction], list[Site]]:
         """Where gradients are needed for those at the readers of a step, and edits for them."""
         if step.owners is not None:
             return {}, [*self.input_sites(step).values(), self.output_site(step)]
@@ -161,7 +172,7 @@ class Sublayers:
         return {read: _view}, [read, self.output_site(step)]
 
     def pull(
-        self, step: Step, stream: Float[Tensor, "n c"], gradients: Mapping[Site, Tensor]
+        self, step: ResidualStep, stream: Float[Tensor, "n c"], gradients: Mapping[Site, Tensor]
     ) -> Float[Tensor, "r n c"]:
         """The gradient at each reader of a step that read this stream."""
         if step.owners is None:
@@ -186,7 +197,7 @@ class Sublayers:
         return pull_back(self._residual(step).read, stream, normed)
 
     def _times_own_weights(
-        self, step: Step, attention: Attention, rows: Float[Tensor, "n rows"]
+        self, step: ResidualStep, attention: Attention, rows: Float[Tensor, "n rows"]
     ) -> Float[Tensor, "r n c"]:
         """Gradients at the rows of the projection as those at what it reads, reader by reader."""
         sizes = attention.our_rows
@@ -205,14 +216,14 @@ class Sublayers:
         return torch.cat(readers)
 
     def _read_differentiably(
-        self, step: Step, stream: Float[Tensor, "n c"]
+        self, step: ResidualStep, stream: Float[Tensor, "n c"]
     ) -> tuple[Float[Tensor, "n c"], Inputs]:
         leaf = stream.detach().clone().requires_grad_()
         with torch.enable_grad():
             return leaf, self.read(step, leaf[None])
 
     def _pull_each(
-        self, step: Step, leaf: Tensor, inputs: Inputs, gradients: Mapping[Site, Tensor]
+        self, step: ResidualStep, leaf: Tensor, inputs: Inputs, gradients: Mapping[Site, Tensor]
     ) -> Float[Tensor, "r n c"]:
         """The gradient through one input of one head at a time."""
         readers = []
@@ -232,7 +243,7 @@ class Sublayers:
             readers.append(reader)
         return torch.stack(readers)
 
-    def outputs(self, step: Step, streams: Streams) -> Float[Tensor, "w copies n c"]:
+    def outputs(self, step: ResidualStep, streams: Streams) -> Float[Tensor, "w copies n c"]:
         """What a feed-forward or a mixer writes for each stream."""
         values = self.raw_outputs(step, streams)
         written = self.spread(step, values) if step.heads else values[None]
@@ -243,7 +254,9 @@ class Sublayers:
         final: Tensor = self.scope.stack.final_norm(stream)
         return final
 
-    def run(self, step: Step, streams: Streams, watch: ActivationEditor, last: Site) -> None:
+    def run(
+        self, step: ResidualStep, streams: Streams, watch: ActivationEditor, last: Site
+    ) -> None:
         """Run one sublayer on each of these streams until a watcher has seen the last site."""
         x = self.pack(streams)
         stack = self.scope.stack
@@ -261,15 +274,17 @@ class Sublayers:
         lengths = Lengths.of(self.lengths.each * len(streams), streams.device)
         return Ragged(streams.flatten(0, 1), lengths)
 
-    def _inner(self, step: Step) -> Attention | Mixer:
+    def _inner(self, step: ResidualStep) -> Attention | Mixer:
         return addresses.heads_at(self.scope.stack, step.layer, step.sublayer)
 
-    def _residual(self, step: Step) -> Residual:
+    def _residual(self, step: ResidualStep) -> Residual:
         module = self.scope.stack.layers[step.layer]
         residual: Residual = getattr(module, f"{step.sublayer.value}_residual")
         return residual
 
-    def _projection(self, step: Step) -> tuple[Float[Tensor, "c hd"], Float[Tensor, " c"] | None]:
+    def _projection(
+        self, step: ResidualStep
+    ) -> tuple[Float[Tensor, "c hd"], Float[Tensor, " c"] | None]:
         """The weight and bias of the output projection, scaled as the stream gets them."""
         output = self._inner(step).output
         weight, bias = output.weight.detach(), None if output.bias is None else output.bias.detach()
@@ -279,11 +294,11 @@ class Sublayers:
         by_channel = scale.weight.detach()
         return weight * by_channel[:, None], None if bias is None else bias * by_channel
 
-    def _head_norm(self, step: Step) -> nn.Module | None:
+    def _head_norm(self, step: ResidualStep) -> nn.Module | None:
         norm = self._residual(step).second_norm
         return None if norm is None or isinstance(norm, norms.ChannelScale) else norm
 
-    def _after_norm(self, step: Step) -> nn.Module | None:
+    def _after_norm(self, step: ResidualStep) -> nn.Module | None:
         residual = self._residual(step)
         return residual.norm if isinstance(residual.placement, norms.PostNorm) else None
 

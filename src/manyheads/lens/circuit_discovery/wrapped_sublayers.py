@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.bridge import residual_writes, structure, watched_run, wrapped_model, wrapped_parts
-from manyheads.lens.circuit_discovery.graph import Graph, Step
+from manyheads.lens.circuit_discovery.graph import Graph, ResidualStep
 from manyheads.lens.circuit_discovery.sublayers import Streams, Sublayers
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
@@ -29,53 +29,60 @@ AnyRun = ActivationEditor | CachedRun
 class WrappedSublayers(Sublayers):
     """What a layer adds besides its attention counts as its feed-forward."""
 
-    def site(self, step: Step, tap: Tap) -> Site:
+    def site(self, step: ResidualStep, tap: Tap) -> Site:
         return Site(step.layer, tap, Sublayer.ATTENTION, self.scope.stack_name)
 
-    def output_gradient_site(self, step: Step) -> Site:
+    def output_gradient_site(self, step: ResidualStep) -> Site:
         return self.output_site(step) if step.heads else self.site(step, Tap.AFTER)
 
-    def recorded_sites(self, step: Step) -> list[Site]:
+    def recorded_sites(self, step: ResidualStep) -> list[Site]:
         taps = [Tap.BEFORE, Tap.AFTER]
         if self._facts(step) is not None:
             taps.append(Tap.HEAD_OUTPUT)
         return [self.site(step, tap) for tap in taps]
 
-    def entering(self, step: Step, record: AnyRun) -> Float[Tensor, "n c"]:
+    def entering(self, step: ResidualStep, record: AnyRun) -> Float[Tensor, "n c"]:
         before = record[self.site(step, Tap.BEFORE)].values
         return before if step.heads or step.early else before + self._attended(step, record)
 
-    def after(self, step: Step, record: AnyRun) -> Float[Tensor, "n c"]:
+    def after(self, step: ResidualStep, record: AnyRun) -> Float[Tensor, "n c"]:
         if not step.heads:
             return record[self.site(step, Tap.AFTER)].values
         return record[self.site(step, Tap.BEFORE)].values + self._attended(step, record)
 
-    def written(self, step: Step, record: AnyRun) -> Float[Tensor, "w n c"]:
+    def written(self, step: ResidualStep, record: AnyRun) -> Float[Tensor, "w n c"]:
         if step.heads:
             return self.spread(step, record[self.output_site(step)].values)
         before, after = (record[self.site(step, tap)].values for tap in (Tap.BEFORE, Tap.AFTER))
         return (after - before - self._attended(step, record))[None]
 
-    def _attended(self, step: Step, record: AnyRun) -> Float[Tensor, "n c"] | float:
+    def _attended(self, step: ResidualStep, record: AnyRun) -> Float[Tensor, "n c"] | float:
         """What the attention of a layer added to the stream."""
         if self._facts(step) is None:
             return 0.0
         return self._add_heads(step, record[self.site(step, Tap.HEAD_OUTPUT)].values)
 
-    def _add_heads(self, step: Step, outputs: Float[Tensor, "n h d"]) -> Float[Tensor, "n c"]:
+    def _add_heads(
+        self, step: ResidualStep, outputs: Float[Tensor, "n h d"]
+    ) -> Float[Tensor, "n c"]:
         weight, bias = self._projection(step)
         written = outputs.flatten(1) @ weight.T + (0 if bias is None else bias)
         return self._written(step, written)
 
     def add(
-        self, step: Step, stream: Float[Tensor, "*#k n c"], written: Float[Tensor, "*#k n c"]
+        self,
+        step: ResidualStep,
+        stream: Float[Tensor, "*#k n c"],
+        written: Float[Tensor, "*#k n c"],
     ) -> Float[Tensor, "*#k n c"]:
         return stream + (self._written(step, written) if step.heads else written)
 
-    def linear(self, step: Step) -> bool:
+    def linear(self, step: ResidualStep) -> bool:
         return not step.heads or self._write(step).norm is None
 
-    def run(self, step: Step, streams: Streams, watch: ActivationEditor, last: Site) -> None:
+    def run(
+        self, step: ResidualStep, streams: Streams, watch: ActivationEditor, last: Site
+    ) -> None:
         model = cast(wrapped_model.WrappedModel, self.scope.model)
         entry = watched_run.ResidualEntry(self.scope.stack_name, step.layer, self.pack(streams))
         inputs = self.inputs.repeat(len(streams))
@@ -85,7 +92,7 @@ class WrappedSublayers(Sublayers):
             last,
         )
 
-    def raw_outputs(self, step: Step, streams: Streams) -> Tensor:
+    def raw_outputs(self, step: ResidualStep, streams: Streams) -> Tensor:
         """What a layer adds besides its attention, whose heads are silent."""
         after = self.site(step, Tap.AFTER)
         flat = streams.flatten(0, 1)
@@ -101,7 +108,7 @@ class WrappedSublayers(Sublayers):
         self.run(step, entering, record, after)
         return record[after].values - entering.flatten(0, 1) - silent
 
-    def go_on(self, step: Step, run: CachedRun, streams: Streams) -> Ragged:
+    def go_on(self, step: ResidualStep, run: CachedRun, streams: Streams) -> Ragged:
         own = run[self.site(step, Tap.AFTER)].values - self.written(step, run)[0]
         after = self.raw_outputs(step, streams).unflatten(0, streams.shape[:2]) + own
         if step.layer + 1 == len(self.scope.stack.layers):
@@ -109,7 +116,7 @@ class WrappedSublayers(Sublayers):
         return run.continue_from(self.pack(after), step.layer + 1, None, len(streams))
 
     def moved(
-        self, step: Step, part: float, clean: CachedRun, corrupted: CachedRun
+        self, step: ResidualStep, part: float, clean: CachedRun, corrupted: CachedRun
     ) -> dict[Site, EditFunction]:
         if step.heads:
             return super().moved(step, part, clean, corrupted)
@@ -117,7 +124,7 @@ class WrappedSublayers(Sublayers):
         after = clean[self.site(step, Tap.AFTER)].values - (1 - part) * difference[0]
         return {self.site(step, Tap.AFTER): partial(_replace, after.requires_grad_(part > 0))}
 
-    def tracked(self, step: Step) -> tuple[dict[Site, EditFunction], list[Site]]:
+    def tracked(self, step: ResidualStep) -> tuple[dict[Site, EditFunction], list[Site]]:
         sites = [self.output_gradient_site(step)]
         if step.owners is not None:
             sites += self.input_sites(step).values()
@@ -125,7 +132,7 @@ class WrappedSublayers(Sublayers):
         return dict.fromkeys(sites, _view), sites
 
     def pull(
-        self, step: Step, stream: Float[Tensor, "n c"], gradients: Mapping[Site, Tensor]
+        self, step: ResidualStep, stream: Float[Tensor, "n c"], gradients: Mapping[Site, Tensor]
     ) -> Float[Tensor, "r n c"]:
         if step.owners is not None:
             leaf, inputs = self._read_differentiably(step, stream)
@@ -138,7 +145,7 @@ class WrappedSublayers(Sublayers):
             outputs = self.raw_outputs(step, leaf[None])
             return torch.autograd.grad(outputs, leaf, gradient)[0][None]
 
-    def _facts(self, step: Step) -> structure.ProbedAttention | None:
+    def _facts(self, step: ResidualStep) -> structure.ProbedAttention | None:
         return self._by_layer.get(step.layer)
 
     @cached_property
@@ -146,7 +153,9 @@ class WrappedSublayers(Sublayers):
         stack = cast(wrapped_parts.WrappedStack, self.scope.stack)
         return {layer: facts for facts, layer in stack.facts.attentions}
 
-    def _projection(self, step: Step) -> tuple[Float[Tensor, "c hd"], Float[Tensor, " c"] | None]:
+    def _projection(
+        self, step: ResidualStep
+    ) -> tuple[Float[Tensor, "c hd"], Float[Tensor, " c"] | None]:
         facts = self._by_layer[step.layer]
         assert facts.projection is not None, "check_edges() refuses the others"
         bias = facts.projection.bias
@@ -155,12 +164,12 @@ class WrappedSublayers(Sublayers):
         factor = write.factor if write.norm is None else 1.0
         return weight * factor, bias.detach() * factor if isinstance(bias, Tensor) else None
 
-    def _write(self, step: Step) -> residual_writes.ResidualWrite:
+    def _write(self, step: ResidualStep) -> residual_writes.ResidualWrite:
         write = self._by_layer[step.layer].write
         assert write is not None, "check_edges() refuses the others"
         return write
 
-    def _written(self, step: Step, written: Tensor) -> Tensor:
+    def _written(self, step: ResidualStep, written: Tensor) -> Tensor:
         """What heads write together, normed and scaled as the stream gets it."""
         write = self._write(step)
         return written if write.norm is None else write.norm(written) * write.factor

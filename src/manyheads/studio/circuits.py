@@ -32,7 +32,7 @@ REPLACED_TOKENS, REPLACEMENTS = 32, 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CircuitTexts:
+class ComparedTexts:
     """The open text, a corrupted one, and two words whose logits are compared at a position."""
 
     loaded: LoadedModel
@@ -151,7 +151,7 @@ class CircuitHandlers(WhyHandlers):
             "corrupted": views.rounded(corrupted),
         }
 
-    def _pair(self, body: RequestBody, cancelled: IsCancelled, *fields: str) -> CircuitTexts:
+    def _pair(self, body: RequestBody, cancelled: IsCancelled, *fields: str) -> ComparedTexts:
         loaded, text = self._open(body, *PAIR, *fields)
         position = _position(loaded, text, body)
         source = loaded.read_text(body.text("source"))
@@ -169,7 +169,7 @@ class CircuitHandlers(WhyHandlers):
         if foil is None and corrupted.target != clean.target:
             foil = corrupted.target
         words = clean.target, clean.foil(foil)
-        return CircuitTexts(loaded, text, source, position, (clean, corrupted), *words)
+        return ComparedTexts(loaded, text, source, position, (clean, corrupted), *words)
 
     def _variants(
         self, loaded: LoadedModel, text: StudioInput, position: int, cancelled: IsCancelled

@@ -85,7 +85,7 @@ def circuit_task(
     """
     if not isinstance(model, decoder.Decoder):
         raise InputError(
-            f"a {type(model).__name__} does not predict the next token", "use a Decoder"
+            f"this {type(model).__name__} does not predict the next token", "use a Decoder"
         )
     if model.tokenizer is None:
         raise InputError(

@@ -5,7 +5,7 @@ import { headLink } from "./atlas.js";
 import { wasAborted } from "./api.js";
 import { h } from "./dom.js";
 import { fixed } from "./format.js";
-import { kindName } from "./kinds.js";
+import { kindName } from "./head_words.js";
 import { say } from "./language.js";
 import { added, Question } from "./why_question.js";
 

@@ -26,7 +26,7 @@ const METHODS = {
 export class CircuitCard {
   constructor(side) {
     Object.assign(this, { side, running: false, edges: [], turn: 0 });
-    this.button = h("button", { type: "button", class: "why-open circuit-open", "aria-expanded": "false", on: { click: () => this.toggle() } }, say`Which circuit?`);
+    this.button = h("button", { type: "button", class: "circuit-open", "aria-expanded": "false", on: { click: () => this.toggle() } }, say`Which circuit?`);
     this.title = h("h2", { tabindex: -1 }, say`A circuit`);
     this.source = h("textarea", { rows: 2, "aria-label": say`Corrupted text`, placeholder: say`The same text with one word changed`, spellcheck: "false", on: { input: () => this.#typed() } });
     this.suggest = h("button", { type: "button", on: { click: () => this.#suggest() } }, say`Suggest one`);
@@ -47,7 +47,7 @@ export class CircuitCard {
     const close = h("button", { type: "button", class: "plain", on: { click: () => this.toggle() } }, say`Close`);
     this.element = h(
       "section",
-      { class: "card why circuit-card", "aria-label": say`A circuit`, hidden: true },
+      { class: "card circuit-card", "aria-label": say`A circuit`, hidden: true },
       h("header", {}, this.title, close),
       h("p", { class: "quiet why-about" }, say`Which heads and MLPs work together, and along which edges? The text above is the clean one. A corrupted text has as many tokens but another answer; every edge is scored by how much of the difference it carries. Switched-off heads and cut links are not used here.`),
       h("div", { class: "places-source" }, h("div", { class: "circuit-label" }, h("h3", {}, say`Corrupted text`), this.suggest), this.source),

@@ -67,7 +67,7 @@ def test_sites_that_no_model_has_are_refused() -> None:
     with refuses(ConfigError, "add Sublayer.FEEDFORWARD"):
         Site(0, Tap.INSIDE)
     with refuses(
-        ConfigError, "a feed-forward has no PATTERN: use BEFORE, INSIDE, OUTPUT or AFTER."
+        ConfigError, "a feed-forward has no PATTERN: use BEFORE, READ, INSIDE, OUTPUT or AFTER."
     ):
         Site(0, Tap.PATTERN, Sublayer.FEEDFORWARD)
 

@@ -11,6 +11,7 @@ import manyheads.attention
 from manyheads.attention import AttentionConfig
 from manyheads.errors import InputError
 from manyheads.kernels import reference
+from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.models.build import build
 from manyheads.models.stack import StackConfig
 from manyheads.models.vision import VisionConfig
@@ -57,6 +58,7 @@ def attention_sites(
     heads, kv_heads, size = attention.heads, attention.key_heads, attention.size
     result = {
         Tap.BEFORE: (queries, (WIDTH,)),
+        Tap.READ: (queries, (WIDTH,)),
         Tap.QUERY: (queries, (heads, size)),
         Tap.KEY: (keys, (kv_heads, size)),
         Tap.VALUE: (keys, (kv_heads, size)),
@@ -90,7 +92,7 @@ def sites(stack: StackConfig, name: str, queries: Any, memory: Any = ()) -> Shap
             result |= attention_sites(config.cross.inner, crossing, queries, memory)
         if config.feedforward is not None:
             at |= {"sublayer": Sublayer.FEEDFORWARD}
-            for tap in (Tap.BEFORE, Tap.OUTPUT, Tap.AFTER):
+            for tap in (Tap.BEFORE, Tap.READ, Tap.OUTPUT, Tap.AFTER):
                 result[Site(tap=tap, **at)] = (queries, (WIDTH,))
             if not isinstance(config.feedforward.inner, Experts):
                 inside = (queries, (config.feedforward.inner.hidden,))
@@ -221,6 +223,22 @@ def test_a_pattern_switches_only_the_layers_of_its_sites(
     with torch.no_grad():
         model(ids(), watch=record)
     assert calls == Counter(attend=3 - len(layers), mix=len(layers))
+
+
+def test_what_a_sublayer_reads_can_change_without_the_stream() -> None:
+    model = small(decoder(*[layer(own(mask=Causal()))] * 2))
+    part = {"sublayer": Sublayer.FEEDFORWARD}
+    read, before, output, after = (
+        Site(0, tap, **part) for tap in (Tap.READ, Tap.BEFORE, Tap.OUTPUT, Tap.AFTER)
+    )
+    plain = Record([before, output])
+    changed = ActivationEditor({read: torch.zeros_like}, [before, output, after])
+    with torch.no_grad():
+        model(ids(), watch=plain)
+        model(ids(), watch=changed)
+    assert torch.equal(values(changed[before]), values(plain[before]))
+    assert not torch.equal(values(changed[output]), values(plain[output]))
+    assert torch.equal(values(changed[before]) + values(changed[output]), values(changed[after]))
 
 
 @pytest.mark.parametrize("norm", [PreNorm(), SandwichNorm()])

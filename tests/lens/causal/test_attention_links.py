@@ -11,6 +11,7 @@ from manyheads import lens, load
 from manyheads.checkpoints import pip_models
 from manyheads.errors import InputError
 from manyheads.kernels import reference
+from manyheads.lens.causal.ablation import ablate
 from manyheads.lens.causal.attention_links import Link, cut
 from manyheads.lens.inputs.metrics import LogitDifference
 from manyheads.lens.results.addresses import Address
@@ -179,6 +180,15 @@ def test_a_head_that_reads_one_key_reads_nothing_without_it() -> None:
     assert other_link.change == pytest.approx(0, abs=1e-4)
     alone = cut(model, [[5]], [("L0H0", 0, 0)], metric=metric)
     assert alone.change == pytest.approx(-1, abs=1e-4)
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_all_links_of_a_head_cut_are_the_head_ablated(renormalize: bool) -> None:
+    model, text = small(DECODERS["gpt2"]), [[3, 1, 4, 1, 5]]
+    links = [("L1H1", query, key) for query in range(5) for key in range(query + 1)]
+    result = cut(model, text, links, renormalize=renormalize, progress=False)
+    ablated = ablate(model, text, "L1H1", "zero", progress=False)
+    assert result.change == pytest.approx(ablated.of("L1H1")["change"], abs=1e-5)
 
 
 def test_a_layer_and_batches_are_cut_as_single_links() -> None:

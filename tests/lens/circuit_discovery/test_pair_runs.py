@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from manyheads.lens.circuit_discovery.circuit import Circuit, circuit
+from manyheads.lens.circuit_discovery.edge_scores import EdgeScores
+from manyheads.lens.circuit_discovery.pair_runs import PairBatch
 from manyheads.lens.inputs.metrics import StateMetric
 from manyheads.models.build import build
+from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
 from manyheads.parts.norms import LayerNorm, PostNorm, ScaledPreNorm
 from manyheads.ragged import Ragged
@@ -20,6 +23,9 @@ LENGTHS = (5, 1, 7)
 REFUSED = ("gates", "control gates")
 MODELS = {name: config for name, config in (DECODERS | ENCODERS).items() if name not in REFUSED} | {
     "post": decoder(*[layer(own(mask=Causal(), bias="all"), norm=PostNorm(LayerNorm()))] * 2),
+    "gated": decoder(
+        *[layer(own(mask=Causal(), gates=(Gate(at="output"), Gate(at="value", per="channel"))))] * 2
+    ),
     "scaled": decoder(
         *[layer(own(mask=Causal(), bias="all"), norm=ScaledPreNorm(LayerNorm()))] * 2
     ),
@@ -69,3 +75,29 @@ def test_means_and_zeros_replace_what_is_outside() -> None:
     assert all(float(values.std()) < 1e-9 for values in outside.values())
     kept = result.evaluate(result.top(10**6), "zero", progress=False)
     torch.testing.assert_close(kept, result.pairs.ends[0], atol=1e-5, rtol=1e-5)
+
+
+STEEP = ("gpt2", "llama", "parallel", "both norms", "normed outputs", "post", "scaled", "gated")
+
+
+@pytest.mark.parametrize("name", STEEP)
+def test_gradients_are_those_of_small_exact_changes(name: str) -> None:
+    small = 1e-5
+    pairs = scored(name).pairs
+    (batch,) = pairs.run_batches()
+    with pairs.ready():
+        expected = EdgeScores(batch, 8).eap()
+        near = PairBatch(pairs.scope, pairs.graph, pairs.clean, pairs.corrupted, batch.metric)
+        deltas = batch.deltas * small
+        written = [
+            batch.sublayers.written_together(step, batch.clean) for step in pairs.graph.steps
+        ]
+        sums = [
+            total - deltas[step.writers.start : step.writers.stop].sum(0)
+            for total, step in zip(written, pairs.graph.steps, strict=True)
+        ]
+        embedded = batch.clean[batch.embeddings].values - deltas[0]
+        # The corrupted run, moved next to the clean one.
+        vars(near).update(deltas=deltas, base_sums=sums, base_embeddings=embedded)
+        scores = EdgeScores(near, 8).exact() / small
+    torch.testing.assert_close(scores, expected, atol=2e-3 * float(expected.abs().max()), rtol=0)

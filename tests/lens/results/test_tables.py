@@ -18,13 +18,12 @@ from safetensors.numpy import save_file
 from manyheads import lens
 from manyheads.errors import InputError, MissingPackageError, ShapeError
 from manyheads.lens.attention_maps.patterns import Pattern
-from manyheads.lens.attribution.gradients import PathAttribution, TokenAttribution
+from manyheads.lens.attribution.gradients import TokenAttribution
 from manyheads.lens.causal.patching import Patch, Patching
-from manyheads.lens.head_kinds.stored_tests import StoredTest
 from manyheads.lens.result_types import RESULT_TYPES
 from manyheads.lens.results.addresses import Address, Block, blocks_of
 from manyheads.lens.results.files import Result
-from manyheads.lens.results.tables import ByHead, Tabular
+from manyheads.lens.results.tables import ByHead
 from manyheads.ragged import Ragged
 from manyheads.taps import Head, Sublayer
 from tests.messages import refuses
@@ -242,7 +241,7 @@ def test_every_result_type_is_in_the_table_under_its_own_name() -> None:
             yield from below(each)
 
     # What the cache of kinds stores is no result of its own.
-    abstract = (Tabular.__name__, PathAttribution.__name__, StoredTest.__name__)
+    abstract = ("Tabular", "PathAttribution", "StoredTest", "TaskHeads")
     concrete = {each.__name__: each for each in below(Result) if each.__name__ not in abstract}
     ours = {
         name: each

@@ -299,12 +299,11 @@ class EdgeScores:
 
     def _without(self, writers: range, steps: int) -> Float[Tensor, "k n c"]:
         """The clean residual stream after some steps with one writer corrupted, per copy."""
-        masks = np.ones((len(writers), len(self.graph.writers)), dtype=bool)
-        masks[np.arange(len(writers)), list(writers)] = False
         if self.batch.linear:
-            masks = ~masks
             own = self.batch.stream(self.batch.clean, steps)
             return own - self.batch.deltas[writers.start : writers.stop]
+        masks = np.ones((len(writers), len(self.graph.writers)), dtype=bool)
+        masks[np.arange(len(writers)), list(writers)] = False
         return self.batch.streams(masks, self.batch.deltas, steps)
 
     def _chunks(self, limit: int) -> Iterator[range]:

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,12 +60,12 @@ def test_a_killed_command_continues_without_loss(
     read, chunks = corpus_pass._ChunkReader.read, 0
     fatal = 3
 
-    def killed(reader: corpus_pass._ChunkReader, chunk: list[str], bar: object) -> None:
+    def killed(reader: corpus_pass._ChunkReader, chunk: list[str], *rest: Any) -> Any:
         nonlocal chunks
         chunks += 1
         if chunks == fatal:
             raise SystemExit(137)
-        read(reader, chunk, bar)  # type: ignore[arg-type]
+        return read(reader, chunk, *rest)
 
     assert main([*words, "-o", str(tmp_path / "whole")]) == 0
     monkeypatch.setattr(corpus_pass._ChunkReader, "read", killed)

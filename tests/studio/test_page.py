@@ -176,7 +176,8 @@ def test_a_head_in_a_result_is_selected_by_a_click(page: Page, studio: LiveServe
     visit(page, studio, h="L0H1", o="L2H3")
     page.locator(".place-predictions .head-link").click()
     expect(page.locator(".picks b")).to_have_text(["L0H1", "L2H3"])
-    page.get_by_text("Patching", exact=True).click()
+    # By key, since the page may still move under a pointer.
+    page.get_by_text("Patching", exact=True).press("Enter")
     page.get_by_label("Other prompt").fill("The dog sat on the mat. The dog sat")
     page.get_by_role("button", name="Patch each head in turn").click()
     best = page.locator(".result .head-link").first
@@ -305,7 +306,8 @@ def test_the_address_brings_the_view_back(page: Page, studio: LiveServer) -> Non
 
 def test_heads_are_patched_from_another_prompt(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_text("Patching", exact=True).click()
+    # By key, since the page may still move under a pointer.
+    page.get_by_text("Patching", exact=True).press("Enter")
     page.get_by_label("Other prompt").fill("The dog sat on the mat. The dog sat")
     page.get_by_role("button", name="Patch each head in turn").click()
     expect(page.locator(".patch")).to_contain_text("restored most by L")
@@ -430,7 +432,8 @@ def test_all_of_an_image_is_read_in_the_size_of_the_model(page: Page, tmp_path: 
 
 def test_a_bad_request_shows_its_error(page: Page, studio: LiveServer) -> None:
     visit(page, studio)
-    page.get_by_text("Patching", exact=True).click()
+    # By key, since the page may still move under a pointer.
+    page.get_by_text("Patching", exact=True).press("Enter")
     page.get_by_label("Other prompt").fill(TEXT)
     page.get_by_role("button", name="Patch each head in turn").click()
     expect(page.locator("#error")).to_contain_text("for both prompts")

@@ -16,6 +16,7 @@ from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
 from manyheads.parts.norms import LayerNorm, PostNorm, ScaledPreNorm
 from manyheads.ragged import Ragged
+from tests.mixers.mixer_configs import CAUSAL, small_model
 from tests.models.zoo import DECODERS, ENCODERS, decoder, ids, layer, own
 from tests.parity.copying import scramble
 
@@ -26,6 +27,7 @@ MODELS = {name: config for name, config in (DECODERS | ENCODERS).items() if name
     "gated": decoder(
         *[layer(own(mask=Causal(), gates=(Gate(at="output"), Gate(at="value", per="channel"))))] * 2
     ),
+    "mixers": small_model(CAUSAL["linear"], CAUSAL["s4d"]).config,
     "scaled": decoder(
         *[layer(own(mask=Causal(), bias="all"), norm=ScaledPreNorm(LayerNorm()))] * 2
     ),

@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
-from manyheads.bridge import automatic, residual_writes, structure, wrapped_parts
+from manyheads.bridge import automatic, structure, wrapped_parts
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
+from manyheads.lens.attribution.stream_parts import frozen_norm
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results import addresses, files, tables
-from manyheads.lens.weights import circuits
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.layer import Residual
@@ -263,19 +263,10 @@ class BackwardWalk:
         """Move the direction in front of a norm with a frozen divisor, and set its bias aside."""
         if isinstance(norm, norms.ChannelScale):
             self.towards = self.towards * norm.weight.double()
-        if isinstance(norm, norms.Normalize):
-            self._add_bias(norm.bias, self.towards)
-            self.towards = before_norm(self.towards, norm, at)
-
-
-def before_norm(
-    towards: Float[Tensor, "n c"], norm: norms.Normalize, at: Float[Tensor, "n c"]
-) -> Float[Tensor, "n c"]:
-    """Directions in front of a norm with the divisor that it has for `at`; its bias is left out."""
-    if isinstance(norm.config, norms.LayerNorm):
-        at = at - at.mean(-1, keepdim=True)
-    divisor = (at.square().mean(-1, keepdim=True) + norm.config.eps).sqrt()
-    return circuits.folded(towards, norm) / divisor
+        elif not isinstance(norm, nn.Identity):
+            frozen = frozen_norm(norm, at)
+            self._add_bias(frozen.bias, self.towards)
+            self.towards = frozen.pull(self.towards)
 
 
 class _WrappedWalk(BackwardWalk):
@@ -305,7 +296,7 @@ class _WrappedWalk(BackwardWalk):
         written = outputs.flatten(1) @ weight.T + (bias.double() if isinstance(bias, Tensor) else 0)
         towards = self.towards * facts.write.factor
         if facts.write.norm is not None:
-            frozen = residual_writes.FrozenNorm.of(facts.write.norm, written)
+            frozen = frozen_norm(facts.write.norm, written)
             written = frozen.apply(written)
             self._add_bias(frozen.bias, towards)
             towards = frozen.pull(towards)
@@ -314,13 +305,6 @@ class _WrappedWalk(BackwardWalk):
         self._add_bias(bias, towards)
         self._add_heads(layer, sublayer, outputs, weight, towards)
         return written
-
-    def _pull(self, norm: nn.Module, at: Float[Tensor, "m c"]) -> None:
-        if isinstance(norm, nn.Identity):
-            return
-        frozen = residual_writes.FrozenNorm.of(norm, at)
-        self._add_bias(frozen.bias, self.towards)
-        self.towards = frozen.pull(self.towards)
 
 
 def check_stream(scope: cached_run.HeadScope) -> None:

@@ -14,6 +14,7 @@ from manyheads.errors import InputError
 from manyheads.kernels import reference
 from manyheads.kernels.contract import Request
 from manyheads.lens.attribution import direct_logits
+from manyheads.lens.attribution.stream_parts import frozen_norm
 from manyheads.lens.causal import attention_links
 from manyheads.lens.inputs import cached_run
 from manyheads.lens.inputs.texts import Inputs, read_inputs
@@ -248,6 +249,6 @@ class _RouteRecorder(cached_run.ActivationEditor):
         norm = attention.output_norm
         if isinstance(norm, norms.Normalize):
             mixed = self[self.scope.site(block.layer, Tap.MIXED)].values[walk.rows.places].double()
-            rows = direct_logits.before_norm(directions.flatten(0, 1), norm, mixed.flatten(0, 1))
+            rows = frozen_norm(norm, mixed.flatten(0, 1)).pull(directions.flatten(0, 1))
             directions = rows.unflatten(0, directions.shape[:2])
         return directions

@@ -1,7 +1,6 @@
 """Path patching: the direct effect of one head on another, with all other heads frozen."""
 
 from collections.abc import Sequence
-from functools import partial
 from operator import attrgetter
 from typing import Literal
 
@@ -142,7 +141,7 @@ class PathRuns:
                 copies = copies.clone()
                 for copy, head in zip(copies, senders, strict=True):
                     copy[:, head.head] = self.other_run[site].values[:, head.head]
-            changes[site] = partial(_replace, copies.flatten(0, 1))
+            changes[site] = cached_run.replace_by(copies.flatten(0, 1))
         return changes
 
     def _receive(
@@ -160,10 +159,6 @@ class PathRuns:
             return values
 
         return change
-
-
-def _replace(values: Tensor, _: Tensor) -> Tensor:
-    return values
 
 
 def frozen_sites(scope: cached_run.HeadScope) -> list[Site]:

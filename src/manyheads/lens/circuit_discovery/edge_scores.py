@@ -19,7 +19,7 @@ from manyheads.lens.circuit_discovery.graph import Graph, ResidualStep
 from manyheads.lens.circuit_discovery.pair_runs import PairBatch
 from manyheads.lens.circuit_discovery.relevance_rules import relevance_rules
 from manyheads.lens.circuit_discovery.sublayers import Inputs, pull_back
-from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction
+from manyheads.lens.inputs.cached_run import ActivationEditor, EditFunction, replace_by
 from manyheads.ragged import Ragged
 from manyheads.taps import Site, Tap
 
@@ -87,9 +87,6 @@ class GradientPoint:
 
     record: ActivationEditor
     gradients: Mapping[Site, Tensor]
-
-    def towards(self, site: Site) -> Tensor | None:
-        return self.gradients.get(site)
 
 
 class EdgeScores:
@@ -161,7 +158,7 @@ class EdgeScores:
         clean = self.batch.clean
         for step in self.graph.steps:
             site = self.sublayers.output_site(step)
-            gradient = point.towards(site)
+            gradient = point.gradients.get(site)
             if step.owners is None or gradient is None:
                 continue
             outputs = clean[site].values
@@ -217,7 +214,7 @@ class EdgeScores:
         leaf = start.detach().clone().requires_grad_()
         final = Site(-1, Tap.FINAL, stack=scope.model.readout_stack)
         tracked = [final]
-        changes: dict[Site, EditFunction] = {batch.embeddings: partial(_replace, leaf)}
+        changes: dict[Site, EditFunction] = {batch.embeddings: replace_by(leaf)}
         for step in self.graph.steps:
             views, sites = self.sublayers.tracked(step)
             changes |= views
@@ -343,7 +340,7 @@ class EdgeScores:
             len(batch.metric.texts), 1, len(self.graph.writers), dtype=torch.float64
         )
         for site, places, difference in self._writer_differences():
-            gradient = point.towards(site)
+            gradient = point.gradients.get(site)
             if gradient is not None:
                 along = (difference * gradient).sum(-1)
                 along = along if along.dim() == 2 else along[:, None]
@@ -389,7 +386,7 @@ class EdgeScores:
         copies = own.expand(len(heads), *own.shape).clone()
         for copy, head in zip(copies, heads, strict=True):
             copy[:, head] = base[:, head]
-        return {site: partial(_replace, copies.flatten(0, 1))}
+        return {site: replace_by(copies.flatten(0, 1))}
 
     def _by_text(self, values: Float[Tensor, "n *rest"]) -> Float[Tensor, "b *rest"]:
         lengths = self.sublayers.lengths
@@ -449,10 +446,6 @@ class _Held:
 
 def _midpoints(steps: int) -> list[float]:
     return [(step + 0.5) / steps for step in range(steps)]
-
-
-def _replace(new: Tensor, _: Tensor) -> Tensor:
-    return new
 
 
 def _replace_head(new: Tensor, head: int, values: Tensor) -> Tensor:

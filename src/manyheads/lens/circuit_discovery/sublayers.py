@@ -1,7 +1,6 @@
 """Sublayers on their own: what they read from any residual stream, and what they add to it."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +17,7 @@ from manyheads.lens.inputs.cached_run import (
     CachedRun,
     EditFunction,
     HeadScope,
+    replace_by,
     run_until,
 )
 from manyheads.lens.results import addresses
@@ -118,9 +118,7 @@ class Sublayers:
     ) -> Float[Tensor, "copies n h d"]:
         """What each head of an attention makes of these queries, keys and values."""
         site, sites = self.site(step, Tap.HEAD_OUTPUT), self.input_sites(step)
-        edits = {
-            sites[tap]: partial(_replace, values.flatten(0, 1)) for tap, values in inputs.items()
-        }
+        edits = {sites[tap]: replace_by(values.flatten(0, 1)) for tap, values in inputs.items()}
         record = ActivationEditor(edits, [site])
         self.run(step, streams, record, site)
         return record[site].values.unflatten(0, streams.shape[:2])
@@ -148,7 +146,7 @@ class Sublayers:
 
     def go_on(self, step: ResidualStep, run: CachedRun, streams: Streams) -> Ragged:
         """The input of the readout if a feed-forward or a mixer reads these streams instead."""
-        edits = {self.site(step, Tap.READ): partial(_replace, streams.flatten(0, 1))}
+        edits = {self.site(step, Tap.READ): replace_by(streams.flatten(0, 1))}
         return run.resume(step.layer, ActivationEditor(edits), len(streams))
 
     def output_gradient_site(self, step: ResidualStep) -> Site:
@@ -161,15 +159,14 @@ class Sublayers:
         """Edits that move what a step writes from the corrupted run (0) to the clean one (1)."""
         site = self.output_site(step)
         start, end = corrupted[site].values, clean[site].values
-        return {site: partial(_replace, (start + part * (end - start)).requires_grad_(part > 0))}
+        return {site: replace_by((start + part * (end - start)).requires_grad_(part > 0))}
 
     def tracked(self, step: ResidualStep) -> tuple[dict[Site, EditFunction], list[Site]]:
         """Where gradients are needed for those at the readers of a step, and edits for them."""
         if step.owners is not None:
             return {}, [*self.input_sites(step).values(), self.output_site(step)]
         read = self.site(step, Tap.READ)
-        # Another view of the stream has a gradient of its own.
-        return {read: _view}, [read, self.output_site(step)]
+        return {read: another_view}, [read, self.output_site(step)]
 
     def pull(
         self, step: ResidualStep, stream: Float[Tensor, "n c"], gradients: Mapping[Site, Tensor]
@@ -320,11 +317,8 @@ def _by_head(
     return rows.unflatten(1, (heads, -1)).movedim(1, 0) @ weight.unflatten(0, (heads, -1))
 
 
-def _replace(new: Tensor, _: Tensor) -> Tensor:
-    return new
-
-
-def _view(values: Tensor) -> Tensor:
+def another_view(values: Tensor) -> Tensor:
+    """An edit that changes nothing: the values as a tensor with a gradient of its own."""
     return values.view_as(values)
 
 

@@ -1,7 +1,7 @@
 """The sublayers of a wrapped model: its attentions by hooks, the rest by difference."""
 
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -10,12 +10,13 @@ from torch import Tensor
 
 from manyheads.bridge import residual_writes, structure, watched_run, wrapped_model, wrapped_parts
 from manyheads.lens.circuit_discovery.graph import Graph, ResidualStep
-from manyheads.lens.circuit_discovery.sublayers import Streams, Sublayers
+from manyheads.lens.circuit_discovery.sublayers import Streams, Sublayers, another_view
 from manyheads.lens.inputs.cached_run import (
     ActivationEditor,
     CachedRun,
     EditFunction,
     HeadScope,
+    replace_by,
     run_until,
 )
 from manyheads.models.build import eval_mode
@@ -122,14 +123,14 @@ class WrappedSublayers(Sublayers):
             return super().moved(step, part, clean, corrupted)
         difference = self.written(step, clean) - self.written(step, corrupted)
         after = clean[self.site(step, Tap.AFTER)].values - (1 - part) * difference[0]
-        return {self.site(step, Tap.AFTER): partial(_replace, after.requires_grad_(part > 0))}
+        return {self.site(step, Tap.AFTER): replace_by(after.requires_grad_(part > 0))}
 
     def tracked(self, step: ResidualStep) -> tuple[dict[Site, EditFunction], list[Site]]:
         sites = [self.output_gradient_site(step)]
         if step.owners is not None:
             sites += self.input_sites(step).values()
         # A view, since hooks go on with what a watcher returns only if it is another tensor.
-        return dict.fromkeys(sites, _view), sites
+        return dict.fromkeys(sites, another_view), sites
 
     def pull(
         self, step: ResidualStep, stream: Float[Tensor, "n c"], gradients: Mapping[Site, Tensor]
@@ -196,11 +197,3 @@ def make_graph(scope: HeadScope, inputs: ModelInputs) -> Graph:
         outputs = sublayers.raw_outputs(step, sublayers.entering(step, record)[None])
     reads_sum = residual_writes.close(outputs, sublayers.written(step, record)[0])
     return serial if reads_sum else Graph(scope, parallel=True)
-
-
-def _replace(new: Tensor, _: Tensor) -> Tensor:
-    return new
-
-
-def _view(values: Tensor) -> Tensor:
-    return values.view_as(values)

@@ -37,6 +37,11 @@ EditFunction = Callable[[Tensor], Tensor]
 StackName = str
 
 
+def replace_by(values: Tensor) -> EditFunction:
+    """An edit that puts these values in the place of an activation."""
+    return lambda _: values
+
+
 @dataclass(frozen=True, slots=True)
 class HeadScope:
     """The heads in scope: those of the self- or cross-attention of one stack of a model.

@@ -204,16 +204,13 @@ class PairBatch:
                 continue
             inputs = [fixed.get(reader, {}) for reader in step.readers]
             rows = mask[step.readers.start : step.readers.stop]
-            # Readers that read the same share a stream.
-            keys = np.array([place if own else -1 for place, own in enumerate(inputs)])
-            marked = np.column_stack([keys, rows])
-            _, first, owners = np.unique(marked, axis=0, return_index=True, return_inverse=True)
+            first, copies = _share_streams(inputs, rows)
             own = [inputs[place] for place in first]
             streams = self.streams(rows[first], deltas, step.reads, own)
             if step.owners is None:
                 written = self.sublayers.outputs(step, streams)[:, 0]
             else:
-                values = self._choose(step, self.sublayers.read(step, streams), owners.ravel())
+                values = self._choose(step, self.sublayers.read(step, streams), copies)
                 heads = self.sublayers.attend(step, streams[:1], values)
                 written = self.sublayers.spread(step, heads[0])
             deltas[step.writers.start : step.writers.stop] = written - self.base_of(step)
@@ -221,14 +218,19 @@ class PairBatch:
         final = self.streams(mask[-1:], deltas, len(self.graph.steps), last)
         return self.sublayers.pack(self.sublayers.finish(final))
 
-    def _choose(self, step: ResidualStep, inputs: Inputs, copies: np.ndarray) -> Inputs:
+    def _choose(self, step: ResidualStep, inputs: Inputs, copies: Sequence[int]) -> Inputs:
         """The inputs of heads, each taken from the copy of its own reader."""
-        chosen = {tap: values[:1].clone() for tap, values in inputs.items()}
-        for (tap, head), copy in zip(step.inputs(), copies.tolist(), strict=True):
-            chosen[tap][0, :, head] = inputs[tap][copy, :, head]
-            if tap is Tap.QUERY and (gate := inputs.get(Tap.GATE_OUTPUT)) is not None:
-                own = head if gate.shape[2] > 1 else 0
-                chosen[Tap.GATE_OUTPUT][0, :, own] = gate[copy, :, own]
+        if len(set(copies)) == 1:
+            return inputs
+        own: dict[Tap, list[int]] = {}
+        for (tap, _), copy in zip(step.inputs(), copies, strict=True):
+            own.setdefault(tap, []).append(copy)
+        own[Tap.GATE_OUTPUT] = own[Tap.QUERY]
+        chosen = {}
+        for tap, values in inputs.items():
+            heads = range(values.shape[2])
+            taken = [values[copy, :, head] for copy, head in zip(own[tap], heads, strict=False)]
+            chosen[tap] = torch.stack(taken, 1)[None]
         return chosen
 
     def evaluate(
@@ -236,3 +238,19 @@ class PairBatch:
     ) -> Float[Tensor, " b"]:
         """The metric of each text in a circuit."""
         return self.metric(self.hidden(mask, fixed))[0].double().cpu()
+
+
+def _share_streams(
+    inputs: Sequence[FixedInputs], rows: Bool[np.ndarray, "r writers"]
+) -> tuple[list[int], list[int]]:
+    """The first reader of each stream, and the stream of each reader: equal readers share it."""
+    streams: dict[tuple[int, bytes], int] = {}
+    first: list[int] = []
+    copies = []
+    for place, (own, row) in enumerate(zip(inputs, rows, strict=True)):
+        key = (place if own else -1, row.tobytes())
+        if key not in streams:
+            streams[key] = len(first)
+            first.append(place)
+        copies.append(streams[key])
+    return first, copies

@@ -39,6 +39,7 @@ class Sublayers:
     def __init__(self, scope: HeadScope, inputs: ModelInputs) -> None:
         self.scope, self.inputs = scope, inputs
         self.lengths = inputs.lengths(scope.model)
+        self._lengths: dict[int, Lengths] = {}
 
     def site(self, step: ResidualStep, tap: Tap) -> Site:
         return Site(step.layer, tap, step.sublayer, self.scope.stack_name)
@@ -268,8 +269,10 @@ class Sublayers:
         run_until(finish, watch, last)
 
     def pack(self, streams: Streams) -> Ragged:
-        lengths = Lengths.of(self.lengths.each * len(streams), streams.device)
-        return Ragged(streams.flatten(0, 1), lengths)
+        copies = len(streams)
+        if copies not in self._lengths:
+            self._lengths[copies] = Lengths.of(self.lengths.each * copies, streams.device)
+        return Ragged(streams.flatten(0, 1), self._lengths[copies])
 
     def _inner(self, step: ResidualStep) -> Attention | Mixer:
         return addresses.heads_at(self.scope.stack, step.layer, step.sublayer)

@@ -26,7 +26,7 @@ from manyheads.devices import resolve_device
 __all__ = ["main"]
 
 TASKS = ("ioi-giver", "greater-than", "agreement")
-METHODS = ("random", "eap", "eap-ig", "relp")
+METHODS = ("random", "eap", "eap-ig", "eap-ig-activations", "atp*", "relp", "exact")
 # MIB, IOI, CPR at the level of edges.
 PUBLISHED = (
     ("GPT-2 small", "random", 0.25),
@@ -85,11 +85,11 @@ def main() -> None:
                 values = " | ".join(f"{row[column]:.3g}" for column in columns)
                 print(f"| {name} | {task} | {method} | {values} |", flush=True)
                 results["rows"].append({"model": name, "task": task, "method": method, **row})
+                if arguments.out is not None:
+                    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
                 gc.collect()
     for model_name, method, cpr in PUBLISHED:
         print(f"| {model_name} (published by MIB) | IOI | {method} | {cpr} |" + " |" * 6)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

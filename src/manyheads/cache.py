@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -33,11 +35,13 @@ class DynamicCache:
 class StaticCache:
     """A cache of at most `size` tokens per sequence, allocated once.
 
-    With `ring_buffers` a layer with a sliding window keeps the tokens of its window only.
+    There is room for `rows` sequences, or for those of the first batch if they are more. With
+    `ring_buffers` a layer with a sliding window keeps the tokens of its window only.
     """
 
     size: PositiveInt
     ring_buffers: bool = True
+    rows: PositiveInt = 1
 
 
 class CachePlan:
@@ -114,8 +118,8 @@ NewValues = Float[Tensor, "n g e"]
 class LayerCache(ABC):
     """The keys and values of one layer, with the same capacity for each sequence."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, rows: int = 1) -> None:
+        self.capacity, self.rows = capacity, rows
         self.k = torch.zeros(0)
         self.v = torch.zeros(0)
 
@@ -141,7 +145,14 @@ class LayerCache(ABC):
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
+    def first(self, count: int) -> Self:
+        """The same keys and values, of the first sequences alone."""
+        part = copy(self)
+        part.k, part.v = self.k[:count], self.v[:count]
+        return part
+
     def _allocate(self, k: Tensor, v: Tensor, batch: int) -> None:
+        batch = max(batch, self.rows)
         self.k = _enlarged(self.k, (batch, self.capacity, *k.shape[1:]), k)
         self.v = _enlarged(self.v, (batch, self.capacity, *v.shape[1:]), v)
 
@@ -155,14 +166,18 @@ class LayerCache(ABC):
             count = counts[0]
             return KeyValues(self.k[0, :count], self.v[0, :count], plan.lengths(counts, count))
         lengths = plan.lengths(counts, self.capacity)
-        return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), lengths)
+        k, v = self.k[: len(counts)], self.v[: len(counts)]
+        return KeyValues(k.flatten(0, 1), v.flatten(0, 1), lengths)
 
 
 class FullLayerCache(LayerCache):
     """Every sequence is stored from the front; the capacity doubles when full or stays fixed."""
 
     def __init__(self, config: DynamicCache | StaticCache) -> None:
-        super().__init__(config.size if isinstance(config, StaticCache) else config.initial_size)
+        if isinstance(config, StaticCache):
+            super().__init__(config.size, config.rows)
+        else:
+            super().__init__(config.initial_size)
         self.config = config
 
     def append(self, k: NewKeys, v: NewValues, plan: CachePlan, *, ordered: bool) -> KeyValues:
@@ -239,6 +254,12 @@ class StateCache:
         self.tensors: tuple[Tensor, ...] = ()
         self.owner: object = None
         self.shapes: tuple[torch.Size, ...] | None = None
+
+    def first(self, count: int) -> "StateCache":
+        """The same states, of the first sequences alone."""
+        part = copy(self)
+        part.tensors = tuple(tensor[:count] for tensor in self.tensors)
+        return part
 
     def select(self, sequences: list[int]) -> None:
         for_device = {tensor.device for tensor in self.tensors}
@@ -324,8 +345,23 @@ class Cache:
 
     def static_plan(self) -> StaticCachePlan:
         """Begin steps of fixed shape after the tokens seen; the cache must be a `StaticCache`."""
-        stores = [store for store in self.stores if store is not None]
-        return StaticCachePlan(self.seen, {store.capacity for store in stores}, stores[0].k.device)
+        capacities = {store.capacity for store in self.stores if store is not None}
+        return StaticCachePlan(self.seen, capacities, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where a filled cache is."""
+        stored = [store.k for store in self.stores if store is not None]
+        stored += [tensor for state in self.states.values() for tensor in state.tensors]
+        return stored[0].device
+
+    def first(self, count: int) -> "Cache":
+        """A cache of the first sequences alone, with the same keys and values."""
+        part = copy(self)
+        part.stores = [None if store is None else store.first(count) for store in self.stores]
+        part.states = {layer: state.first(count) for layer, state in self.states.items()}
+        part.seen = self.seen[:count]
+        return part
 
     def select(self, sequences: list[int]) -> None:
         """Keep only these sequences, in this order; one may occur twice, as in beam search."""
@@ -353,7 +389,8 @@ def _store_for(mask: Mask, config: DynamicCache | StaticCache) -> LayerCache:
     band = exact_band(mask)
     if config.ring_buffers and band is not None and band.after == 0 and band.before < float("inf"):
         # A sliding window is the same at every position; other masks need absolute positions.
-        return RingLayerCache(int(band.before) + 1)
+        rows = config.rows if isinstance(config, StaticCache) else 1
+        return RingLayerCache(int(band.before) + 1, rows)
     return FullLayerCache(config)
 
 

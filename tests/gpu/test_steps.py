@@ -16,7 +16,8 @@ from manyheads import (
 )
 from manyheads.decoding.steps import triton_step
 from manyheads.decoding.steps.cached import CachedSteps
-from manyheads.decoding.steps.cuda_graph import cuda_graph_steps
+from manyheads.decoding.steps.cuda_graph import cannot, cuda_graph_steps
+from manyheads.mixers.build import MIXERS
 from manyheads.models import Branch, Embedding, LanguageHead, LayerConfig, StackConfig
 from manyheads.models.decoder import Decoder
 from manyheads.parts import (
@@ -33,6 +34,7 @@ from manyheads.parts import (
     SwiGLU,
     Window,
 )
+from tests.mixers.mixer_configs import CAUSAL
 
 WIDTH, VOCABULARY = 256, 500
 NORM = RMSNorm(eps=1e-6)
@@ -82,6 +84,9 @@ OTHERS = {
 }
 
 
+RECURRENT = [name for name, mixer in CAUSAL.items() if MIXERS[type(mixer)].carries_state]
+
+
 def ids(*lengths: int) -> Ragged:
     draw = torch.Generator().manual_seed(0)
     each = [torch.randint(VOCABULARY, (length,), generator=draw) for length in lengths]
@@ -113,10 +118,61 @@ def test_graphs_give_the_logits_of_eager_steps(name: str) -> None:
         assert worst(model, ids(7, 44, 2)) < limit
 
 
+def hybrid(name: str) -> DecoderConfig:
+    """A decoder whose first layer is a mixer and whose second attends."""
+    stack = config().stack
+    mixer = LayerConfig(
+        attention=None,
+        mixer=Branch(replace(CAUSAL[name], width=WIDTH), PreNorm(NORM)),
+        feedforward=stack.layers[0].feedforward,
+    )
+    return replace(config(), stack=replace(stack, layers=(mixer, stack.layers[0])))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_graphs_give_the_logits_of_eager_steps_with_mixers(name: str) -> None:
+    for alone in (False, True):
+        changed = hybrid(name)
+        if alone:
+            changed = replace(
+                changed, stack=replace(changed.stack, layers=changed.stack.layers[:1])
+            )
+        model = build(changed, seed=0, device="cuda").eval()
+        for prompts in (ids(30, 1, 50), ids(7, 44, 2)):
+            assert worst(model, prompts) < 1e-4
+
+
+def test_a_mixer_that_keeps_every_token_is_not_recorded() -> None:
+    model = build(hybrid("lsh"), seed=0, device="cuda").eval()
+    assert "with every token" in str(cannot(model, torch.device("cuda")))
+
+
+def test_a_batch_that_shrinks_goes_on_with_smaller_programs() -> None:
+    for name in ("llama", "sink"):
+        model = build((LLAMA_LIKE | OTHERS)[name], seed=0, device="cuda").eval()
+        prompts = ids(*range(3, 40, 4))
+        fixed, eager = (
+            cuda_graph_steps(model, len(prompts), 100),
+            CachedSteps(model, DynamicCache()),
+        )
+        fixed.start(prompts)
+        eager.start(prompts)
+        count, draw = len(prompts), torch.Generator().manual_seed(1)
+        for keep in ((9, 1, 2, 5), (3, 0, 1), (2,)):
+            for _ in range(3):
+                new = torch.randint(VOCABULARY, (count,), generator=draw).cuda()
+                torch.testing.assert_close(fixed.next(new), eager.next(new), rtol=1e-3, atol=1e-4)
+            fixed.select(list(keep))
+            eager.select(list(keep))
+            count = len(keep)
+        assert sorted(fixed.programs) == [4, 16]
+        assert cuda_graph_steps(model, 3, 60) is fixed
+
+
 @pytest.mark.parametrize("name", LLAMA_LIKE)
 def test_one_sequence_takes_the_triton_step_and_gives_the_same(name: str) -> None:
     model = build(LLAMA_LIKE[name], seed=0, device="cuda", dtype=torch.bfloat16).eval()
-    assert triton_step.cannot(model, 1, 256) is None
+    assert triton_step.cannot(model, 256) is None
     for length in (30, 1, 50):
         assert worst(model, ids(length)) < 2e-2
     truth = build(LLAMA_LIKE[name], seed=0, device="cuda").eval()
@@ -135,7 +191,7 @@ def test_one_sequence_takes_the_triton_step_and_gives_the_same(name: str) -> Non
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_decoders_do_not_take_the_triton_step(name: str) -> None:
     model = build(OTHERS[name], seed=0, device="cuda", dtype=torch.bfloat16)
-    assert triton_step.cannot(model, 1, 256) is not None
+    assert triton_step.cannot(model, 256) is not None
 
 
 def test_generating_on_cuda_writes_what_the_cpu_writes() -> None:

@@ -1,6 +1,7 @@
-"""Steps of fixed shape as a CUDA graph: captured once, then replayed with one launch each."""
+"""Steps of fixed shape as CUDA graphs: captured once, then replayed with one launch each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import cast
 from weakref import WeakKeyDictionary, ref
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.cache import Cache, StaticCache, StaticCachePlan
 from manyheads.decoding.steps import triton_step
+from manyheads.mixers.mixer import Mixer
 from manyheads.models.decoder import Decoder
 from manyheads.parts.experts import Experts
 from manyheads.parts.positions import Disentangled, NoPosition, Rotary, Shaw
@@ -20,10 +22,10 @@ Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 
 # Libraries choose their kernels and compilers compile before the capture begins.
 WARM_UPS = 3
-# The capacity of a cache is a multiple of this, so that one graph serves texts of many lengths.
-CAPACITY_MULTIPLE = 256
-# A compiled step is compiled for one capacity, so this is the least and it only ever doubles.
-LEAST_COMPILED_CAPACITY = 1024
+# Texts of many lengths share a cache whose capacity is a power of two, at least this.
+LEAST_CAPACITY, LEAST_COMPILED_CAPACITY = 256, 1024
+# A larger cache serves shorter texts up to this factor: some kernels read all of it.
+SPARE_CAPACITY = 4
 
 
 def cannot(model: object, device: torch.device) -> str | None:
@@ -36,7 +38,11 @@ def cannot(model: object, device: torch.device) -> str | None:
     if any(isinstance(layer.feedforward.inner, Experts) for layer in layers if layer.feedforward):
         return "the host must know how many tokens each expert receives"
     attentions = [layer.attention.inner for layer in layers if layer.attention]
-    if not attentions:
+    mixers = [layer.mixer for layer in model.stack.layers if isinstance(layer.mixer, Mixer)]
+    for mixer in mixers:
+        if not mixer.carries_state:
+            return f"{type(mixer).__name__} keeps more with every token"
+    if not attentions and not mixers:
         return "the model has no attention"
     if model.stack.rotation_switch is not None:
         return "LongRoPE rotates the keys in the cache again when a text becomes long"
@@ -56,11 +62,11 @@ _latest: WeakKeyDictionary[Decoder, "CudaGraphSteps"] = WeakKeyDictionary()
 def cuda_graph_steps(
     model: Decoder, sequences: int, tokens: int, *, compiled: bool = False
 ) -> "CudaGraphSteps":
-    """Steps for a number of sequences of up to `tokens`; the latest graph of a model is reused."""
+    """Steps for a number of sequences of up to `tokens`; those of a model are kept for the next."""
     capacity = capacity_for(tokens, compiled=compiled)
     steps = _latest.get(model)
     if steps is None or not steps.fits(sequences, capacity, compiled):
-        # The old one is freed first, to make room for the new one.
+        # The old ones are freed first, to make room for the new.
         steps = None
         _latest.pop(model, None)
         _latest[model] = steps = CudaGraphSteps(model, sequences, capacity, compiled=compiled)
@@ -73,32 +79,58 @@ def capacity_for(tokens: int, *, compiled: bool) -> int:
     >>> capacity_for(300, compiled=False), capacity_for(300, compiled=True)
     (512, 1024)
     """
-    if not compiled:
-        return -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
-    return max(LEAST_COMPILED_CAPACITY, 1 << (tokens - 1).bit_length())
+    least = LEAST_COMPILED_CAPACITY if compiled else LEAST_CAPACITY
+    return max(least, 1 << (tokens - 1).bit_length())
+
+
+def rows_for(sequences: int) -> int:
+    """The rows of the program that computes this many sequences: few sizes, little idle work.
+
+    >>> [rows_for(sequences) for sequences in (1, 3, 9, 33, 50, 100)]
+    [1, 4, 16, 48, 64, 128]
+    """
+    power = 1 << (sequences - 1).bit_length()
+    return power * 3 // 4 if power > 32 and sequences <= power * 3 // 4 else power
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """The step of the first rows of a cache: what it reads, what it writes, and its graph."""
+
+    graph: torch.cuda.CUDAGraph
+    plan: StaticCachePlan
+    ids: Int[Tensor, " rows"]
+    logits: Float[Tensor, "rows v"]
 
 
 class CudaGraphSteps:
-    """A decoder whose every step is the replay of one CUDA graph.
+    """A decoder whose every step is the replay of a CUDA graph.
 
-    The size of the batch is fixed: the rows of sequences that leave it are computed and ignored.
+    A program computes a fixed number of rows. Those without a sequence are computed and ignored;
+    once half of them are, a smaller program takes over, on the same cache.
     """
 
     def __init__(
         self, model: Decoder, sequences: int, capacity: int, *, compiled: bool = False
     ) -> None:
-        self.sequences, self.capacity, self.compiled = sequences, capacity, compiled
+        self.sequences = rows_for(sequences)
+        self.capacity, self.compiled = capacity, compiled
         rings = ignores_key_order(model)
-        self.cache = model.new_cache(StaticCache(size=capacity, ring_buffers=rings))
+        config = StaticCache(size=capacity, ring_buffers=rings, rows=self.sequences)
+        self.cache = model.new_cache(config)
         self.weights = _addresses(model)
         self.step: Step
-        if triton_step.cannot(model, sequences, capacity) is None:
+        if triton_step.cannot(model, capacity) is None:
             self.step = triton_step.llama_step
         else:
             self.step = _compiled_step() if compiled else fixed_shape_step
         self.active = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        # A weak reference, so that the graph is freed with its model.
+        self.programs: dict[int, RecordedStep] = {}
+        # What mixers keep, by layer.
+        self.states: dict[int, tuple[Tensor, ...]] = {}
+        # Where the sequences are in their texts: on the host after a start, then in a program.
+        self.latest: RecordedStep | None = None
+        # A weak reference, so that the graphs are freed with their model.
         self._model = ref(model)
 
     @property
@@ -108,64 +140,117 @@ class CudaGraphSteps:
         return model
 
     def fits(self, sequences: int, capacity: int, compiled: bool) -> bool:
-        """Whether this graph serves such a batch, and the weights are still at its addresses.
-
-        A compiled one also serves shorter texts, which costs less than compiling another.
-        """
-        shape = (self.sequences, self.compiled) == (sequences, compiled)
-        room = self.capacity >= capacity if compiled else self.capacity == capacity
-        return shape and room and self.weights == _addresses(self.model)
+        """Whether these serve such a batch, and the weights are still at their addresses."""
+        room = capacity <= self.capacity <= SPARE_CAPACITY * capacity
+        rows = sequences <= self.sequences
+        return (
+            room and rows and compiled == self.compiled and self.weights == _addresses(self.model)
+        )
 
     @torch.inference_mode()
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
-        self.cache.seen = ()
+        self.cache.seen, self.latest = (), None
+        for state in self.cache.states.values():
+            state.tensors = ()
         self.active = len(prompts)
         return self.model.next_logits(prompts, self.cache)
 
     @torch.inference_mode()
     def next(self, ids: Int[Tensor, " active"]) -> Float[Tensor, "active v"]:
-        if self.graph is None:
-            self._capture(ids)
-        elif self.cache.seen:
-            self.plan.restore(torch.tensor(self.cache.seen).to(ids.device, non_blocking=True))
-        # From here on only the device knows the positions.
-        self.cache.seen = ()
-        self.ids[: self.active] = ids
-        assert self.graph is not None
-        self.graph.replay()
-        return self.logits[: self.active]
+        program = self._program(ids.device)
+        program.ids[: self.active] = ids
+        program.graph.replay()
+        return program.logits[: self.active]
 
     @torch.inference_mode()
     def select(self, sequences: list[int]) -> None:
         """Continue with these sequences, in this order, in the first rows of the batch."""
-        rows = sequences + list(range(len(sequences), self.sequences))
-        stores = [store for store in self.cache.stores if store is not None]
-        index = torch.tensor(rows, device=stores[0].k.device)
-        for store in stores:
-            store.k.copy_(store.k[index])
-            store.v.copy_(store.v[index])
-        if self.cache.seen:
-            self.cache.seen = tuple(self.cache.seen[row] for row in rows)
+        count = len(sequences)
+        index = torch.tensor(sequences, device=self.cache.device)
+        for tensor in self._rows_in_place():
+            tensor[:count] = tensor[index]
+        if self.latest is None:
+            self.cache.seen = tuple(self.cache.seen[sequence] for sequence in sequences)
         else:
-            self.plan.restore(self.plan.positions[index])
-        self.active = len(sequences)
+            positions = self.latest.plan.positions.clone()
+            positions[:count] = positions[index]
+            self.latest.plan.restore(positions)
+        self.active = count
 
-    def _capture(self, ids: Int[Tensor, " b"]) -> None:
-        """Every warm-up computes the same token at the same position, so no ring loses a key."""
-        self.plan = self.cache.static_plan()
-        self.ids = ids.new_zeros(self.sequences)
-        self.ids[: self.active] = ids
-        begin = self.plan.positions.clone()
+    def _rows_in_place(self) -> Iterator[Tensor]:
+        """All that the cache holds, by sequence."""
+        for store in self.cache.stores:
+            if store is not None:
+                yield from (store.k, store.v)
+        for state in self.cache.states.values():
+            yield from state.tensors
+
+    def _program(self, device: torch.device) -> RecordedStep:
+        """The program for the sequences that are left, at the positions that they have reached."""
+        latest = self.latest
+        rows = rows_for(self.active)
+        if latest is not None and 2 * rows > len(latest.ids):
+            return latest
+        if latest is None:
+            positions = torch.zeros(rows, dtype=torch.long)
+            positions[: self.active] = torch.tensor(self.cache.seen)
+            positions = positions.to(device, non_blocking=True)
+            self._keep_states()
+        else:
+            positions = latest.plan.positions[:rows].clone()
+        if rows not in self.programs:
+            self.programs[rows] = self._record(positions)
+        self.programs[rows].plan.restore(positions)
+        # From here on only the device knows the positions.
+        self.latest = self.programs[rows]
+        self.cache.seen = ()
+        return self.latest
+
+    def _keep_states(self) -> None:
+        """Copy the states of the prompts to where the programs expect them."""
+        for layer, state in self.cache.states.items():
+            if layer not in self.states:
+                self.states[layer] = tuple(
+                    tensor.new_zeros(self.sequences, *tensor.shape[1:]) for tensor in state.tensors
+                )
+            for own, tensor in zip(self.states[layer], state.tensors, strict=True):
+                own[: self.active] = tensor[: self.active]
+            state.tensors = self.states[layer]
+
+    def _record(self, positions: Int[Tensor, " rows"]) -> RecordedStep:
+        """Every warm-up computes a token at the same position, so no ring loses a key."""
+        first = self.cache.first(len(positions))
+        first.seen = tuple(positions.tolist())
+        plan, ids = first.static_plan(), torch.zeros_like(positions)
+        states = [tensor for state in first.states.values() for tensor in state.tensors]
+        begin = [tensor.clone() for tensor in states]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                self.step(self.model, self.ids, self.cache, self.plan)
-                self.plan.restore(begin)
+                self._step_in_place(ids, first, plan)
+                plan.restore(positions)
+                for state, old in zip(states, begin, strict=True):
+                    state.copy_(old)
         torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.logits = self.step(self.model, self.ids, self.cache, self.plan)
+        graph = torch.cuda.CUDAGraph()
+        # The graphs compute in the same memory, since they never run at the same time.
+        others = [program.graph.pool() for program in self.programs.values()]
+        with torch.cuda.graph(graph, pool=others[0] if others else None):
+            logits = self._step_in_place(ids, first, plan)
+        return RecordedStep(graph, plan, ids, logits)
+
+    def _step_in_place(
+        self, ids: Int[Tensor, " rows"], cache: Cache, plan: StaticCachePlan
+    ) -> Float[Tensor, "rows v"]:
+        """A step after which the states of mixers are where they were before it."""
+        places = {layer: state.tensors for layer, state in cache.states.items()}
+        logits = self.step(self.model, ids, cache, plan)
+        for layer, state in cache.states.items():
+            for place, tensor in zip(places[layer], state.tensors, strict=True):
+                place.copy_(tensor)
+            state.tensors = places[layer]
+        return logits
 
 
 def fixed_shape_step(

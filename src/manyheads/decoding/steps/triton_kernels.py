@@ -10,9 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 # Up to this many columns a program holds the whole of x in registers.
-SHORT = 4096
+SHORT = 8192
 # Measured on an H200: rows per iteration, and programs per multiprocessor.
 ROWS, PROGRAMS = 2, 8
+# A kernel may start before the one in front of it has ended: it loads weights, then waits.
+EARLY = True
 
 
 @triton.jit
@@ -35,6 +37,20 @@ def _add_bias_and_residual(
 
 
 @triton.jit
+def _wait_for_the_kernel_before(EARLY: tl.constexpr):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _rows_of(weight_at, row, rows, column, columns, in_row):
+    at = weight_at + row.to(tl.int64)[:, None] * columns + column[None, :]
+    inside = (row < rows)[:, None] & in_row[None, :]
+    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
 def _short_row_product(
     x_at,
     weight_at,
@@ -53,25 +69,38 @@ def _short_row_product(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """y = residual + weight @ norm(x) + bias; gated: SiLU of one half of the rows times the other.
 
-    A program normalizes x once and multiplies it with several rows.
+    A program normalizes x once and multiplies it with several rows, the next of which are on their
+    way meanwhile.
     """
     column = tl.arange(0, COLUMNS)
     in_row = column < columns
+    if EVEN:
+        in_row = column < COLUMNS
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    gate_at = weight_at + rows.to(tl.int64) * columns
+    weight = _rows_of(weight_at, row, rows, column, columns, in_row)
+    gate = weight
+    if GATED:
+        gate = _rows_of(gate_at, row, rows, column, columns, in_row)
+    _wait_for_the_kernel_before(EARLY)
     x = _load(x_at + column, in_row, EVEN, "evict_last")
     if NORM:
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
         x *= scale * (_load(norm_at + column, in_row, EVEN, "evict_last") + shift)
     for block in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = block * ROWS + tl.arange(0, ROWS)
-        # Rows past the end read the last one, and are not stored.
-        at = weight_at + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * columns + column[None, :]
-        y = tl.sum(x[None, :] * _load(at, in_row[None, :], EVEN, "evict_first"), 1)
+        next_row = row + tl.num_programs(0) * ROWS
+        next_weight = _rows_of(weight_at, next_row, rows, column, columns, in_row)
+        next_gate = next_weight
         if GATED:
-            at += rows.to(tl.int64) * columns
-            other = tl.sum(x[None, :] * _load(at, in_row[None, :], EVEN, "evict_first"), 1)
+            next_gate = _rows_of(gate_at, next_row, rows, column, columns, in_row)
+        y = tl.sum(x[None, :] * weight.to(tl.float32), 1)
+        if GATED:
+            other = tl.sum(x[None, :] * gate.to(tl.float32), 1)
             y = _add_bias_and_residual(y, bias_at, residual_at, row, rows, 0, BIAS, False)
             other = _add_bias_and_residual(
                 other, bias_at, residual_at, row, rows, rows, BIAS, False
@@ -80,6 +109,8 @@ def _short_row_product(
         else:
             y = _add_bias_and_residual(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
         tl.store(y_at + row, y.to(y_at.dtype.element_ty), mask=row < rows)
+        weight = next_weight
+        gate = next_gate
 
 
 @triton.jit
@@ -95,8 +126,10 @@ def _long_row_product(
     EVEN: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """y = residual + weight @ x + bias, one program per row."""
+    _wait_for_the_kernel_before(EARLY)
     row = tl.program_id(0) + tl.arange(0, 1)
     total = tl.zeros((COLUMNS,), tl.float32)
     weight_row = weight_at + tl.program_id(0).to(tl.int64) * columns
@@ -107,6 +140,12 @@ def _long_row_product(
     y = tl.sum(total, 0) + tl.zeros((1,), tl.float32)
     y = _add_bias_and_residual(y, bias_at, residual_at, row, rows, 0, BIAS, RESIDUAL)
     tl.store(y_at + row, y.to(y_at.dtype.element_ty))
+
+
+def _early(x: Tensor) -> dict[str, bool]:
+    """Launch a kernel before the one in front of it has ended, where the device can."""
+    early = EARLY and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    return {"EARLY": early, "launch_pdl": early}
 
 
 def product(
@@ -122,7 +161,7 @@ def product(
     columns = x.shape[1]
     rows = weight.shape[0] // 2 if gated else weight.shape[0]
     y = x.new_empty(1, rows)
-    ends = {"BIAS": bias is not None, "RESIDUAL": residual is not None}
+    ends = {"BIAS": bias is not None, "RESIDUAL": residual is not None} | _early(x)
     added = (x if bias is None else bias, x if residual is None else residual)
     if norm is None and not gated and columns > SHORT:
         _long_row_product[(rows,)](
@@ -157,7 +196,7 @@ def product(
         EVEN=columns == whole,
         NORM=norm is not None,
         GATED=gated,
-        num_warps=4 if whole <= SHORT else 8,
+        num_warps=4 if whole <= SHORT // 2 else 8,
         **ends,
     )
     return y
@@ -195,11 +234,13 @@ def _attend(
     KEYS: tl.constexpr,
     ROTATE: tl.constexpr,
     NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Rotate query and key, store key and value, attend: one key head of one sequence."""
     group, sequence = tl.program_id(0), tl.program_id(1)
     HALF: tl.constexpr = SIZE // 2
     channel = tl.arange(0, HALF)
+    _wait_for_the_kernel_before(EARLY)
     position = tl.load(positions_at + sequence)
     new_slot = (position % capacity).to(tl.int32)
     filled = tl.minimum(position + 1, capacity).to(tl.int32)
@@ -309,5 +350,59 @@ def attend(
         NORM=norms is not None,
         num_warps=4,
         num_stages=2,
+        **_early(k),
     )
+    return y
+
+
+@triton.jit
+def _rms_norm(x_at, norm_at, y_at, columns, eps, shift, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    in_row = column < columns
+    weight = tl.load(norm_at + column, mask=in_row, other=0.0).to(tl.float32) + shift
+    _wait_for_the_kernel_before(EARLY)
+    start = tl.program_id(0).to(tl.int64) * columns
+    x = tl.load(x_at + start + column, mask=in_row, other=0.0).to(tl.float32)
+    y = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)) * weight
+    tl.store(y_at + start + column, y.to(y_at.dtype.element_ty), mask=in_row)
+
+
+def rms_norm(
+    x: Float[Tensor, "b c"], weight: Float[Tensor, " c"], shift: float, eps: float
+) -> Float[Tensor, "b c"]:
+    """An RMS norm of each row; `shift` is added to its weight."""
+    y = torch.empty_like(x)
+    columns = x.shape[1]
+    whole = triton.next_power_of_2(columns)
+    _rms_norm[(len(x),)](
+        x,
+        weight,
+        y,
+        columns,
+        eps,
+        shift,
+        COLUMNS=whole,
+        num_warps=4 if whole <= 4096 else 8,
+        **_early(x),
+    )
+    return y
+
+
+@triton.jit
+def _silu_product(x_at, y_at, hidden, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < hidden
+    _wait_for_the_kernel_before(EARLY)
+    gate = tl.load(x_at + row * 2 * hidden + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_at + row * 2 * hidden + hidden + column, mask=inside, other=0.0).to(tl.float32)
+    y = gate / (1.0 + tl.exp(-gate)) * x
+    tl.store(y_at + row * hidden + column, y.to(y_at.dtype.element_ty), mask=inside)
+
+
+def silu_product(x: Float[Tensor, "b hidden2"]) -> Float[Tensor, "b hidden"]:
+    """SiLU of the first half of each row times the second."""
+    hidden = x.shape[1] // 2
+    y = x.new_empty(len(x), hidden)
+    _silu_product[(triton.cdiv(hidden, 1024), len(x))](x, y, hidden, COLUMNS=1024, **_early(x))
     return y

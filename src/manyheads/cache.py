@@ -148,7 +148,7 @@ class LayerCache(ABC):
     def first(self, count: int) -> Self:
         """The same keys and values, of the first sequences alone."""
         part = copy(self)
-        part.k, part.v = self.k[:count], self.v[:count]
+        part.rows, part.k, part.v = 1, self.k[:count], self.v[:count]
         return part
 
     def _allocate(self, k: Tensor, v: Tensor, batch: int) -> None:

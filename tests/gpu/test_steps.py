@@ -169,6 +169,13 @@ def test_a_batch_that_shrinks_goes_on_with_smaller_programs() -> None:
         assert cuda_graph_steps(model, 3, 60) is fixed
 
 
+def test_a_recorded_program_reads_prompts_as_the_model_does() -> None:
+    model = build(LLAMA_LIKE["qwen3"], seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    for lengths in ((30, 17, 9), (29, 32, 1), (21, 3, 31), (32, 32, 5)):
+        assert worst(model, ids(*lengths), steps=5) < 3e-2
+    assert list(cuda_graph_steps(model, 3, 100).readers) == [(4, 32)]
+
+
 @pytest.mark.parametrize("name", LLAMA_LIKE)
 def test_one_sequence_takes_the_triton_step_and_gives_the_same(name: str) -> None:
     model = build(LLAMA_LIKE[name], seed=0, device="cuda", dtype=torch.bfloat16).eval()

@@ -14,7 +14,7 @@ from manyheads.decoding import generation_config
 from manyheads.decoding.beam_search import BeamSearchLoop
 from manyheads.decoding.guard import Guard, GuardInput, GuardRun
 from manyheads.decoding.request import GenerationRequest, Prompts, tokenizer_of
-from manyheads.decoding.sampling import BeamSearch, Sample, draw, token_logprobs
+from manyheads.decoding.sampling import BeamSearch, Sample, draw, most_likely, token_logprobs
 from manyheads.decoding.steps.cached import async_tolist
 from manyheads.decoding.stopping import StreamDecoder
 from manyheads.errors import ConfigError
@@ -257,8 +257,7 @@ class SamplingLoop:
         logits = self.request.constraints.apply(logits, self.step)
         sampling = self.request.config.sampling
         if not isinstance(sampling, Sample):
-            # The first of the largest, as with argmax, which takes three times as long.
-            return logits.max(dim=-1).indices
+            return most_likely(logits)
         uniform = torch.tensor([sequence.random.random() for sequence in self.running])
         return draw(sampling.filter_logits(logits), uniform.to(logits.device))
 

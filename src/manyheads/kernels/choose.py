@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from types import ModuleType
 
+from torch.compiler import is_compiling
+
 from manyheads.errors import KernelError
 from manyheads.kernels import banded, batched, flex, fused, reference, step, varlen
 from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, TensorFacts, Values
@@ -20,6 +22,8 @@ KERNELS: dict[str, ModuleType] = {
     "step": step,
 }
 
+# On CUDA a compiled kernel takes seconds at first, and up to this many lengths a call each is fine.
+FEW_LENGTHS = 8
 # In training on the CPU, sequences of different lengths up to this are padded into blocks.
 PADDED_UP_TO = 128
 
@@ -96,6 +100,9 @@ def _not_worth(name: str, request: Request, facts: TensorFacts) -> str | None:
     reach, longest = request.mask.reach, request.queries.longest
     if name == "banded" and reach.before + reach.after + 1 >= longest / 2:
         return f"the window saves nothing on sequences of at most {longest} tokens"
+    few = name == "flex" and not is_compiling() and len(request.shapes) <= FEW_LENGTHS
+    if few and _refusal("fused", request, facts) is None:
+        return f"a call for each of at most {FEW_LENGTHS} lengths needs no compiling"
     longest = max(longest, request.keys.longest)
     trains = facts.device == "cpu" and facts.grad and not request.uniform
     if name == "fused" and trains and longest <= PADDED_UP_TO:

@@ -1,5 +1,6 @@
 """Steps of fixed shape as CUDA graphs: captured once, then replayed with one launch each."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -10,13 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyheads.cache import Cache, StaticCache, StaticCachePlan
+from manyheads.cache import Cache, CachePlan, FullLayerCache, StaticCache, StaticCachePlan
 from manyheads.decoding.steps import triton_step
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.decoder import Decoder
 from manyheads.parts.experts import Experts
 from manyheads.parts.positions import Disentangled, NoPosition, Rotary, Shaw
-from manyheads.ragged import Ragged
+from manyheads.ragged import Lengths, Ragged
 
 Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 
@@ -24,6 +25,11 @@ Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 WARM_UPS = 3
 # Texts of many lengths share a cache whose capacity is a power of two, at least this.
 LEAST_CAPACITY, LEAST_COMPILED_CAPACITY = 256, 1024
+# Prompts of at most this many tokens, padded to a power of two, are read by a recorded program:
+# launching the kernels would take longer than they do.
+MOST_RECORDED_TOKENS = 1024
+# A program that reads prompts is recorded once prompts of its size have come this often.
+READS_BEFORE_RECORDING = 2
 # A larger cache serves shorter texts up to this factor: some kernels read all of it.
 SPARE_CAPACITY = 4
 
@@ -94,6 +100,18 @@ def rows_for(sequences: int) -> int:
 
 
 @dataclass(slots=True)
+class RecordedRead:
+    """How prompts of one padded length are read: their ids, the place of each last token."""
+
+    graph: torch.cuda.CUDAGraph
+    ids: Int[Tensor, "rows n"]
+    last: Int[Tensor, " rows"]
+    logits: Float[Tensor, "rows v"]
+    # What the graph reads besides, which must stay where it is.
+    constants: tuple[CachePlan, Lengths]
+
+
+@dataclass(slots=True)
 class RecordedStep:
     """The step of the first rows of a cache: what it reads, what it writes, and its graph."""
 
@@ -126,6 +144,9 @@ class CudaGraphSteps:
             self.step = _compiled_step() if compiled else fixed_shape_step
         self.active = 0
         self.programs: dict[int, RecordedStep] = {}
+        # By rows and length of the prompts, and how often such prompts have come.
+        self.readers: dict[tuple[int, int], RecordedRead] = {}
+        self.reads: Counter[tuple[int, int]] = Counter()
         # What mixers keep, by layer.
         self.states: dict[int, tuple[Tensor, ...]] = {}
         # Where the sequences are in their texts: on the host after a start, then in a program.
@@ -153,7 +174,17 @@ class CudaGraphSteps:
         for state in self.cache.states.values():
             state.tensors = ()
         self.active = len(prompts)
-        return self.model.next_logits(prompts, self.cache)
+        program = self._reading_program(prompts)
+        if program is None:
+            return self.model.next_logits(prompts, self.cache)
+        lengths = prompts.lengths
+        program.ids[: self.active] = 0
+        program.ids[lengths.sequence_of_token, lengths.positions] = prompts.values
+        starts = torch.arange(self.active, device=prompts.device) * program.ids.shape[1]
+        program.last[: self.active] = starts + lengths.offsets.diff() - 1
+        program.graph.replay()
+        self.cache.seen = lengths.each
+        return program.logits[: self.active]
 
     @torch.inference_mode()
     def next(self, ids: Int[Tensor, " active"]) -> Float[Tensor, "active v"]:
@@ -217,6 +248,40 @@ class CudaGraphSteps:
                 own[: self.active] = tensor[: self.active]
             state.tensors = self.states[layer]
 
+    def _reading_program(self, prompts: Ragged) -> RecordedRead | None:
+        """The program that reads such prompts; None if the model itself is to read them.
+
+        What is written to the cache behind the end of a prompt is overwritten before it is seen.
+        """
+        rows, length = rows_for(len(prompts)), 1 << (prompts.lengths.longest - 1).bit_length()
+        plain = self.step is triton_step.llama_step and all(
+            isinstance(store, FullLayerCache) for store in self.cache.stores
+        )
+        small = rows * length <= MOST_RECORDED_TOKENS and length <= self.capacity
+        if not plain or not small or 0 in prompts.lengths.each:
+            return None
+        self.reads[rows, length] += 1
+        if self.reads[rows, length] <= READS_BEFORE_RECORDING:
+            return None
+        if (rows, length) not in self.readers:
+            self.readers[rows, length] = self._record_reading(rows, length, prompts.device)
+        return self.readers[rows, length]
+
+    def _record_reading(self, rows: int, length: int, device: torch.device) -> RecordedRead:
+        model, first = self.model, self.cache.first(rows)
+        ids = torch.zeros(rows, length, dtype=torch.long, device=device)
+        last = torch.zeros(rows, dtype=torch.long, device=device)
+        plan = CachePlan((0,) * rows, Lengths.of([length] * rows, device))
+        ones = Lengths.of([1] * rows, device)
+
+        def read() -> Float[Tensor, "rows v"]:
+            x = model.embedding.embed(Ragged(ids.flatten(), plan.new), plan.positions)
+            hidden, _ = model.stack(x, positions=plan.positions, cache=first, plan=plan)
+            return _logits(model, Ragged(hidden.values[last], ones))
+
+        graph, logits = self._capture(read)
+        return RecordedRead(graph, ids, last, logits, (plan, ones))
+
     def _record(self, positions: Int[Tensor, " rows"]) -> RecordedStep:
         """Every warm-up computes a token at the same position, so no ring loses a key."""
         first = self.cache.first(len(positions))
@@ -224,21 +289,32 @@ class CudaGraphSteps:
         plan, ids = first.static_plan(), torch.zeros_like(positions)
         states = [tensor for state in first.states.values() for tensor in state.tensors]
         begin = [tensor.clone() for tensor in states]
+
+        def go_back() -> None:
+            plan.restore(positions)
+            for state, old in zip(states, begin, strict=True):
+                state.copy_(old)
+
+        graph, logits = self._capture(lambda: self._step_in_place(ids, first, plan), go_back)
+        return RecordedStep(graph, plan, ids, logits)
+
+    def _capture(
+        self, compute: Callable[[], Tensor], go_back: Callable[[], None] = lambda: None
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                self._step_in_place(ids, first, plan)
-                plan.restore(positions)
-                for state, old in zip(states, begin, strict=True):
-                    state.copy_(old)
+                compute()
+                go_back()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # The graphs compute in the same memory, since they never run at the same time.
-        others = [program.graph.pool() for program in self.programs.values()]
-        with torch.cuda.graph(graph, pool=others[0] if others else None):
-            logits = self._step_in_place(ids, first, plan)
-        return RecordedStep(graph, plan, ids, logits)
+        recorded: list[RecordedStep | RecordedRead] = [*self.programs.values()]
+        recorded += self.readers.values()
+        with torch.cuda.graph(graph, pool=recorded[0].graph.pool() if recorded else None):
+            result = compute()
+        return graph, result
 
     def _step_in_place(
         self, ids: Int[Tensor, " rows"], cache: Cache, plan: StaticCachePlan
@@ -262,10 +338,13 @@ def fixed_shape_step(
     """
     x = model.embedding.embed(Ragged(ids, plan.new), plan.positions)
     hidden, _ = model.stack(x, positions=plan.positions, cache=cache, plan=plan)
-    assert model.readout is not None
-    logits = cast(Ragged, model.readout(hidden, model.embedding.tokens.weight)).values
     plan.advance()
-    return logits
+    return _logits(model, hidden)
+
+
+def _logits(model: Decoder, hidden: Ragged) -> Float[Tensor, "b v"]:
+    assert model.readout is not None
+    return cast(Ragged, model.readout(hidden, model.embedding.tokens.weight)).values
 
 
 @cache

@@ -12,7 +12,7 @@ from torch import Tensor
 # Up to this many columns a program holds the whole of x in registers.
 SHORT = 8192
 # Measured on an H200: rows per iteration, and programs per multiprocessor.
-ROWS, PROGRAMS = 2, 8
+ROWS, PROGRAMS = 1, 8
 # A kernel may start before the one in front of it has ended: it loads weights, then waits.
 EARLY = True
 
@@ -326,6 +326,9 @@ def attend(
     shared = heads // kv_heads
     query_norm, key_norm, shift, eps = norms if norms is not None else (k, k, 0.0, 0.0)
     y = projected.new_empty(batch, heads * size)
+    # Measured on an H200: few programs have to be quick, many share what the device has.
+    programs = batch * kv_heads
+    keys, warps = (128, 8) if programs <= 64 else (128, 4) if programs < 1024 else (64, 2)
     _attend[(kv_heads, batch)](
         projected,
         k,
@@ -345,10 +348,10 @@ def attend(
         SIZE=size,
         SHARED=shared,
         PADDED=max(16, triton.next_power_of_2(shared)),
-        KEYS=128 if size <= 64 else 64,
+        KEYS=keys if size <= 64 else keys // 2,
         ROTATE=frequencies is not None,
         NORM=norms is not None,
-        num_warps=4,
+        num_warps=warps,
         num_stages=2,
         **_early(k),
     )

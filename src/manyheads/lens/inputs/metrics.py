@@ -153,7 +153,7 @@ class BoundMetric:
         readout = self._readout()
         vectors = readout.vectors(self.model.table)
         chunk = max(1, MAX_LOGITS // vectors.shape[0])
-        chunks = zip(rows.split(chunk), answers.split(chunk), strict=True)
+        chunks = list(zip(rows.split(chunk), answers.split(chunk), strict=True))
 
         def loss(rows: Float[Tensor, "m c"], answers: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
             logits = readout.finish(F.linear(rows, vectors, readout.bias)).float()
@@ -161,7 +161,7 @@ class BoundMetric:
             correct = logits.gather(1, answers.unsqueeze(1)).squeeze(1)
             return logits.logsumexp(1) - correct
 
-        if torch.is_grad_enabled() and rows.requires_grad:
+        if len(chunks) > 1 and torch.is_grad_enabled() and rows.requires_grad:
             # The backward pass computes the logits again, so that they are never all in memory.
             losses = [checkpoint(loss, *chunk, use_reentrant=False) for chunk in chunks]
         else:

@@ -40,13 +40,18 @@ def diagonal_scan(
     h0 = added.new_zeros(lengths.count, *added.shape[1:]) if state is None else state
     if not lengths.total:
         return added, h0
-    present = [index for index, length in enumerate(lengths.each) if length]
-    sequences = torch.tensor(present, device=added.device)
     offsets = lengths.offsets.long()
-    first, ends = offsets[sequences], offsets[sequences + 1] - 1
+    present = [index for index, length in enumerate(lengths.each) if length]
+    sequences: Tensor | slice = slice(None)
+    first, ends = offsets[:-1], offsets[1:] - 1
+    if len(present) < lengths.count:
+        sequences = torch.tensor(present, device=added.device)
+        first, ends = first[sequences], ends[sequences]
     if state is not None:
         added = added.index_add(0, first, decay[first] * state[sequences])
     states = _scan(decay, added, lengths)
+    if isinstance(sequences, slice):
+        return states, states[ends]
     return states, h0.index_copy(0, sequences, states[ends])
 
 

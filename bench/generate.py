@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the fastest here")
     parser.add_argument("--quick", action="store_true", help="less of it, for a first look")
     parser.add_argument(
-        "--batch", type=int, help="only this batch size, on CUDA; otherwise 1 and then 32"
+        "--batch", type=int, help="only this batch size, on CUDA; otherwise 1 to 128"
     )
     arguments = parser.parse_args()
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")

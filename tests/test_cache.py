@@ -329,3 +329,19 @@ def test_impossible_uses_are_refused() -> None:
             cache.plan(Lengths.of([1, 1, 1]))
     with pytest.raises(InputError, match=r"sequences \[0, 2\] .*: use indices from 0 to 1"):
         cache.select([0, 2])
+
+
+def test_rows_are_allocated_ahead_and_the_first_share_their_memory() -> None:
+    cache = Cache([Causal()], StaticCache(size=8, rows=5))
+    store = cache.stores[0]
+    assert store is not None
+    with torch.no_grad():
+        plan = cache.plan(Lengths.of([3, 2]))
+        store.append(torch.ones(5, 1, 4), torch.ones(5, 1, 4), plan, ordered=False)
+        cache.finish(plan)
+    assert store.k.shape == (5, 8, 1, 4)
+    first = cache.first(1).stores[0]
+    assert first is not None
+    assert first.k.shape == (1, 8, 1, 4)
+    assert first.k.data_ptr() == store.k.data_ptr()
+    assert cache.first(1).seen == (3,)

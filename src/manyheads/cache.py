@@ -5,7 +5,6 @@ from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -145,7 +144,7 @@ class LayerCache(ABC):
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
-    def first(self, count: int) -> Self:
+    def first(self, count: int) -> "LayerCache":
         """The same keys and values, of the first sequences alone."""
         part = copy(self)
         part.rows, part.k, part.v = 1, self.k[:count], self.v[:count]

@@ -10,7 +10,14 @@ from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from manyheads import BeamSearch, Sample
-from manyheads.decoding.sampling import RepetitionPenalty, TokenConstraints, draw, token_logprobs
+from manyheads.decoding.sampling import (
+    MOST_TIES,
+    RepetitionPenalty,
+    TokenConstraints,
+    draw,
+    most_likely,
+    token_logprobs,
+)
 from manyheads.errors import ConfigError
 
 VOCABULARY = 40
@@ -60,6 +67,17 @@ def test_scores_are_narrowed_as_in_transformers_in_the_same_order(
     result, expected = sample.filter_logits(ours), peer(sample, penalty, said, logits)
     assert torch.equal(result.isinf(), expected.isinf())
     torch.testing.assert_close(result, expected)
+
+
+def test_a_large_vocabulary_is_narrowed_as_if_it_were_sorted() -> None:
+    logits = torch.randn(3, 4 * MOST_TIES, generator=torch.Generator().manual_seed(0)).bfloat16()
+    both = Sample(top_k=50, top_p=0.8).filter_logits(logits)
+    alone = Sample(top_k=50).filter_logits(logits)
+    torch.testing.assert_close(both, Sample(top_p=0.8).filter_logits(alone))
+
+
+def test_of_equal_scores_the_first_is_taken() -> None:
+    assert most_likely(torch.tensor([[0.0, 2.0, 2.0], [1.0, 1.0, 0.0]])).tolist() == [1, 0]
 
 
 def test_draws_follow_the_probabilities() -> None:

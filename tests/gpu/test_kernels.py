@@ -202,7 +202,8 @@ def test_a_batch_seen_in_inference_can_be_trained_on(device: str) -> None:
         ((512, 300), Causal(), "bfloat16", "varlen"),
         ((512, 512), Window(9, 9), "bfloat16", "varlen"),
         ((512, 300), MASKS["longformer"], "bfloat16", "flex"),
-        ((512, 300), Causal(), "float32", "flex"),
+        ((512, 300), Causal(), "float32", "fused"),
+        (tuple(range(100, 1000, 100)), Causal(), "float32", "flex"),
     ],
 )
 def test_the_fastest_kernel_is_chosen(

@@ -188,3 +188,10 @@ def test_a_batch_is_uniform_where_one_call_serves_it(
     request = Request(queries=Lengths.of(queries), keys=Lengths.of(keys), mask=Full(), scale=1.0)
     assert request.shapes == shapes
     assert request.uniform == (len(shapes) == 1)
+
+
+def test_on_cuda_few_lengths_are_not_worth_compiling() -> None:
+    for each, kernel in (([30, 40], "fused"), (range(100, 1000, 100), "flex")):
+        lengths = Lengths.of(list(each))
+        request = Request(queries=lengths, keys=lengths, mask=Causal(), scale=1.0)
+        assert choose(request, replace(CUDA, dtype=torch.float32)).kernel == kernel

@@ -229,8 +229,10 @@ class PairBatch:
         chosen = {}
         for tap, values in inputs.items():
             heads = range(values.shape[2])
-            taken = [values[copy, :, head] for copy, head in zip(own[tap], heads, strict=False)]
-            chosen[tap] = torch.stack(taken, 1)[None]
+            own_inputs = [
+                values[copy, :, head] for copy, head in zip(own[tap], heads, strict=False)
+            ]
+            chosen[tap] = torch.stack(own_inputs, 1)[None]
         return chosen
 
     def evaluate(

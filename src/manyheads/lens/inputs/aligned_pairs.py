@@ -47,7 +47,8 @@ def _describe(model: build.Model, clean: ModelInputs, corrupted: ModelInputs, nu
     part = next(index for index, both in enumerate(zip(*sizes, strict=True)) if len({*both}) > 1)
     counts = f"the clean one has {sizes[0][part]} tokens and the corrupted one {sizes[1][part]}"
     parts = [(inputs.ids, inputs.source)[part] for inputs in (clean, corrupted)]
-    about = f"the {'sources' if part else 'texts'} of pair {number} do not align: {counts}"
+    names = "sources" if part else "texts"
+    about = f"the {names} of pair {number}, counted from 0, do not align: {counts}"
     if parts[0] is None or parts[1] is None or clean.examples:
         return about
     first, second = (_tokens(model.tokenizer, ids.of(number).tolist()) for ids in parts if ids)

@@ -36,6 +36,8 @@ collect_ignore = [] if find_spec("triton") else NEED_TRITON
 gc.disable()
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# On ARM torch hands nearly every product to oneDNN, which takes 70 µs to prepare even the smallest.
+os.environ.setdefault("TORCH_MKLDNN_MATMUL_MIN_SIZE", "10000000")
 # No test depends on how it was started: a shell ignores Ctrl-C for what it runs in the background,
 # and some terminals ask for colors or a width.
 signal.signal(signal.SIGINT, signal.default_int_handler)

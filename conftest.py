@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, update_wrapper, wraps
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -51,14 +53,16 @@ if SHAPES_ARE_CHECKED:
     # A quote that is neither of a class nor of a shape: of a Literal, or around an annotation.
     QUOTED = re.compile(r"""(?<!<class )(?<!Tensor, )['"](?=\w)""")
 
-    # How often a function was called or, within another, made; forgotten before each file.
+    # How often a function within another was made; forgotten before each file.
     SEEN: dict[object, int] = {}
-    # The file whose tests are running, if any are.
+    # The file whose tests are running, if any are, and how many of them were started.
     FILE: list[Path] = []
+    STARTED = count(1)
+    # A function counts this many of its calls in a file.
+    COUNTED_CALLS = 64
 
-    def is_due(key: object) -> bool:
-        """Whether this is the first, second, fourth, eighth ... time in this file."""
-        SEEN[key] = times = SEEN.get(key, 0) + 1
+    def is_due(times: int) -> bool:
+        """Whether this is the first, second, fourth, eighth ... time."""
         return not times & (times - 1)
 
     def check_shapes(checked: Any = None, *, typechecker: Any) -> Any:
@@ -72,29 +76,84 @@ if SHAPES_ARE_CHECKED:
             return partial(check_shapes, typechecker=typechecker)
         if inspect.isclass(checked):
             if is_dataclass(checked) and "__init__" in vars(checked):
-                init = check_shapes(checked.__init__, typechecker=typechecker)
-                checked.__init__ = init  # type: ignore[method-assign]
+                CheckedFunction(vars(checked)["__init__"], typechecker)
             return checked
         if not inspect.isfunction(checked) or inspect.iscoroutinefunction(checked):
             return jaxtyped(checked, typechecker=typechecker)
-        inner = "<locals>" in checked.__qualname__
-        if inner and not is_due(checked.__code__):
-            return checked
-        key = object()
-        prepared: Any = None
+        if "<locals>" in checked.__qualname__:
+            SEEN[checked.__code__] = made = SEEN.get(checked.__code__, 0) + 1
+            return check_inner(checked, typechecker) if is_due(made) else checked
+        CheckedFunction(checked, typechecker)
+        return checked
 
-        @wraps(checked)
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal prepared
-            # `is_due` in two lines: most calls end here.
-            SEEN[key] = times = SEEN.get(key, 0) + 1
-            if times & (times - 1):
-                return checked(*given, **named)
+    def check_inner(function: Any, typechecker: Any) -> Any:
+        """A function that goes when nobody refers to it, and that Ray can pickle."""
+        times, prepared = 0, None
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal times, prepared
+            times += 1
+            if not is_due(times):
+                return function(*args, **kwargs)
             if prepared is None:
-                prepared = prepare(checked, typechecker)
-            return prepared(*given, **named)
+                prepared = prepare(function, typechecker)
+            return prepared(*args, **kwargs)
 
         return call
+
+    class CheckedFunction:
+        """Has the calls of a function checked, at no cost while none is due.
+
+        The function stays as it is, but for its code: while calls are counted, that is
+        `count_call`, which comes here. In each file the first, second, fourth ... up to the last
+        that is counted are checked; later the first call in the second, fourth, eighth ... test.
+        """
+
+        # Those that were called in this file.
+        called: ClassVar[set["CheckedFunction"]] = set()
+
+        def __init__(self, function: Any, typechecker: Any) -> None:
+            self.function = function
+            self.code = code = function.__code__
+            self.plain = FunctionType(
+                code,
+                function.__globals__,
+                function.__name__,
+                function.__defaults__,
+                function.__closure__,
+            )
+            self.plain.__kwdefaults__ = function.__kwdefaults__
+            update_wrapper(self.plain, function)
+            del vars(self.plain)["__wrapped__"]
+            # Whoever asks for the arguments of the function finds them there.
+            function.__wrapped__ = self.plain
+            self.prepare = cache(partial(prepare, self.plain, typechecker))
+            template = count_call.__code__
+            self.counting = template.replace(
+                co_consts=tuple(self if value == "" else value for value in template.co_consts),
+                co_freevars=code.co_freevars,
+                co_name=code.co_name,
+                co_qualname=code.co_qualname,
+            )
+            self.count(COUNTED_CALLS)
+
+        def count(self, last: int) -> None:
+            """Count calls from now on, up to the last."""
+            self.calls, self.last = 0, last
+            self.function.__code__ = self.counting
+
+        def call(self, /, *args: Any, **kwargs: Any) -> Any:
+            self.calls = times = self.calls + 1
+            if times == 1:
+                self.called.add(self)
+            if times >= self.last:
+                self.function.__code__ = self.code
+            return (self.prepare() if is_due(times) else self.plain)(*args, **kwargs)
+
+    def count_call(*args: Any, **kwargs: Any) -> Any:
+        """The code of a function whose calls are counted; the constant is its CheckedFunction."""
+        return "".call(*args, **kwargs)  # type: ignore[attr-defined]
 
     def prepare(function: Any, typechecker: Any) -> Any:
         """The function with its checks.
@@ -116,6 +175,20 @@ if SHAPES_ARE_CHECKED:
                 return checking(*given, **named)
 
         return with_shapes
+
+    def start_counting(file: Path) -> None:
+        """Before a test: in a new file anew, in every second, fourth, eighth ... one call more."""
+        global STARTED
+        if file not in FILE:
+            FILE[:], STARTED = [file], count(2)
+            SEEN.clear()
+            for function in CheckedFunction.called:
+                function.count(COUNTED_CALLS)
+            CheckedFunction.called.clear()
+        elif is_due(next(STARTED)):
+            for function in CheckedFunction.called:
+                if function.calls >= function.last:
+                    function.count(1)
 
     jaxtyping.jaxtyped = check_shapes  # type: ignore[assignment]
     install_import_hook("manyheads", "beartype.beartype")
@@ -142,9 +215,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         # Random weights and texts are the same in every run.
         seed_all(sys.modules["torch"])
     if SHAPES_ARE_CHECKED:
-        if item.path not in FILE:
-            FILE[:] = [item.path]
-            SEEN.clear()
+        start_counting(item.path)
     elif item.get_closest_marker("shapes_unchecked") and "torch._dynamo" in sys.modules:
         # As in a process of its own: what others compiled counts against no limit.
         sys.modules["torch._dynamo"].reset()

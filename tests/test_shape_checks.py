@@ -16,7 +16,7 @@ def test_a_letter_means_one_size() -> None:
 
 
 def test_the_number_of_dimensions_is_checked() -> None:
-    # In one file the first, second, fourth and eighth call of a function are checked.
+    # In one file the first, second, fourth ... call of a function are checked.
     roll_out(torch.eye(3).expand(2, 3, 3))
     with pytest.raises(Exception, match="roll_out"):
         roll_out(torch.eye(3))

@@ -15,6 +15,7 @@ from manyheads.parts.feedforward import GeGLU
 from manyheads.parts.masks import Causal, GlobalTokens, Window
 from manyheads.parts.norms import PostNorm, PreNorm, RMSNorm, SandwichNorm
 from manyheads.parts.positions import Alibi, Learned, Rotary, Shaw, Sinusoidal, T5Buckets
+from tests.compiled import keep_einops_whole
 from tests.models.zoo import (
     EVERY_GATE,
     EXPERTS,
@@ -56,6 +57,7 @@ def assert_compiles(config: ModelConfig, *inputs: Any) -> None:
 # A process of its own, a compiler to start and every frame that it traces are dear, so that there
 # is one test, and each part stands in one layer alone.
 def test_batches() -> None:
+    keep_einops_whole()
     batch = ids((9, 2))
     reads = encoder(
         layer(own(position=Rotary(), mask=Window(1, 1)), GeGLU(width=WIDTH, hidden=24)),

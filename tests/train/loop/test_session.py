@@ -18,6 +18,7 @@ from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater
 from manyheads.train.objectives import CausalLM
 from manyheads.train.run_file.run_config import Run, parse_run
+from tests.compiled import keep_einops_whole
 from tests.messages import refuses
 from tests.train.tiny import tables, tiny, write_corpus
 
@@ -405,6 +406,7 @@ def test_an_unknown_checkpoint_is_refused_with_a_list_of_existing_ones(place: Pa
 def test_a_compiled_run_learns_what_another_does(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    keep_einops_whole()
     settings = tables(place, steps=3)
     # Of one shape, so that it is traced once.
     settings["data"]["layout"] = "fixed"

@@ -19,6 +19,7 @@ from manyheads.models.recipes import gpt2, modernbert
 from manyheads.parts.masks import Causal
 from manyheads.ragged import Ragged
 from manyheads.train.objectives import CausalLM, MaskedLM, Routing, Seq2SeqLM
+from tests.compiled import keep_einops_whole
 from tests.messages import refuses
 from tests.models.zoo import (
     DECODERS,
@@ -282,6 +283,7 @@ def test_autocast_stays_near_single_precision(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.shapes_unchecked
 def test_a_step_compiles_with_its_loss_apart() -> None:
+    keep_einops_whole()
     # One bare layer: shapes that are free make every operation dear to trace.
     model = fresh(decoder(layer(own(mask=Causal()), None)))
     objective = CausalLM()

@@ -2,13 +2,15 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.chromium import close_browser, opens_pages
 
 NUMBERS = count()
 # What kinds have measured of small models, which are not stored in the cache: by model and inputs.
@@ -74,3 +76,10 @@ def kinds_are_measured_once(
     monkeypatch.setattr(stored_tests, "MIN_PARAMETERS", 0)
     monkeypatch.setattr(kinds, "storable_fingerprint", named)
     monkeypatch.setattr(head_tests, "recall_test", remembered)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    yield
+    if not opens_pages(nextitem):
+        close_browser()

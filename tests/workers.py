@@ -13,11 +13,12 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from itertools import groupby
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 import pytest
+
+from tests.chromium import opens_pages
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,7 +31,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     free = session.config.getoption("free")
     if session.testsfailed or session.config.option.collectonly or free is None:
         return None
-    files = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
+    units: dict[object, list[pytest.Item]] = {}
+    for item in session.items:
+        # Files that open pages share one browser, and are one unit of work.
+        units.setdefault("pages" if opens_pages(item) else item.path, []).append(item)
+    files = list(units.values())
     waiting = deque(range(len(files)))
     workers = dict([start(session, files)])
     last: dict[Connection, str] = {}

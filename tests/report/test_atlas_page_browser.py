@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from manyheads.report.atlas_folder import atlas_files, write_atlas
-from tests.chromium import launch, needs_chromium
+from tests.chromium import needs_chromium, open_browser
 from tests.report.small import atlas, english_words
 
 pytestmark = needs_chromium
@@ -37,23 +37,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = launch(playwright)
-        # Points move at once.
-        opened: Any = browser.new_page(
-            viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
-        )
-        opened.trouble = []
-        opened.on("console", lambda message: opened.trouble.append(message.text))
-        opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
-        opened.on("dialog", lambda dialog: opened.trouble.append(dialog.message))
-        opened.on("requestfailed", lambda request: opened.trouble.append(request.url))
-        opened.goto((folder / "index.html").as_uri())
-        opened.wait_for_selector("#heads tbody tr")
-        yield opened
-        browser.close()
+    # Points move at once.
+    opened: Any = open_browser().new_page(
+        viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+    )
+    opened.trouble = []
+    opened.on("console", lambda message: opened.trouble.append(message.text))
+    opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
+    opened.on("dialog", lambda dialog: opened.trouble.append(dialog.message))
+    opened.on("requestfailed", lambda request: opened.trouble.append(request.url))
+    opened.goto((folder / "index.html").as_uri())
+    opened.wait_for_selector("#heads tbody tr")
+    yield opened
+    opened.close()
 
 
 def names(page: Any) -> list[str]:

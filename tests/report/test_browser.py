@@ -11,7 +11,7 @@ import pytest
 from manyheads import show
 from manyheads.report import compare_reports, render_comparison
 from manyheads.report.page import render_report, write_report
-from tests.chromium import launch, needs_chromium
+from tests.chromium import needs_chromium, open_browser
 from tests.report.small import EVIL, circuit, decoder, english_words, pairs_report, report
 
 pytestmark = needs_chromium
@@ -19,23 +19,19 @@ pytestmark = needs_chromium
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
     content = render_report(report(), model_path="it", text_file="text.txt", circuit=circuit())
     write_report(content, path)
-    with sync_playwright() as playwright:
-        browser = launch(playwright)
-        opened: Any = browser.new_page(viewport={"width": 1280, "height": 900})
-        opened.trouble = []
-        opened.on("console", lambda said: opened.trouble.append(said.text))
-        opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
-        opened.on("dialog", lambda dialog: opened.trouble.append(dialog.message))
-        opened.on("request", lambda arguments: opened.trouble.extend(_elsewhere(arguments.url)))
-        opened.goto(path.as_uri())
-        opened.wait_for_selector(".token.at")
-        yield opened
-        browser.close()
+    opened: Any = open_browser().new_page(viewport={"width": 1280, "height": 900})
+    opened.trouble = []
+    opened.on("console", lambda said: opened.trouble.append(said.text))
+    opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
+    opened.on("dialog", lambda dialog: opened.trouble.append(dialog.message))
+    opened.on("request", lambda arguments: opened.trouble.extend(_elsewhere(arguments.url)))
+    opened.goto(path.as_uri())
+    opened.wait_for_selector(".token.at")
+    yield opened
+    opened.close()
 
 
 def _elsewhere(address: str) -> list[str]:

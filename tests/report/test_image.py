@@ -16,7 +16,7 @@ from manyheads.report.data import ReportData, collect_report
 from manyheads.report.inputs import read_image
 from manyheads.report.page import render_report, write_report
 from manyheads.taps import Head
-from tests.chromium import launch, needs_chromium
+from tests.chromium import needs_chromium, open_browser
 from tests.studio.models import vision
 
 
@@ -95,25 +95,23 @@ def test_the_command_draws_where_the_class_token_looks(
 
 @needs_chromium
 def test_patches_lie_over_the_image_in_a_browser(measured: ReportData, tmp_path: Path) -> None:
-    from playwright.sync_api import expect, sync_playwright
+    from playwright.sync_api import expect
 
     path = tmp_path / "report.html"
     write_report(render_report(measured, model_path="vit/", text_file="text.txt"), path)
-    with sync_playwright() as playwright:
-        browser = launch(playwright)
-        page = browser.new_page(viewport={"width": 1280, "height": 1400})
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda said: faults.append(said.text))
-        page.goto(path.as_uri())
-        image = page.locator("#view-text img").bounding_box()
-        last = page.locator("#view-text .token").last
-        box = last.bounding_box()
-        assert image is not None
-        assert box is not None
-        assert box["x"] + box["width"] == pytest.approx(image["x"] + image["width"], abs=2)
-        assert box["width"] == pytest.approx(image["width"] / 4, abs=2)
-        last.hover()
-        expect(page.locator("#summary")).to_contain_text("row 3 column 3")
-        browser.close()
+    page = open_browser().new_page(viewport={"width": 1280, "height": 1400})
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text))
+    page.goto(path.as_uri())
+    image = page.locator("#view-text img").bounding_box()
+    last = page.locator("#view-text .token").last
+    box = last.bounding_box()
+    assert image is not None
+    assert box is not None
+    assert box["x"] + box["width"] == pytest.approx(image["x"] + image["width"], abs=2)
+    assert box["width"] == pytest.approx(image["width"] / 4, abs=2)
+    last.hover()
+    expect(page.locator("#summary")).to_contain_text("row 3 column 3")
+    page.close()
     assert faults == []

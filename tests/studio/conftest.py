@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chromium import launch
+from tests.chromium import open_browser
 from tests.studio import models
 from tests.studio.live_server import LiveServer, live_server
 
@@ -26,16 +26,13 @@ def studio() -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    from playwright.sync_api import expect, sync_playwright
+def browser() -> "Browser":
+    from playwright.sync_api import expect
 
     from tests.studio.browsing import PATIENCE
 
     expect.set_options(timeout=PATIENCE)
-    with sync_playwright() as playwright:
-        result = launch(playwright)
-        yield result
-        result.close()
+    return open_browser()
 
 
 @pytest.fixture(scope="module")

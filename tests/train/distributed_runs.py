@@ -1,9 +1,8 @@
-"""Runs of two processes, one after another: python -m tests.train.distributed_runs FOLDER.
+"""Runs of two processes, one after another.
 
 They are started as torchrun does it, but forked from a process that has imported everything.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def main(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
+def run_two_processes(folder: Path) -> None:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -46,4 +45,4 @@ if __name__ == "__main__":
         start_method="fork",
         max_restarts=0,
     )
-    elastic_launch(config, main)(Path(sys.argv[1]))
+    elastic_launch(config, main)(folder)

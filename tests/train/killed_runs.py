@@ -1,23 +1,18 @@
-"""Runs that are killed and taken up again, each in a process of its own: python killing.py FOLDER.
+"""Runs that are killed and taken up again, each in a process of its own."""
 
-It forks, so that torch is imported once; one thread alone, because forks of many hang.
-"""
-
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers load it, and a fork need not
 
 from manyheads.train.loop import checkpoint
 from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
 from manyheads.train.loop.train_step import Updater
+from tests.forked import forked
 from tests.train.tiny import parse_run, tables, write_corpus
 
 STEPS = 8
@@ -121,14 +116,6 @@ KILLS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def forked(work: Callable[[], None]) -> int:
-    child = os.fork()
-    if child == 0:
-        work()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def go(place: Path, kill: Callable[[Path], None] | None = None) -> Callable[[], None]:
     def work() -> None:
         if kill is not None:
@@ -147,11 +134,15 @@ def losses(place: Path) -> list[float]:
     return [line["loss"] for line in MetricsLog(place / "metrics.jsonl").read()]
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
+def kill_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Losses of a whole run, and of runs killed at several points and taken up again."""
     write_corpus(folder, documents=40)
-    assert forked(go(folder / "whole")) == 0
-    result = {"whole": {"losses": losses(folder / "whole"), "codes": []}}
+    # In this process, which prepares for the others what a first run prepares.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    go(folder / "whole")()
+    torch.set_num_threads(threads)
+    result: dict[str, dict[str, Any]] = {"whole": {"losses": losses(folder / "whole"), "codes": []}}
     for name, kill in KILLS.items():
         place = folder / name.replace(" ", "-")
         codes = [forked(go(place, kill)), forked(go(place))]
@@ -159,8 +150,4 @@ def main(folder: Path) -> None:
             folder / "whole/model/model.safetensors"
         ).read_bytes()
         result[name] = {"losses": losses(place), "codes": codes, "same": same}
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return result

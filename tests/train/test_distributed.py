@@ -1,8 +1,5 @@
 """Two processes train as one does, by DDP and by FSDP, and either goes on where the other was."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +7,8 @@ import pytest
 from manyheads import load
 from manyheads.train.loop.reporting import MetricsLog
 from manyheads.train.loop.session import train
-from tests.architecture.house import ROOT
-from tests.train.distributed_runs import STEPS, run_in
+from tests.forked import forked
+from tests.train.distributed_runs import STEPS, run_in, run_two_processes
 from tests.train.tiny import write_corpus
 
 
@@ -22,20 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(place)
     train(run_in(place / "one", "none", steps=STEPS, telemetry_every=3), progress=False)
     train(run_in(place / "one-then-two", "none", steps=3), progress=False)
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.train.distributed_runs", str(place)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
+    assert forked(lambda: run_two_processes(place)) == 0
     train(run_in(place / "two-then-one", "none", steps=STEPS), progress=False)
     return place
 

@@ -1,31 +1,16 @@
 """A killed run that is started again is the run that was never killed."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.architecture.house import ROOT
+from tests.train.killed_runs import kill_runs
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Losses of a whole run, and of runs killed at several points and taken up again."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.train.killed_runs", str(tmp_path_factory.mktemp("killed"))],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    actual: dict[str, Any] = json.loads(result.stdout)
-    return actual
+    return kill_runs(tmp_path_factory.mktemp("killed"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Sharded over two processes, an optimizer takes the steps that it takes alone."""
 
 from dataclasses import replace
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,5 @@ def work(rank: int, store: str) -> None:
 
 
 def test_shards_take_the_steps_of_the_whole(tmp_path: Path) -> None:
-    # Both are forked from a process that imports this file once.
-    forkserver.set_forkserver_preload([__name__])
-    processes.start_processes(
-        work, args=(str(tmp_path / "store"),), nprocs=2, start_method="forkserver"
-    )
-    forkserver._forkserver._stop()
+    store = str(tmp_path / "store")
+    processes.start_processes(work, args=(store,), nprocs=2, start_method="fork")

@@ -19,9 +19,10 @@ TEXTS = [WORDS, WORDS * 2]
 
 @pytest.fixture(scope="module")
 def card() -> Card:
-    return collect_card(
-        decoder(heads=4), TEXTS, name="small", command="manyheads card small", progress=False
-    )
+    with quick_kinds():
+        return collect_card(
+            decoder(heads=4), TEXTS, name="small", command="manyheads card small", progress=False
+        )
 
 
 def test_the_least_important_heads_are_removed_together(card: Card) -> None:

@@ -110,7 +110,7 @@ def build(
     usual = torch.get_default_device() == torch.device(device)
     with _seeded(seed, device), nullcontext() if usual else torch.device(device):
         model = _model(config)
-    return model.to(dtype=dtype).eval()
+    return (model if dtype is None else model.to(dtype=dtype)).eval()
 
 
 def _model(config: ModelConfig) -> Model:

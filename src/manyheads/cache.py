@@ -377,6 +377,17 @@ class Cache:
             state.select(sequences)
         self.memory = [_select(memory, sequences) for memory in self.memory]
 
+    def branch(self, sequences: list[int]) -> "Cache":
+        """A new cache of these sequences, in this order; this one stays as it is.
+
+        So texts with the same beginning read it once and continue it side by side.
+        """
+        branched = copy(self)
+        branched.stores = [copy(store) for store in self.stores]
+        branched.states = {layer: copy(state) for layer, state in self.states.items()}
+        branched.select(sequences)
+        return branched
+
     @property
     def nbytes(self) -> int:
         """The bytes of all keys, values and states, without those of cross-attention."""

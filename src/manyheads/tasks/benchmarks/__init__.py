@@ -1,0 +1,1 @@
+"""Standard scores: benchmarks of lm-evaluation-harness and long-context recall, by head."""

@@ -255,6 +255,20 @@ def test_selected_sequences_go_on_in_their_new_order(
         torch.testing.assert_close(result.of(index), expected.of(index)[-2:], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mask", ["causal", "window"])
+def test_branches_grow_apart_and_leave_the_trunk(mask: str) -> None:
+    layer = made(mask=MASKS[mask], kv_heads=2)
+    trunk = Cache([MASKS[mask]], DynamicCache(initial_size=2))
+    prompt, first, second = drawn([6]), drawn([2, 3]), drawn([4])
+    with torch.no_grad():
+        step(layer, trunk, prompt)
+        step(layer, trunk.branch([0, 0]), first)
+        result = step(layer, trunk.branch([0]), second)
+        expected = layer(Ragged.from_list([torch.cat((prompt.of(0), second.of(0)))]))
+    assert trunk.seen == (6,)
+    torch.testing.assert_close(result.of(0), expected.of(0)[-4:], rtol=1e-4, atol=1e-5)
+
+
 def test_select_takes_the_memory_along() -> None:
     layer = made(keys_from="memory", kv_heads=2)
     cache = Cache([Causal()], DynamicCache())

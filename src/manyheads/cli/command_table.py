@@ -30,7 +30,7 @@ from manyheads.cli.commands.circuits.why import WhyCommand
 from manyheads.cli.commands.experiments import heads, shape, study
 from manyheads.cli.commands.pages import card, circuit
 from manyheads.cli.commands.pages.atlas import AtlasCommand
-from manyheads.cli.commands.tasks import answer, extract, index, search
+from manyheads.cli.commands.tasks import answer, evaluate, extract, index, recall, search
 from manyheads.cli.commands.tasks.filter import FilterCommand
 
 
@@ -54,6 +54,8 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "circuit": circuit.CircuitCommand,
     "why": WhyCommand,
     "heads": heads.HeadsCommand,
+    "recall": recall.RecallCommand,
+    "evaluate": evaluate.EvaluateCommand,
     "compare": compare.Compare,
     "generate": generate.Generate,
     "encode": encode.Encode,

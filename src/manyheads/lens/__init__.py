@@ -93,6 +93,11 @@ from manyheads.lens.task_heads.function_vectors import (
     FunctionVectorHeads,
     find_function_vector_heads,
 )
+from manyheads.lens.task_heads.long_context import (
+    LongContextRecall,
+    RecallScore,
+    long_context_recall,
+)
 from manyheads.lens.task_heads.retrieval import (
     RetrievalHeads,
     find_retrieval_heads,
@@ -169,6 +174,7 @@ __all__ = [
     "LinkReasons",
     "LogitDifference",
     "LogitLens",
+    "LongContextRecall",
     "Losses",
     "ModelSummary",
     "Neuron",
@@ -184,6 +190,7 @@ __all__ = [
     "Redundancy",
     "Restoration",
     "Result",
+    "RecallScore",
     "RetrievalHeads",
     "ScoredToken",
     "Scrub",
@@ -236,6 +243,7 @@ __all__ = [
     "kinds",
     "load",
     "logit_lens",
+    "long_context_recall",
     "lsh_missed_mass",
     "neurons",
     "output_similarity",

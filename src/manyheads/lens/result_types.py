@@ -32,6 +32,7 @@ from manyheads.lens.probing.syntax import SyntaxProbe
 from manyheads.lens.redundant import collapse, dead_heads, heads
 from manyheads.lens.results import files, tables
 from manyheads.lens.task_heads.function_vectors import FunctionVectorHeads
+from manyheads.lens.task_heads.long_context import LongContextRecall
 from manyheads.lens.task_heads.retrieval import RetrievalHeads
 from manyheads.lens.weights import ffn_key_values, neurons
 
@@ -63,6 +64,7 @@ RESULT_TYPES: dict[str, type[files.Result]] = {
         attention_links.LinkCut,
         link_reasons.LinkReasons,
         direct_logits.LogitLens,
+        LongContextRecall,
         neurons.Neurons,
         patching.Patching,
         Pattern,

@@ -1,6 +1,13 @@
-"""Put encoders to work: search documents, find entities, classify and filter corpora."""
+"""Put models to work: search, find entities, classify and filter corpora; standard scores."""
 
 from manyheads.encoding.late_scores import maxsim, maxsim_matrix
+from manyheads.tasks.benchmarks.evaluation import (
+    benchmark_data,
+    evaluate,
+    evaluate_heads,
+    lm_eval_model,
+)
+from manyheads.tasks.benchmarks.lm_eval_tasks import DatasetNeed
 from manyheads.tasks.extraction.calibration import (
     Calibration,
     calibrate,
@@ -40,6 +47,7 @@ __all__ = [
     "Calibration",
     "ClassScore",
     "ClassificationScores",
+    "DatasetNeed",
     "Document",
     "Entity",
     "EntityScores",
@@ -60,18 +68,22 @@ __all__ = [
     "Source",
     "SpanScore",
     "answer",
+    "benchmark_data",
     "calibrate",
     "calibration_error",
     "classify_with_ray",
     "encode_with_ray",
     "entities",
     "entities_of_tags",
+    "evaluate",
+    "evaluate_heads",
     "evaluate_retrieval",
     "explain_hit",
     "explain_match",
     "filter_corpus",
     "fit_temperature",
     "fit_thresholds",
+    "lm_eval_model",
     "maxsim",
     "maxsim_matrix",
     "mine_negatives",

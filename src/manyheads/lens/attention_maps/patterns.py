@@ -31,7 +31,8 @@ class PatternWatcher:
     With `sublayer` it is cross-attention. Those of mixers are shares of absolute weights.
 
     The model runs on its fast kernels. Only the pattern of one text in one attention is in memory,
-    or at most `chunk_weights` of it (but at least one row).
+    or at most `chunk_weights` of it (but at least one row), and only the rows that `rows_of` names
+    for the number of a text.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class PatternWatcher:
         on_pattern: OnPattern,
         chunk_weights: int | None = None,
         sublayer: Sublayer = Sublayer.ATTENTION,
+        rows_of: Callable[[int], range] | None = None,
     ) -> None:
         self._stacks, self._on_pattern = stacks, on_pattern
-        self._chunk, self._sublayer = chunk_weights, sublayer
+        self._chunk, self._sublayer, self._rows_of = chunk_weights, sublayer, rows_of
         self._reader = ScoreReader(stacks)
 
     def wants(self, site: Site) -> bool:
@@ -56,9 +58,10 @@ class PatternWatcher:
         block = addresses.Block(site.layer, heads, site.stack, site.sublayer)
         for text, length in enumerate(tiled.request.queries.each):
             keys = tiled.request.keys.each[text]
+            all_rows = range(length) if self._rows_of is None else self._rows_of(text)
             step = length if self._chunk is None else max(1, self._chunk // max(1, heads * keys))
-            for start in range(0, length, max(1, step)):
-                rows = range(start, min(start + step, length))
+            for start in range(all_rows.start, all_rows.stop, max(1, step)):
+                rows = range(start, min(start + step, all_rows.stop))
                 self._on_pattern(block, text, rows, *pattern_rows(tiled, text, rows))
 
 

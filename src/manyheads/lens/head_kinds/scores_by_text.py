@@ -147,11 +147,14 @@ def measure_needles(
             weights: Float[Tensor, "h t s"],
             visible: Bool[Tensor, "t s"],  # noqa: ARG001
         ) -> None:
-            assert len(rows) == weights.shape[1], "needles need complete patterns"
             before, target = torch.tensor(batch[text].copies).T
-            hits[text, block] = weights.cpu()[:, before].argmax(-1) == target
+            hits[text, block] = weights.cpu()[:, before - rows.start].argmax(-1) == target
 
-        watcher = _PatternsAndFinal(PatternWatcher(model.stacks(), attend), final)
+        def answer_rows(text: int) -> range:
+            return range(batch[text].copies[0][0], batch[text].copies[-1][0] + 1)
+
+        patterns = PatternWatcher(model.stacks(), attend, rows_of=answer_rows)
+        watcher = _PatternsAndFinal(patterns, final)
         with torch.inference_mode():
             model.run_hidden(inputs, watcher)
             hidden = watcher.record[final]

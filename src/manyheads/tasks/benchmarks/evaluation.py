@@ -165,7 +165,7 @@ def evaluate_heads(
         batch_tokens=options.get("batch_tokens"),
         progress=progress,
     )
-    baseline = _simple(source, loaded, lm, shots=shots, limit=limit, chat=chat, out=None)
+    baseline = _simple(source, loaded, lm, shots=shots, limit=limit, chat=chat, resamples=RESAMPLES)
     scores = list(_scores(baseline, loaded))
     index = {head: place for place, head in enumerate(scope.heads)}
     values = np.full((len(scores), 4, len(index)), np.nan)
@@ -231,32 +231,32 @@ class _Score(NamedTuple):
         return f"{self.task} {self.metric}{after}"
 
     def of(self, results: Mapping[str, Any]) -> tuple[float, float]:
-        """The score and its standard error, NaN where the harness has none."""
+        """The score and its standard error: that of the harness, or else by leaving out groups."""
         row = results["results"][self.task]
-        error = row.get(f"{self.metric}_stderr,{self.filter}", np.nan)
-        error = float(error) if isinstance(error, int | float) else np.nan
-        return float(row[f"{self.metric},{self.filter}"]), error
+        error = row.get(f"{self.metric}_stderr,{self.filter}", "N/A")
+        if not isinstance(error, int | float):
+            error = self._error(results)
+        return float(row[f"{self.metric},{self.filter}"]), float(error)
 
     def change_error(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
         """The standard error of the change, from the same documents."""
-        pairs = list(zip(self._values(before), self._values(after), strict=True))
-        if len(pairs) < 2:
+        return self._error(after, before)
+
+    def _error(self, *results: Mapping[str, Any]) -> float:
+        """The jackknife error of a score, or of its difference to that of other results."""
+        values = [list(self._values(own)) for own in results]
+        documents = len(values[0])
+        reported = results[0]["results"][self.task][f"{self.metric},{self.filter}"]
+        # Groups may weigh their tasks in another way.
+        if documents < 2 or not np.isclose(self.aggregate(values[0]), reported):
             return float("nan")
-        first, second = zip(*pairs, strict=True)
-        pooled = self.aggregate(second)
-        if abs(pooled - self.of(after)[0]) > 1e-6 * max(1.0, abs(pooled)):
-            # A group that weighs its tasks otherwise.
-            return float("nan")
-        groups = min(GROUPS, len(pairs))
-        changes = []
+        groups = min(GROUPS, documents)
+        estimates = []
         for left_out in range(groups):
-            rows = [row for row in range(len(pairs)) if row % groups != left_out]
-            changes.append(
-                self.aggregate([second[row] for row in rows])
-                - self.aggregate([first[row] for row in rows])
-            )
-        spread = np.var(np.array(changes, dtype=float))
-        return float(np.sqrt((groups - 1) * spread))
+            rows = [row for row in range(documents) if row % groups != left_out]
+            first, *rest = (self.aggregate([own[row] for row in rows]) for own in values)
+            estimates.append(first - sum(rest))
+        return float(np.sqrt((groups - 1) * np.var(np.array(estimates, dtype=float))))
 
     def _values(self, results: Mapping[str, Any]) -> Iterator[Any]:
         for task in self.members:
@@ -299,7 +299,8 @@ def _simple(
     shots: int | None,
     limit: int | float | None,
     chat: bool,
-    out: Path | str | None,
+    out: Path | str | None = None,
+    resamples: int = 100_000,
 ) -> dict[str, Any]:
     """The results of the harness for loaded tasks, written to its files if there is a folder."""
     import lm_eval
@@ -325,7 +326,7 @@ def _simple(
             num_fewshot=shots,
             limit=limit,
             device=str(lm.device),
-            bootstrap_iters=RESAMPLES,
+            bootstrap_iters=resamples,
             apply_chat_template=chat,
             fewshot_random_seed=SEED,
             task_manager=source.manager,

@@ -103,7 +103,7 @@ def test_functions_of_local_tasks_run_only_if_allowed(tmp_path: Path) -> None:
     (tmp_path / "shared.yaml").write_text("process_docs: !function own.prepare\n")
     (tmp_path / "local.yaml").write_text("include: shared.yaml\n" + LOCAL_TASK)
     (tmp_path / "own.py").write_text("def prepare(docs):\n    return docs.select([0])\n")
-    with refuses(InputError, "local.yaml", "own.prepare", "--allow-code"):
+    with refuses(InputError, "local.yaml", "own.prepare", "allow_code"):
         TaskSource.of(tmp_path / "local.yaml")
     tasks = TaskSource.of(tmp_path / "local.yaml", allow_code=True).load()["tasks"]
     assert len(tasks["local"].eval_docs) == 1

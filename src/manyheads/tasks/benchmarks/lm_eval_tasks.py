@@ -141,9 +141,9 @@ class TaskSource:
             example = needs[0].path
             raise InputError(
                 f"the data of these tasks is not on this machine: {names}, from huggingface.co",
-                "allow the download (--download, download=True), or fetch it elsewhere with "
-                f"'hf download {example} --repo-type dataset --local-dir DATA/{example}' and "
-                "name that folder (--data DATA, data=DATA)",
+                "use --download to fetch it (download in Python), or get it elsewhere with "
+                f"'hf download {example} --repo-type dataset --local-dir DATA/{example}' and use "
+                "--data DATA (data in Python)",
             ) from error
 
     @contextmanager
@@ -407,7 +407,7 @@ def _refuse_code(path: Path) -> None:
     if functions:
         raise InputError(
             f"{path} runs Python functions: {listed(functions, 3)}",
-            "read that code, then allow it with --allow-code or allow_code=True",
+            "read that code, then pass allow_code",
         )
 
 

@@ -1,6 +1,7 @@
 """Scores as the harness writes them, and by head with errors of the same documents."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from tests.tasks.benchmarks.test_lm_eval_tasks import write_rows
 
 pytest.importorskip("lm_eval")
 WORDS = passages()[0].split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_description_of_the_machine() -> Iterator[None]:
+    """The harness asks several programs for it, at every run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import torch
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError
-from manyheads.formatting import listed, percent, plain_table, standard_error, without_nan
+from manyheads.formatting import listed, percent, plain_table, without_nan
 from manyheads.lens.causal.ablation import HeadAblation, Replacement
 from manyheads.lens.head_kinds import criteria, scores_by_text
 from manyheads.lens.inputs import cached_run, synthetic
@@ -74,7 +74,7 @@ class LongContextRecall(ByHead):
         """A rich table of recall by task and length."""
         rows = []
         for score in self.scores:
-            copied = f"{percent(score.copied)} {standard_error(score.error)}".strip()
+            copied = f"{percent(score.copied)} ±{percent(score.error)}"
             off = [
                 "" if value is None else percent(value)
                 for value in (score.without, score.without_random)

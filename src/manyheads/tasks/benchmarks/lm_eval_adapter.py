@@ -37,7 +37,7 @@ MAX_NEW_TOKENS = 256
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 
-class LmEvalModel(TemplateLM):
+class LmEvalModel(TemplateLM):  # type: ignore[misc]
     """A language model for `lm_eval.simple_evaluate`, without the heads `without`.
 
     With `versions`, which lack more heads, all of them answer a request together, and `version`
@@ -109,10 +109,13 @@ class LmEvalModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """The log-probability of each continuation, and whether it is the most likely one."""
         del disable_tqdm
-        base = super()
-        return self._answer("loglikelihood", requests, lambda new: base.loglikelihood(new, True))
 
-    def _loglikelihood_tokens(  # type: ignore[override]
+        def compute(new: list[Instance]) -> Any:
+            return TemplateLM.loglikelihood(self, new, disable_tqdm=True)
+
+        return self._answer("loglikelihood", requests, compute)
+
+    def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[list[tuple[float, bool]]]:
         """For each request the answers of all versions."""

@@ -33,9 +33,10 @@ class DatasetNeed:
     subsets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if not self.subsets:
+            return self.path
         count = len(self.subsets)
-        more = f" ({pluralise(count, 'subset')})" if count > 1 else f" ({self.subsets[0]})"
-        return self.path + (more if count else "")
+        return f"{self.path} ({self.subsets[0] if count == 1 else pluralise(count, 'subset')})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -377,19 +378,17 @@ def _json_splits(files: Mapping[str, Sequence[Path]]) -> Any:
 
 def _read_yaml(path: Path, functions: list[str] | None = None) -> dict[str, Any]:
     """A YAML file of the harness with what it includes; `functions` collects those it names."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
+    yaml = import_package("yaml", "a task in YAML", EXTRA)
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
 
     def construct(_: Any, node: Any) -> str:
         if functions is not None:
             functions.append(str(node.value))
         return str(node.value)
 
-    Loader.add_constructor("!function", construct)
+    loader.add_constructor("!function", construct)
     try:
-        config = yaml.load(path.read_text("utf-8"), Loader)
+        config = yaml.load(path.read_text("utf-8"), loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{path} cannot be read: {error}", "correct the file") from None
     if not isinstance(config, dict):

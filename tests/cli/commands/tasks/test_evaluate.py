@@ -13,6 +13,12 @@ from tests.tasks.benchmarks.test_lm_eval_tasks import CHOICES, write_rows
 pytest.importorskip("lm_eval")
 
 
+@pytest.fixture(autouse=True)
+def no_description_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness asks several programs for it, at every run."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_rows(tmp_path_factory.mktemp("rows") / "sky.jsonl", CHOICES))

@@ -8,7 +8,7 @@ the same pass, and switched off in another.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,8 @@ from manyheads.progress import Progress
 from manyheads.taps import Head, Site, Tap
 from manyheads.tokenizers import plain_copy
 
-RecallTask = Literal["needle", "multi-key"]
-# Statements in a text, of which one is asked for.
-KEYS: dict[RecallTask, int] = {"needle": 1, "multi-key": 8}
+# Statements in the texts of a task, of which one is asked for.
+KEYS = {"needle": 1, "multi-key": 8}
 DEFAULT_TIMES = (1, 2, 4, 8, 16)
 DEFAULT_BASE = 512
 # Less of an article hides nothing.
@@ -99,10 +98,10 @@ class LongContextRecall(ByHead):
 @wrapping_models
 def long_context_recall(
     model: build.Model,
-    times: Sequence[float] = DEFAULT_TIMES,
+    times: Sequence[float | int] = DEFAULT_TIMES,
     *,
     base: int | None = None,
-    tasks: Sequence[RecallTask] = ("needle", "multi-key"),
+    tasks: Sequence[str] = tuple(KEYS),
     samples: int = 8,
     ablate: bool = True,
     replace_with: Replacement = "mean",
@@ -132,8 +131,8 @@ def long_context_recall(
         raise InputError(f"samples must be at least 2, got {samples}", "use 2 or more")
     if not times or min(times) <= 0:
         raise InputError(f"times must be above 0, got {list(times)}", "use 1, 2, 4 or so")
-    if unknown := [task for task in tasks if task not in KEYS] or (not tasks and "nothing"):
-        raise InputError(f"tasks must be among {', '.join(KEYS)}, got {unknown}", "use these")
+    if not tasks or not set(tasks) <= set(KEYS):
+        raise InputError(f"tasks must be of {', '.join(KEYS)}, got {list(tasks)}", "use these")
     lengths = {time: round(base * time) for time in sorted(times)}
     fitting = {time: tokens for time, tokens in lengths.items() if _fits(model, tokens)}
     skipped = [f"{time:g}x" for time in lengths if time not in fitting]
@@ -173,7 +172,7 @@ def long_context_recall(
         without, random_off = off[task, time]
         score = RecallScore(
             task=task,
-            times=time,
+            times=float(time),
             tokens=fitting[time],
             copied=float(copied.mean()),
             error=float(copied.std(ddof=1) / len(copied) ** 0.5),

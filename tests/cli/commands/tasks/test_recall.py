@@ -47,7 +47,7 @@ def test_recall_and_heads_are_printed(
     printed = " ".join(capsys.readouterr().out.split())
     assert (passed["base"], passed["times"]) == (256, [2.0, 16.0])
     assert "1x is 256 tokens, and the model was trained on up to 8,192." in printed
-    assert "needle 2x 512 75% ±10% 50% 5% 70%" in printed
+    assert "needle 2x 512 75% ±10% 50% 5.0% 70%" in printed
     assert "L0H1." in printed
     assert "Longer than its positions: 16x." in printed
     assert lens.load(out).scores == (SCORE,)

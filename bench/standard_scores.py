@@ -3,7 +3,9 @@
 Three tasks are made up from the articles of this library: multiple choice, rolling perplexity and
 generation. Both sides have the same weights and answer the same requests in one process, in turn;
 the answers are compared first. The limit is the least work, every token that differs read once and
-logits where they are asked for, at the speed of large matrix products on this machine.
+logits where they are asked for, at the speed of large matrix products on this machine. Of rolling
+perplexity every token and every logit counts, so that no backend can be twice as fast as another
+that reads texts one by one: the limit says how much is left.
 
 Seconds are those of the processor. Needs `pip install 'manyheads[lm-eval,transformers]'`.
 """
@@ -91,12 +93,14 @@ def largest_difference(name: str, ours: list[Any], peer: list[Any]) -> float:
     return max(abs(own - hf) / max(1.0, abs(hf)) for own, hf in pairs)
 
 
-def least_operations(lm: Any, batch: list[Instance]) -> float:
+def least_operations(lm: Any, name: str, batch: list[Instance]) -> float:
     """The multiplications and additions of every different token, read once, with its logits."""
-    model = lm.model
-    items = []
-    for context, answer in (request.args for request in batch):
-        pair = lm._encode_pair(context, answer)
+    model, items = lm.model, []
+    for arguments in (request.args for request in batch):
+        if name == "multiple choice":
+            pair = lm._encode_pair(*arguments)
+        else:
+            pair = [lm.prefix_token_id], lm.tok_encode(*arguments)
         items.append(Continuation(*map(tuple, pair)))
     passes = [
         group
@@ -177,8 +181,8 @@ def main() -> None:
         row: dict[str, Any] = {"difference": worst, "core_seconds": {}}
         for entrant in entrants:
             row["core_seconds"][entrant] = timed[name].host_seconds(entrant)
-        if name == "multiple choice":
-            row["limit"] = least_operations(entrants[OURS], batch) / product_speed()
+        if name != "generation":
+            row["limit"] = least_operations(entrants[OURS], name, batch) / product_speed()
             row["share_of_limit"] = row["limit"] / own
         result["tasks"][name] = row
         say(f"{name}: answers differ by {worst:.1e} at most")

@@ -33,6 +33,9 @@ NEED_TRITON = [
     str(file) for file in HERE.glob("src/**/*.py") if "\nimport triton\n" in file.read_text()
 ]
 collect_ignore = [] if find_spec("triton") else NEED_TRITON
+if find_spec("lm_eval") is None:
+    # A subclass of what an extra has; a function imports it where that is installed.
+    collect_ignore.append(str(HERE / "src/manyheads/tasks/benchmarks/lm_eval_adapter.py"))
 
 # Hardly anything of what is imported is ever garbage.
 gc.disable()

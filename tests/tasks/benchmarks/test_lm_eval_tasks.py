@@ -70,7 +70,7 @@ def test_yaml_tasks_find_their_data_beside_them(folder: Path, tmp_path: Path) ->
     assert [config["task"] for config in both.configs] == ["local", "answers"]
 
 
-def test_a_benchmark_by_name_says_what_it_would_download(tmp_path: Path) -> None:
+def test_a_benchmark_by_name_has_its_datasets_listed(tmp_path: Path) -> None:
     source = TaskSource.of("hellaswag,ceval")
     assert source.needs[0] == DatasetNeed("Rowan/hellaswag")
     assert source.needs[1].path == "ceval/ceval-exam"

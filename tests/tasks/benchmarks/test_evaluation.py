@@ -13,7 +13,7 @@ from manyheads import lens, tasks
 from manyheads.errors import InputError
 from manyheads.lens.inputs.synthetic import passages
 from tests.messages import refuses
-from tests.tasks.benchmarks.test_lm_eval_tasks import write_rows
+from tests.tasks.benchmarks.test_lm_eval_tasks import write_group, write_rows
 
 pytest.importorskip("lm_eval")
 WORDS = passages()[0].split()
@@ -108,6 +108,14 @@ def test_the_error_of_a_change_is_of_the_same_documents(results: Any, by_head: A
     # The harness has none for perplexities.
     assert by_head["prose bits_per_byte"].error_of("L3H0") > 0
     assert by_head["prose bits_per_byte change"].error_of("L3H0") > 0
+
+
+def test_a_group_has_the_scores_of_all_its_documents(model: Any, tmp_path: Path) -> None:
+    write_group(tmp_path)
+    result = tasks.evaluate_heads(model, tmp_path, "L2H1", progress=False)
+    assert {"first acc", "second acc", "both acc"} <= set(result.names)
+    assert result["both acc"].of("L2H1") == result["first acc"].of("L2H1")
+    assert result["both acc change"].error_of("L2H1") >= 0
 
 
 def test_scores_by_head_are_saved_and_read_back(by_head: Any, tmp_path: Path) -> None:

@@ -36,6 +36,15 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def write_group(folder: Path) -> None:
+    """Two tasks of the same rows, and the group of both."""
+    write_rows(folder / "choices.jsonl", CHOICES)
+    for name in ("first", "second"):
+        (folder / f"{name}.yaml").write_text(LOCAL_TASK.replace("local", name))
+    metric = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
+    (folder / "both.yaml").write_text(f"group: both\ntask: [first, second]\n{metric}\n")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
@@ -68,6 +77,15 @@ def test_yaml_tasks_find_their_data_beside_them(folder: Path, tmp_path: Path) ->
         assert len(tasks["local"].eval_docs) == 2
     both = TaskSource.of([tmp_path / "local.yaml", folder / "answers.jsonl"])
     assert [config["task"] for config in both.configs] == ["local", "answers"]
+
+
+def test_a_group_of_a_folder_has_its_tasks(tmp_path: Path) -> None:
+    write_group(tmp_path)
+    source = TaskSource.of(tmp_path)
+    assert source.specs == ("both",)
+    assert sorted(config["task"] for config in source.configs) == ["first", "second"]
+    loaded = source.load()
+    assert loaded["group_map"] == {"both": ["first", "second"]}
 
 
 def test_a_benchmark_by_name_has_its_datasets_listed(tmp_path: Path) -> None:

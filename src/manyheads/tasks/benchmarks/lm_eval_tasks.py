@@ -68,24 +68,27 @@ class TaskSource:
         if data is not None and not Path(data).is_dir():
             raise InputError(f"the data folder {data} does not exist", "name a folder")
         specs: list[Any] = []
+        by_name: list[str] = []
         folders: list[Path] = []
+        indexed: list[Path] = []
         for name in names:
             path = Path(name).expanduser()
             if path.is_dir():
-                specs += _tasks_of_folder(path)
                 folders.append(path)
+                if own := _tasks_of_folder(path, allow_code=allow_code):
+                    indexed.append(path)
+                    specs += own
+                else:
+                    specs += _files_of_folder(path)
             elif path.is_file():
-                specs.append(_task_of_file(path))
+                specs.append(_task_of_file(path, allow_code=allow_code))
                 folders.append(path.parent)
             elif path.suffix in (".yaml", ".yml", ".json", ".jsonl"):
                 raise InputError(f"{path} does not exist", "name a file of tasks or rows")
             else:
-                specs.append(ALIASES.get(str(name), str(name)))
-        if not allow_code:
-            for spec in specs:
-                if isinstance(spec, str) and Path(spec).is_file():
-                    _refuse_code(Path(spec))
-        manager = _manager([spec for spec in specs if isinstance(spec, str)])
+                by_name.append(ALIASES.get(str(name), str(name)))
+                specs.append(by_name[-1])
+        manager = _manager(by_name, indexed)
         source = None if data is None else Path(data)
         return cls(tuple(specs), manager, tuple(folders), source, download, allow_code)
 
@@ -233,14 +236,14 @@ def _split(name: str | Path) -> list[str | Path]:
     return [part.strip() for part in name.split(",") if part.strip()]
 
 
-def _manager(names: Sequence[str]) -> Any:
-    """The index of the harness: of the folders that the names begin with if they have them all."""
+def _manager(names: Sequence[str], folders: Sequence[Path]) -> Any:
+    """The index of local folders and of the harness: of the part that has the names, or of all."""
+    import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
-    names = [name for name in names if not Path(name).is_file()]
+    own = list(folders)
     if not names:
-        return TaskManager(include_defaults=False)
-    import lm_eval.tasks
+        return TaskManager(include_path=own or None, include_defaults=False)
 
     # All 14 thousand tasks take ten seconds.
     root = Path(lm_eval.tasks.__file__).parent
@@ -250,10 +253,10 @@ def _manager(names: Sequence[str]) -> Any:
         if folder.is_dir() and any(name.startswith(folder.name) for name in names)
     ]
     if near:
-        manager = TaskManager(include_path=list(near), include_defaults=False)
+        manager = TaskManager(include_path=[*near, *own], include_defaults=False)
         if _resolves(manager, names):
             return manager
-    manager = TaskManager()
+    manager = TaskManager(include_path=own or None)
     for name in names:
         if name not in manager.task_index:
             from difflib import get_close_matches
@@ -279,22 +282,34 @@ def _resolves(manager: Any, names: Sequence[str]) -> bool:
     return True
 
 
-def _tasks_of_folder(folder: Path) -> list[Any]:
-    """The YAML tasks of a folder, or the files of rows where it has none."""
-    yaml = sorted((*folder.glob("*.yaml"), *folder.glob("*.yml")))
-    if tasks := [str(path) for path in yaml if {"task", "group"} & set(_read_yaml(path))]:
-        return tasks
-    rows = sorted((*folder.glob("*.jsonl"), *folder.glob("*.json")))
-    if not rows:
+def _tasks_of_folder(folder: Path, *, allow_code: bool) -> list[str]:
+    """The names of the groups and tasks in the YAML files of a folder; none if it has no such."""
+    names: dict[str, None] = {}
+    members: set[str] = set()
+    for path in sorted(folder.glob("**/*.yaml")):
+        config = _read_task(path, allow_code=allow_code)
+        task, group = config.get("task"), config.get("group")
+        if isinstance(task, list):
+            members |= {own if isinstance(own, str) else str(own.get("task")) for own in task}
+        if isinstance(name := group or task, str):
+            names[name] = None
+    return [name for name in names if name not in members]
+
+
+def _files_of_folder(folder: Path) -> list[Any]:
+    """The tasks of the files of rows in a folder."""
+    files = sorted((*folder.glob("*.jsonl"), *folder.glob("*.json")))
+    if not files:
         raise InputError(
             f"{folder} has no tasks", "put .yaml tasks of the harness or .jsonl rows into it"
         )
-    return [_task_of_file(path) for path in rows]
+    return [_task_of_file(path, allow_code=False) for path in files]
 
 
-def _task_of_file(path: Path) -> Any:
+def _task_of_file(path: Path, *, allow_code: bool) -> Any:
     """A YAML task by its path, or a task for the rows of a JSON file."""
     if path.suffix in (".yaml", ".yml"):
+        _read_task(path, allow_code=allow_code)
         return str(path)
     if path.suffix not in (".json", ".jsonl"):
         raise InputError(f"{path} is no task", "name a .yaml, .json or .jsonl file")
@@ -400,14 +415,16 @@ def _read_yaml(path: Path, functions: list[str] | None = None) -> dict[str, Any]
     return merged | config
 
 
-def _refuse_code(path: Path) -> None:
+def _read_task(path: Path, *, allow_code: bool) -> dict[str, Any]:
+    """A YAML file of the user; its functions are refused unless they are allowed."""
     functions: list[str] = []
-    _read_yaml(path, functions)
-    if functions:
+    config = _read_yaml(path, functions)
+    if functions and not allow_code:
         raise InputError(
             f"{path} runs Python functions: {listed(functions, 3)}",
             "read that code, then pass allow_code",
         )
+    return config
 
 
 def _refuse_metric(name: str, *_: Any, **__: Any) -> Any:

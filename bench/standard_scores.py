@@ -87,10 +87,9 @@ def largest_difference(name: str, ours: list[Any], peer: list[Any]) -> float:
     """Of log-likelihoods, relative to those above 1; generated texts must be equal."""
     if name == "generation":
         return float(ours != peer)
-    pairs = zip(ours, peer, strict=True)
     if name == "multiple choice":
-        pairs = ((own[0], hf[0]) for own, hf in pairs)
-    return max(abs(own - hf) / max(1.0, abs(hf)) for own, hf in pairs)
+        ours, peer = ([logprob for logprob, _ in rows] for rows in (ours, peer))
+    return max(abs(own - hf) / max(1.0, abs(hf)) for own, hf in zip(ours, peer, strict=True))
 
 
 def least_operations(lm: Any, name: str, batch: list[Instance]) -> float:

@@ -146,7 +146,7 @@ class WrappedReadout(Outside, ReadoutLayer):
         self, facts: ReadoutFacts, config: LanguageHead | ClassHead | TokenHead | SpanHead
     ) -> None:
         nn.Module.__init__(self)
-        self.config, self.transform = config, nn.Identity()
+        self.config, self.transform, self.product = config, nn.Identity(), None
         self._facts = facts
 
     @property

@@ -1,5 +1,6 @@
 """Token embeddings, with positions and token types."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -141,7 +142,7 @@ class TokenEmbedding(nn.Module):
         if ids.values.dtype not in (torch.int64, torch.int32):
             remedy = "convert them with .long()"
             raise InputError(f"token ids must be integers, got {ids.values.dtype}", remedy)
-        home = self.tokens.weight.device
+        home = next(itertools.chain(self.tokens.parameters(), self.tokens.buffers())).device
         if ids.device != home:
             raise InputError(
                 f"the token ids are on {ids.device}, and the model is on {home}",

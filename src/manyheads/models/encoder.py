@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, InputError
 from manyheads.models.embedding import Embedding, TokenEmbedding
@@ -130,6 +130,10 @@ class TextModel(ModelInterface):
     def run_hidden(self, inputs: ModelInputs, watch: Watcher) -> None:
         assert inputs.ids is not None, "a model of text reads token ids"
         self.hidden(inputs.ids, watch=watch)
+
+    @property
+    def table_layer(self) -> nn.Embedding:
+        return self.embedding.tokens
 
     @property
     def table(self) -> Float[Tensor, "v c"]:

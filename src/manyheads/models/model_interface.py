@@ -95,6 +95,11 @@ class ModelInterface(nn.Module, provenance.Provenance):
         raise NotImplementedError
 
     @property
+    def table_layer(self) -> nn.Embedding | None:
+        """The layer of the token embedding; None for a model of images."""
+        return None
+
+    @property
     def table(self) -> Float[Tensor, "v c"] | None:
         """The token embedding, which a tied readout scores with; None for a model of images."""
         return None
@@ -126,7 +131,11 @@ class ModelInterface(nn.Module, provenance.Provenance):
         self.run_inputs(inputs, watch)
 
     def _read(self, hidden: Ragged) -> Ragged | Tensor | None:
-        return None if self.readout is None else self.readout(hidden, self.table)
+        if self.readout is None:
+            return None
+        # A table of integers would be unpacked for nothing.
+        table = self.table if self.readout.product is None else None
+        return self.readout(hidden, table)
 
     def image_tokens(self, image: Tensor) -> int:
         """The number of tokens that the model makes of an image."""

@@ -1,6 +1,6 @@
 """Readouts: language heads, and classification heads for sequences, tokens and images."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,7 +172,12 @@ class TransformLayer(nn.Module):
 
 
 class ReadoutLayer(nn.Module):
-    """Any of the readouts; `table` is the token embedding, for tied ones."""
+    """Any of the readouts; `table` is the token embedding, for tied ones.
+
+    `product` multiplies by the vectors of tokens if they are stored as integers.
+    """
+
+    product: Callable[[Tensor], Tensor] | None
 
     def __init__(
         self, config: LanguageHead | ClassHead | TokenHead | SpanHead, width: int, vocabulary: int
@@ -189,6 +194,7 @@ class ReadoutLayer(nn.Module):
         inputs = 2 * width if joined else width
         self.weight = None if tied else nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs)) if config.bias else None
+        self.product = None
         if self.weight is not None:
             nn.init.normal_(self.weight, std=0.02)
 
@@ -203,7 +209,11 @@ class ReadoutLayer(nn.Module):
         self, x: Float[Tensor, "*n c"], table: Float[Tensor, "v e"] | None
     ) -> Float[Tensor, "*n o"]:
         """The logits of hidden states, or of pooled ones."""
-        return self.finish(F.linear(self.features(x), self.vectors(table), self.bias))
+        features = self.features(x)
+        if self.product is None:
+            return self.finish(F.linear(features, self.vectors(table), self.bias))
+        product = self.product(features)
+        return self.finish(product if self.bias is None else product + self.bias)
 
     def features(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n e"]:
         """The features that are multiplied with the vectors of tokens or classes."""
@@ -236,6 +246,8 @@ class ReadoutLayer(nn.Module):
     def vectors(self, table: Float[Tensor, "v c"] | None) -> Float[Tensor, "outputs e"]:
         """One vector per token or class."""
         weight = table if self.weight is None else self.weight
+        if isinstance(self.product, nn.Linear):
+            return self.product.weight
         assert weight is not None, "a tied readout needs the token embedding"
         return weight
 

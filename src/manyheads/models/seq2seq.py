@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.errors import ConfigError, InputError
@@ -124,6 +124,10 @@ class Seq2Seq(ModelInterface):
     def run_hidden(self, inputs: ModelInputs, watch: Watcher) -> None:
         assert inputs.ids is not None, "the target of a Seq2Seq is token ids"
         self.hidden(inputs.source, inputs.ids, watch=watch)
+
+    @property
+    def table_layer(self) -> nn.Embedding:
+        return self._target_side().tokens
 
     @property
     def table(self) -> Float[Tensor, "v c"]:

@@ -21,6 +21,7 @@ from manyheads.decoding.steps.ordinary import DecoderWeights, LayerWeights, why_
 from manyheads.models.decoder import Decoder
 from manyheads.parts import feedforward, norms
 from manyheads.parts.positions.rotary import Rotation
+from manyheads.quantization.integer_layers import IntegerWeight
 from manyheads.ragged import Ragged
 
 Function = Callable[[Tensor], Tensor]
@@ -86,8 +87,10 @@ class OrdinaryDecoder:
         self.layers = [OrdinaryLayer(layer, vectors=vectors) for layer in weights.layers]
         self.final_norm = _norm(weights.final_norm)
         self.logit_scale = weights.logit_scale
-        logits = torch.empty(len(weights.vocabulary)) if vectors else None
-        self.readout = _product(weights.vocabulary, weights.vocabulary_bias, out=logits)
+        table = weights.vocabulary
+        count = table.codes.shape[0] if isinstance(table, IntegerWeight) else len(table)
+        logits = torch.empty(count) if vectors else None
+        self.readout = _product(table, weights.vocabulary_bias, out=logits)
 
     def __call__(
         self, x: Float[Tensor, "*b c"], cache: Cache, rotations: list[Rotation | None]
@@ -108,10 +111,10 @@ class OrdinaryLayer:
 
     def __init__(self, weights: LayerWeights, *, vectors: bool) -> None:
         project, expand = weights.project, weights.expand
-        projected = torch.empty(len(project.weight)) if vectors else None
-        expanded = torch.empty(len(expand.weight)) if vectors else None
+        projected = torch.empty(project.out_features) if vectors else None
+        expanded = torch.empty(expand.out_features) if vectors else None
         self.attention_norm = _norm(weights.attention_norm)
-        self.project = _product(project.weight, project.bias, out=projected)
+        self.project = _product(_matrix(project), project.bias, out=projected)
         self.attention: OrdinaryAttention
         if projected is None:
             self.attention = BatchAttention(weights)
@@ -119,7 +122,7 @@ class OrdinaryLayer:
             self.attention = VectorAttention(weights, projected)
         self.add_output = _sum(weights.output, vectors=vectors)
         self.feedforward_norm = _norm(weights.feedforward_norm)
-        self.expand = _product(expand.weight, expand.bias, out=expanded)
+        self.expand = _product(_matrix(expand), expand.bias, out=expanded)
         self.activate = _activation(weights, expanded)
         self.add_contract = _sum(weights.contract, vectors=vectors)
         self.parallel = weights.parallel
@@ -284,8 +287,16 @@ def _norm(module: nn.Module) -> Function:
     return module.forward
 
 
-def _product(weight: Tensor, bias: Tensor | None, *, out: Tensor | None) -> Function:
+def _matrix(linear: nn.Linear) -> Tensor | IntegerWeight:
+    return linear if isinstance(linear, IntegerWeight) else linear.weight
+
+
+def _product(
+    weight: Tensor | IntegerWeight, bias: Tensor | None, *, out: Tensor | None
+) -> Function:
     """The product of a batch of rows, or of a vector into the buffer `out`."""
+    if isinstance(weight, IntegerWeight):
+        return _integer_product(weight, bias, out)
     if out is None:
         return lambda x: F.linear(x, weight, bias)
     if bias is None:
@@ -293,8 +304,23 @@ def _product(weight: Tensor, bias: Tensor | None, *, out: Tensor | None) -> Func
     return lambda x: torch.addmv(bias, weight, x, out=out)
 
 
+def _integer_product(weight: IntegerWeight, bias: Tensor | None, out: Tensor | None) -> Function:
+    if out is None:
+        if bias is None:
+            return weight.multiply
+        return lambda x: weight.multiply(x) + bias
+    write = weight.product(1).write
+    if bias is None:
+        return lambda x: write(x, out)
+    return lambda x: write(x, out).add_(bias)
+
+
 def _sum(linear: nn.Linear, *, vectors: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """The residual stream plus a product."""
+    if isinstance(linear, IntegerWeight):
+        out = torch.empty(linear.out_features) if vectors else None
+        product = _integer_product(linear, linear.bias, out)
+        return (lambda x, y: x.add_(product(y))) if vectors else (lambda x, y: x + product(y))
     weight, bias = linear.weight, linear.bias
     if not vectors:
         return lambda x, y: x + F.linear(y, weight, bias)
@@ -307,7 +333,7 @@ def _activation(layer: LayerWeights, buffer: Float[Tensor, " rows"] | None) -> F
     """The activation of a feed-forward; a vector is always in the `buffer`."""
     activate = feedforward.ACTIVATIONS[layer.activation]
     if buffer is not None and layer.activation == "gelu_tanh":
-        activate = _gelu_tanh(layer.contract.weight.shape[1])
+        activate = _gelu_tanh(layer.contract.in_features)
     if not layer.gated:
         return activate
     if buffer is not None:

@@ -19,6 +19,7 @@ from manyheads.parts import experts, masks
 from manyheads.parts.feedforward import Activation, FeedForward
 from manyheads.parts.norms import NoNorm, PreNorm
 from manyheads.parts.positions import NoPosition, Rotary
+from manyheads.quantization.integer_layers import IntegerLinear, IntegerWeight
 
 PROJECTIONS = (
     "attention.project",
@@ -51,7 +52,7 @@ def why_not_ordinary(model: object) -> Iterator[str]:
             yield f"{name or 'the model'} has a forward hook"
         # An adapter, for one, computes more than a product with `weight`.
         linear = isinstance(module, nn.Linear) or name.endswith(PROJECTIONS)
-        if linear and type(module) is not nn.Linear:
+        if linear and type(module) not in (nn.Linear, IntegerLinear):
             yield f"{name} is a {type(module).__name__}, not a plain Linear"
 
 
@@ -131,7 +132,7 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: nn.Module
     logit_scale: float
-    vocabulary: Float[Tensor, "v c"]
+    vocabulary: Float[Tensor, "v c"] | IntegerWeight
     vocabulary_bias: Float[Tensor, " v"] | None
 
     @classmethod
@@ -139,10 +140,16 @@ class DecoderWeights:
         readout, head = model.readout, model.config.readout
         assert readout is not None
         assert isinstance(head, LanguageHead)
+        table, product = model.embedding.tokens, readout.product
+        vocabulary: Tensor | IntegerWeight
+        if isinstance(table, IntegerWeight):
+            vocabulary = product if isinstance(product, IntegerLinear) else table
+        else:
+            vocabulary = readout.vectors(table.weight)
         return cls(
             layers=tuple(LayerWeights.of(cast(Layer, layer)) for layer in model.stack.layers),
             final_norm=model.stack.final_norm,
             logit_scale=head.scale,
-            vocabulary=readout.vectors(model.embedding.tokens.weight),
+            vocabulary=vocabulary,
             vocabulary_bias=readout.bias,
         )

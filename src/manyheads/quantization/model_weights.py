@@ -1,0 +1,193 @@
+"""Integer weights for a whole model: which layers get them, and by which text they are rounded."""
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyheads.bridge.automatic import native_models_only
+from manyheads.errors import ConfigError
+from manyheads.models.build import Model
+from manyheads.models.embedding import TokenEmbedding
+from manyheads.models.model_interface import ModelInputs
+from manyheads.models.readout import LanguageHead, ReadoutLayer
+from manyheads.progress import Progress
+from manyheads.quantization.error_compensation import compensated_codes
+from manyheads.quantization.integer_codes import GROUP, IntegerCodes, WeightName, round_weight
+from manyheads.quantization.integer_layers import (
+    IntegerEmbedding,
+    IntegerLinear,
+    IntegerWeight,
+    empty_codes,
+)
+from manyheads.ragged import Ragged
+from manyheads.tokenizers import plain_copy
+
+Method = Literal["compensated", "searched", "nearest"]
+# Smaller layers, such as routers of experts, take no time, and their errors decide much.
+MIN_SIZE = 32
+# Of a text, so that no learned position is missing and attention stays cheap.
+MAX_TOKENS = 512
+
+
+@native_models_only
+def quantize_weights(model: Model, weights: WeightName, *, method: Method = "compensated") -> None:
+    """Round the weights of a model on the CPU to integers, in place.
+
+    "int8" has a scale per row; "int4" one per 32 columns. Linear layers, the token embedding and
+    the language head are rounded; norms, biases, positions, experts and classes are not. Tokens
+    keep eight bits in both. Four bits are rounded by GPTQ (arXiv 2210.17323) on a text that comes
+    with manyheads; "searched" leaves the compensation of errors out, and "nearest" also the search
+    for scales.
+
+    >>> from manyheads.models.build import build
+    >>> model = build("gpt2", layers=1, width=64, heads=2, vocabulary=99, seed=0).eval()
+    >>> quantize_weights(model, "int8")
+    >>> model.stack.layers[0].attention.project.weight_name
+    'int8'
+    """
+    _check_plain(model)
+    linears = dict(_large_linears(model))
+    if weights == "int4" and method == "compensated":
+        codes = _calibrated(model, linears)
+    else:
+        search = method != "nearest"
+        codes = {
+            name: round_weight(linear.weight, weights, search=search)
+            for name, linear in linears.items()
+        }
+    for name, linear in linears.items():
+        _replace(model, name, IntegerLinear(codes.pop(name), linear.bias))
+    _replace_vocabularies(model, lambda table: round_weight(table, "int8"))
+
+
+@native_models_only
+def dequantize_weights(model: Model) -> None:
+    """Give a model ordinary layers again, with the weights that its integers stand for."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ReadoutLayer):
+            product, module.product = module.product, None
+            if isinstance(product, IntegerLinear):
+                module.weight = nn.Parameter(product.weight)
+        elif isinstance(module, IntegerLinear) and not name.endswith("readout.product"):
+            linear = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+            linear.weight, linear.bias = nn.Parameter(module.weight), module.bias
+            _replace(model, name, linear.eval())
+        elif isinstance(module, IntegerEmbedding):
+            shape = module.num_embeddings, module.embedding_dim
+            _replace(model, name, nn.Embedding(*shape, _weight=module.weight).eval())
+
+
+def weights_of(model: nn.Module) -> WeightName | None:
+    """The format of a model's linear layers; None if they are not integers."""
+    names = [part.weight_name for part in model.modules() if isinstance(part, IntegerLinear)]
+    return "int4" if "int4" in names else names[0] if names else None
+
+
+def make_integer_layers(model: Model, weights: WeightName) -> None:
+    """Give a model on the meta device the layers that `quantize_weights` gives it."""
+    for name, linear in list(_large_linears(model)):
+        codes = empty_codes(linear.out_features, linear.in_features, weights)
+        _replace(model, name, IntegerLinear(codes, linear.bias))
+    _replace_vocabularies(model, lambda table: empty_codes(*table.shape, "int8"))
+
+
+def _large_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and min(module.weight.shape) >= MIN_SIZE:
+            yield name, module
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    owner, _, own = name.rpartition(".")
+    setattr(model.get_submodule(owner), own, module)
+
+
+def _replace_vocabularies(model: nn.Module, round_table: Callable[[Tensor], IntegerCodes]) -> None:
+    """The embedding and the language head in eight bits, which are the same table if it is tied."""
+    for module in list(model.modules()):
+        if isinstance(module, TokenEmbedding):
+            module.tokens = IntegerEmbedding(round_table(module.tokens.weight))
+        if isinstance(module, ReadoutLayer) and isinstance(module.config, LanguageHead):
+            if module.weight is not None:
+                codes, module.weight = round_table(module.weight), None
+                module.product = IntegerLinear(codes)
+    readout, table = model.readout, getattr(model, "table_layer", None)
+    if isinstance(readout, ReadoutLayer) and readout.product is None and table is not None:
+        if isinstance(readout.config, LanguageHead):
+            readout.product = table.multiply
+
+
+def _check_plain(model: Model) -> None:
+    problem = ""
+    for name, module in model.named_modules():
+        if isinstance(module, IntegerWeight):
+            problem = f"{name} already has {module.weight_name} weights"
+        elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+            problem = f"{name} is a {type(module).__name__}, not a plain Linear"
+    for parameter in model.parameters():
+        if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
+            problem = f"the model is in {parameter.dtype} on {parameter.device}"
+    if problem:
+        raise ConfigError(problem, "load the model in float32 on the CPU, without adapters")
+    model.eval()
+
+
+def _calibrated(model: Model, linears: dict[str, nn.Linear]) -> dict[str, IntegerCodes]:
+    """Four-bit codes by the inputs that each layer gets from the layers before it, rounded too.
+
+    A layer is rounded when the text reaches it, and computes with its new weights from then on.
+    """
+    codes: dict[str, IntegerCodes] = {}
+    originals = {name: linear.weight.data for name, linear in linears.items()}
+    bar = Progress("rounding", total=len(linears), unit="layers")
+
+    def round_layer(name: str, linear: nn.Linear, x: Float[Tensor, "*n columns"]) -> None:
+        if name in codes:
+            return
+        inputs = x.detach().flatten(0, -2)
+        codes[name] = compensated_codes(linear.weight, inputs.T @ inputs)
+        linear.weight.data = codes[name].values()
+        bar.advance(1)
+
+    def hook(name: str) -> Any:
+        return lambda linear, args: round_layer(name, linear, args[0])
+
+    hooks = [linear.register_forward_pre_hook(hook(name)) for name, linear in linears.items()]
+    try:
+        inputs = calibration_inputs(model, built_in_texts("calibration"))
+        if inputs is not None:
+            with bar, torch.no_grad():
+                model.run_inputs(inputs)
+    finally:
+        for handle in hooks:
+            handle.remove()
+        for name, linear in linears.items():
+            linear.weight.data = originals[name]
+    rest = {name: linear for name, linear in linears.items() if name not in codes}
+    return codes | {name: round_weight(linear.weight, "int4") for name, linear in rest.items()}
+
+
+def built_in_texts(name: Literal["calibration", "evaluation"]) -> list[str]:
+    """The texts that weights are rounded by, or those that the loss is measured on.
+
+    >>> len(built_in_texts("calibration")), len(built_in_texts("evaluation"))
+    (12, 6)
+    """
+    text = files(__package__).joinpath("texts.toml").read_text("utf-8")
+    return list(tomllib.loads(text)[name])
+
+
+def calibration_inputs(model: Model, texts: Sequence[str]) -> ModelInputs | None:
+    """The texts as a model reads them; None if it reads no text."""
+    if model.tokenizer is None or model.reads_images:
+        return None
+    encodings = plain_copy(model.tokenizer).encode_batch(list(texts))
+    position = getattr(model.config, "embedding").position
+    length = min(MAX_TOKENS, getattr(position, "longest", MAX_TOKENS))
+    ids = Ragged.from_list([torch.tensor(code.ids[:length]) for code in encodings])
+    return ModelInputs(ids=ids, source=ids if model.reads_pairs else None)

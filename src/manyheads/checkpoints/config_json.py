@@ -66,14 +66,19 @@ def family_of(model: Model) -> Family:
     return FAMILIES[description_of(model)["model_type"]]
 
 
-def description_of(model: Model) -> dict[str, Any]:
-    """The content of config.json when a model is saved.
+def description_of(model: Model, *, native: bool = False) -> dict[str, Any]:
+    """The content of config.json when a model is saved, with `native` in our own layout.
 
     A model that still matches the config.json it was loaded with keeps it, with class names, token
     ids and whatever else our config has no field for. Otherwise its family describes it, or the
     first one that can, and our own layout at last.
     """
     config, loaded = cast(ModelConfig, model.config), model.source_config
+    if native:
+        ours = FAMILIES["manyheads"]
+        return _with_facts(
+            ours, cast(dict[str, Any], ours.write_config(config)), facts_of(loaded), config
+        )
     if loaded is not None and matches(FAMILIES[str(loaded["model_type"])], loaded, config):
         return loaded
     families = list(FAMILIES.values())

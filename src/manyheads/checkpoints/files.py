@@ -37,7 +37,7 @@ DOTTED_KEY = re.compile(rb"""(?:\.[ \t]*[\w"'-]+[ \t]*){%d}""" % MAX_DEPTH)
 class WeightFiles:
     """The tensors of a folder, mapped into memory and read one at a time.
 
-    They are read in `dtype`, if it is set. Pages that were read stay in memory until their file is
+    They are read in `dtype`, if it is set, except those whose names end in `as_stored`. Pages that were read stay in memory until their file is
     closed, so files are closed now and then: a caller that copies each tensor never holds the
     weights twice.
     """
@@ -47,6 +47,7 @@ class WeightFiles:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
         self.dtype: torch.dtype | None = None
+        self.as_stored: tuple[str, ...] = ()
         self._open: dict[Path, Any] = {}
         self._read = 0
         for file in _weight_files(folder):
@@ -69,7 +70,8 @@ class WeightFiles:
         return name
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._dtypes[name] not in COMPUTE_DTYPES:
+        as_stored = name.endswith(self.as_stored)
+        if self._dtypes[name] not in COMPUTE_DTYPES and not as_stored:
             raise InputError(
                 f"{self._file_of[name]} stores {name} as {self._dtypes[name]}, not supported",
                 "use the model before quantization, in 16 or 32 bits",
@@ -79,7 +81,7 @@ class WeightFiles:
             self._read = 0
         tensor: Tensor = self._opened(self._file_of[name]).get_tensor(name)
         self._read += tensor.nbytes
-        return tensor if self.dtype is None else tensor.to(self.dtype)
+        return tensor if self.dtype is None or as_stored else tensor.to(self.dtype)
 
     def _opened(self, file: Path) -> Any:
         if file not in self._open:

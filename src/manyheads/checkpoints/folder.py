@@ -44,7 +44,12 @@ from manyheads.models.non_finite_weights import check_finite, is_finite, warn_no
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
 from manyheads.progress import Progress
+from manyheads.quantization.integer_codes import LARGEST, WeightName
+from manyheads.quantization.model_weights import make_integer_layers, quantize_weights, weights_of
 
+# The key of config.json that names the format of integer weights, and their tensors.
+INTEGER_WEIGHTS = "integer_weights"
+STORED_NAMES = (".codes", ".scales")
 TOKEN_TABLE = "embedding.tokens.weight"
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
 DTYPE_NAMES = {
@@ -86,6 +91,7 @@ def load(
     revision: str | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
+    weights: WeightName | None = None,
 ) -> Model:
     """Load a model from a folder, from a GGUF file or by name.
 
@@ -94,11 +100,14 @@ def load(
     with a revision as `revision` or "org/name@revision". All weights have one dtype: the requested
     one, or else, as in `transformers`, the one that config.json names, or else that of the first
     stored tensor. Quantized files and the bundled models, which are stored in half precision, are
-    loaded in float32. A folder that is replaced meanwhile is read again.
+    loaded in float32. With `weights` linear layers and the vocabulary are rounded to eight bits,
+    or linear layers to four, for the CPU. A folder that is replaced meanwhile is read again.
     """
     home = resolve_device(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
         raise InputError(f"dtype must be {DTYPES}, got {dtype!r}")
+    if weights is not None:
+        dtype = _integer_dtype(weights, dtype, home)
     root = folder_of(where, revision)
     for last in (*[False] * RETRIES, True):
         before = _identity(root)
@@ -111,8 +120,28 @@ def load(
         else:
             if last or before == _identity(root):
                 break
+    if weights is not None:
+        stored = weights_of(model)
+        if stored not in (None, weights):
+            problem = f"{where} has {stored} weights, and weights={weights!r}"
+            raise InputError(
+                problem, "leave `weights` out, or load the model before it was rounded"
+            )
+        if stored is None:
+            quantize_weights(model, weights)
     model.source = str(where)
     return model
+
+
+def _integer_dtype(weights: str, dtype: torch.dtype | None, home: torch.device) -> torch.dtype:
+    """The dtype that models with integer weights compute in, on the CPU."""
+    if home.type != "cpu":
+        problem = f"{weights} weights are computed on the CPU, not on {home}"
+        raise InputError(problem, 'use device="cpu", or load the model without integer weights')
+    if dtype not in (None, torch.float32):
+        problem = f"{weights} weights are computed in float32, not in {dtype}"
+        raise InputError(problem, "leave dtype out")
+    return torch.float32
 
 
 def _identity(folder: Path) -> tuple[int, ...]:
@@ -150,6 +179,9 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
     family = _family(description, folder)
     with WeightFiles(folder) as weights:
         _reading(lambda: config_json.check_sizes(description, weights.shapes()), folder)
+        if INTEGER_WEIGHTS in description:
+            dtype = _integer_dtype(_integer_weights(description, folder), dtype, home)
+            weights.as_stored = STORED_NAMES
         weights.dtype = dtype or _reading(lambda: _stored_dtype(description, weights), folder)
         side_files = read_side_files(folder) | modules.files(root)
         if stanford:
@@ -218,6 +250,8 @@ def _assemble(
     )
     config = stored.config(described)
     model = _reading(lambda: build(config, device="meta"), folder)
+    if INTEGER_WEIGHTS in description:
+        make_integer_layers(model, _integer_weights(description, folder))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     entries = family.tensor_map(config, shapes)
     if modules.pooling and stored.lacks_readout(entries):
@@ -243,6 +277,10 @@ def _assemble(
     not_finite = [name for entry in doubtful for name in stored.not_finite(entry)]
     model.unread = stored.unused(config)
     warn_not_finite(list(dict.fromkeys(not_finite)), where)
+    for name, tensor in model.state_dict().items():
+        if name.endswith(STORED_NAMES) and tensors[name].dtype != tensor.dtype:
+            problem = f"{where} stores {name} as {tensors[name].dtype}, expected {tensor.dtype}"
+            raise InputError(problem, "save the model again")
     model.load_state_dict(tensors, assign=True)
     model.source_config = config_json.corrected(family, description, config)
     model.tokenizer = tokenizer
@@ -250,6 +288,14 @@ def _assemble(
     model.generation = read_generation(side_files)
     model.sentence, model.late, model.side_files = sentence, late, side_files
     return model.eval()
+
+
+def _integer_weights(description: Mapping[str, Any], folder: Path) -> WeightName:
+    name = description[INTEGER_WEIGHTS]
+    if name not in LARGEST:
+        problem = f"{folder / config_json.CONFIG} has {INTEGER_WEIGHTS}={name!r:.100}"
+        raise InputError(problem, f"use one of {', '.join(LARGEST)}")
+    return cast(WeightName, name)
 
 
 def _stored_dtype(description: Mapping[str, Any], weights: WeightFiles) -> torch.dtype:
@@ -272,7 +318,7 @@ def _stored_dtype(description: Mapping[str, Any], weights: WeightFiles) -> torch
 
 
 def save(model: Model, folder: str | Path) -> Saved:
-    """Save a model to a folder; `load` restores it exactly.
+    """Save a model to a folder; `load` restores it exactly, integer weights included.
 
     If `transformers` has such a model, it can open the folder; the result says so. If saving
     fails, the folder stays as it was.
@@ -287,12 +333,15 @@ def save(model: Model, folder: str | Path) -> Saved:
     """
     if not model.native:
         raise native_model_error(model, "save")
-    config = cast(ModelConfig, model.config)
-    description = config_json.description_of(model)
+    config, weights = cast(ModelConfig, model.config), weights_of(model)
+    description = {**config_json.description_of(model, native=weights is not None)}
+    description.pop(INTEGER_WEIGHTS, None)
+    if weights is not None:
+        description[INTEGER_WEIGHTS] = weights
     name = str(description["model_type"])
     family, state = FAMILIES[name], model.state_dict()
     refuse_changed(model, state)
-    dtype = next(iter(state.values())).dtype
+    dtype = torch.float32 if weights is not None else next(iter(state.values())).dtype
     tensors = tensor_map.to_file(family.tensor_map(config, state), state)
     unused = family.unused_tensors(config)
     tensors |= {
@@ -396,7 +445,10 @@ class StoredTensors:
 
 def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
     """Refuse a model with other parameters than its config has: a checkpoint would lose them."""
-    expected = build(cast(ModelConfig, model.config), device="meta").state_dict()
+    plain = build(cast(ModelConfig, model.config), device="meta")
+    if (weights := weights_of(model)) is not None:
+        make_integer_layers(plain, weights)
+    expected = plain.state_dict()
     if any(".adapters." in name or name.startswith("modules_to_save.") for name in state):
         raise ConfigError(
             "the model has adapters, which are not part of a model's checkpoint",

@@ -83,11 +83,15 @@ def round_weight(
     if name == "int8":
         scales = (weight.abs().amax(1, keepdim=True) / LARGEST[name]).clamp(min=TINY)
         return pack(nearest(weight, scales, name), scales, name)
-    rows, columns = weight.shape
-    groups = F.pad(weight, (0, -columns % GROUP)).view(rows, -1, GROUP)
+    groups = split_groups(weight)
     scales = group_scales(groups, search=search)
-    integers = nearest(groups, scales[..., None].float(), name).view(rows, -1)[:, :columns]
-    return pack(integers, scales, name)
+    integers = nearest(groups, scales[..., None].float(), name).flatten(1)
+    return pack(integers[:, : weight.shape[1]], scales, name)
+
+
+def split_groups(weight: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows groups 32"]:
+    """The columns by group; zeros fill the last one."""
+    return F.pad(weight, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
 
 
 TINY = torch.finfo(torch.bfloat16).tiny

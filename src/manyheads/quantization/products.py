@@ -50,6 +50,12 @@ class Product(ABC):
         """The product with one vector, written to `out`."""
         return out.copy_(self(x.unsqueeze(0))[0])
 
+    def add(
+        self, total: Float[Tensor, " rows"], x: Float[Tensor, " columns"]
+    ) -> Float[Tensor, " rows"]:
+        """Add the product with one vector to `total`, in place."""
+        return total.add_(self(x.unsqueeze(0))[0])
+
 
 class FourBits(Product):
     """KleidiAI's product of ARM with groups of four-bit codes."""
@@ -65,13 +71,10 @@ class FourBits(Product):
     def __init__(self, codes: IntegerCodes) -> None:
         # The columns of a group, all columns, and the rows.
         self.size = GROUP, codes.columns, codes.rows
-        self.packed = ops.aten._dyn_quant_pack_4bit_weight(
-            codes.codes, codes.scales, None, *self.size
-        )
+        self.packed = torch._dyn_quant_pack_4bit_weight(codes.codes, codes.scales, None, *self.size)
 
     def __call__(self, x: Float[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
-        product: Tensor = ops.aten._dyn_quant_matmul_4bit(x, self.packed, *self.size)
-        return product
+        return torch._dyn_quant_matmul_4bit(x, self.packed, *self.size)
 
 
 class Digits(Product):
@@ -93,20 +96,29 @@ class Digits(Product):
         digits = torch.cat((first.to(torch.int8), (integers.short() - 16 * first).to(torch.int8)))
         # With one group per row the scales are float32.
         self.size = codes.columns, codes.columns, 2 * codes.rows
-        self.packed = ops.aten._dyn_quant_pack_4bit_weight(
+        self.packed = torch._dyn_quant_pack_4bit_weight(
             pack(digits, scales, "int4").codes, torch.cat((16 * scales, scales)), None, *self.size
         )
 
     def __call__(self, x: Float[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
-        both: Tensor = ops.aten._dyn_quant_matmul_4bit(x, self.packed, *self.size)
+        both = torch._dyn_quant_matmul_4bit(x, self.packed, *self.size)
         first, second = both.chunk(2, dim=1)
         return first + second
 
     def write(
         self, x: Float[Tensor, " columns"], out: Float[Tensor, " rows"]
     ) -> Float[Tensor, " rows"]:
-        both: Tensor = ops.aten._dyn_quant_matmul_4bit(x.unsqueeze(0), self.packed, *self.size)
-        return torch.add(*both[0].chunk(2), out=out)
+        return torch.add(*self._parts(x), out=out)
+
+    def add(
+        self, total: Float[Tensor, " rows"], x: Float[Tensor, " columns"]
+    ) -> Float[Tensor, " rows"]:
+        first, second = self._parts(x)
+        return total.add_(first).add_(second)
+
+    def _parts(self, x: Float[Tensor, " columns"]) -> tuple[Tensor, ...]:
+        both = torch._dyn_quant_matmul_4bit(x.unsqueeze(0), self.packed, *self.size)
+        return both.view(2, -1).unbind()
 
 
 class Dynamic(Product):
@@ -166,7 +178,7 @@ class Int8Pack(Product):
         self.codes, self.scales = codes.codes, codes.scales.flatten().bfloat16()
 
     def __call__(self, x: Float[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
-        product: Tensor = ops.aten._weight_int8pack_mm(x.bfloat16(), self.codes, self.scales)
+        product: Tensor = torch._weight_int8pack_mm(x.bfloat16(), self.codes, self.scales)
         return product.float()
 
 
@@ -183,13 +195,13 @@ class Int4Pack(Product):
 
     def __init__(self, codes: IntegerCodes) -> None:
         digits = (codes.integers() + 8).int()
-        self.packed = ops.aten._convert_weight_to_int4pack_for_cpu(digits, 2)
+        self.packed = torch._convert_weight_to_int4pack_for_cpu(digits, 2)
         scales = codes.scales.T
         self.scales = torch.stack((scales, torch.zeros_like(scales)), dim=-1).contiguous()
 
     def __call__(self, x: Float[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
         args = self.packed, GROUP, self.scales
-        product: Tensor = ops.aten._weight_int4pack_mm_for_cpu(x.bfloat16(), *args)
+        product: Tensor = torch._weight_int4pack_mm_for_cpu(x.bfloat16(), *args)
         return product.float()
 
 

@@ -85,7 +85,8 @@ class OrdinaryDecoder:
 
     def __init__(self, weights: DecoderWeights, *, vectors: bool) -> None:
         self.layers = [OrdinaryLayer(layer, vectors=vectors) for layer in weights.layers]
-        self.final_norm = _norm(weights.final_norm)
+        self.vectors = vectors
+        self.final_norm = _norm(weights.final_norm, vectors=vectors)
         self.logit_scale = weights.logit_scale
         table = weights.vocabulary
         count = table.codes.shape[0] if isinstance(table, IntegerWeight) else len(table)
@@ -96,12 +97,16 @@ class OrdinaryDecoder:
         self, x: Float[Tensor, "*b c"], cache: Cache, rotations: list[Rotation | None]
     ) -> Float[Tensor, "*b v"]:
         slots_of: dict[tuple[bool, int, float], KeyValueSlots] = {}
+        turns: dict[int, Rotation | VectorRotation | None] = {
+            id(rotation): VectorRotation.of(rotation) if self.vectors and rotation else rotation
+            for rotation in {id(rotation): rotation for rotation in rotations}.values()
+        }
         for layer, store, rotation in zip(self.layers, cache.stores, rotations, strict=True):
             assert store is not None
             kind = (isinstance(store, RingLayerCache), store.capacity, layer.attention.before)
             if kind not in slots_of:
                 slots_of[kind] = KeyValueSlots.of(store, cache.seen, layer.attention.before)
-            x = layer(x, store, slots_of[kind], rotation)
+            x = layer(x, store, slots_of[kind], turns[id(rotation)])
         x = self.final_norm(x)
         return self.readout(x if self.logit_scale == 1.0 else x * self.logit_scale)
 
@@ -113,7 +118,7 @@ class OrdinaryLayer:
         project, expand = weights.project, weights.expand
         projected = torch.empty(project.out_features) if vectors else None
         expanded = torch.empty(expand.out_features) if vectors else None
-        self.attention_norm = _norm(weights.attention_norm)
+        self.attention_norm = _norm(weights.attention_norm, vectors=vectors)
         self.project = _product(_matrix(project), project.bias, out=projected)
         self.attention: OrdinaryAttention
         if projected is None:
@@ -121,7 +126,7 @@ class OrdinaryLayer:
         else:
             self.attention = VectorAttention(weights, projected)
         self.add_output = _sum(weights.output, vectors=vectors)
-        self.feedforward_norm = _norm(weights.feedforward_norm)
+        self.feedforward_norm = _norm(weights.feedforward_norm, vectors=vectors)
         self.expand = _product(_matrix(expand), expand.bias, out=expanded)
         self.activate = _activation(weights, expanded)
         self.add_contract = _sum(weights.contract, vectors=vectors)
@@ -132,7 +137,7 @@ class OrdinaryLayer:
         x: Float[Tensor, "*b c"],
         store: LayerCache,
         slots: "KeyValueSlots",
-        rotation: Rotation | None,
+        rotation: "Rotation | VectorRotation | None",
     ) -> Float[Tensor, "*b c"]:
         projected = self.project(self.attention_norm(x))
         attended = self.attention(projected, store, slots, rotation)
@@ -190,6 +195,28 @@ class Heads:
         return cls(query.unsqueeze(2), key, value, query_and_key)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorRotation:
+    """A rotation of one token in place, in a third of the operations."""
+
+    rotation: Rotation
+    cos: Float[Tensor, "2 half"]
+    sin: Float[Tensor, "2 half"]
+
+    @classmethod
+    def of(cls, rotation: Rotation) -> "VectorRotation":
+        cos, sin = rotation.cos[0], rotation.sin[0]
+        return cls(rotation, torch.cat((cos, cos)), torch.cat((-sin, sin)))
+
+    def rotate_(self, x: Float[Tensor, "1 h d"]) -> None:
+        if x.shape[2] != self.cos.numel():
+            x.copy_(self.rotation(x))
+            return
+        halves = x.view(*x.shape[:2], *self.cos.shape)
+        swapped = halves.flip(2)
+        halves.mul_(self.cos).addcmul_(swapped, self.sin)
+
+
 class OrdinaryAttention(ABC):
     """Attention of the new tokens to those in the cache, from the projection to the heads' output.
 
@@ -211,14 +238,16 @@ class OrdinaryAttention(ABC):
         projected: Float[Tensor, "*b rows"],
         store: LayerCache,
         slots: KeyValueSlots,
-        rotation: Rotation | None,
+        rotation: Rotation | VectorRotation | None,
     ) -> Float[Tensor, "*b hd"]:
         heads = self.heads(projected)
         if self.query_norm is not None:
             heads.query.copy_(self.query_norm(heads.query))
         if self.key_norm is not None:
             heads.key.copy_(self.key_norm(heads.key))
-        if rotation is not None:
+        if isinstance(rotation, VectorRotation):
+            rotation.rotate_(heads.query_and_key)
+        elif rotation is not None:
             heads.query_and_key.copy_(rotation(heads.query_and_key))
         return self.read(heads, store, slots)
 
@@ -278,13 +307,26 @@ class VectorAttention(OrdinaryAttention):
         return self.attend(heads.query, k, v).view(-1)
 
 
-def _norm(module: nn.Module) -> Function:
+def _norm(module: nn.Module, *, vectors: bool = False) -> Function:
     """A norm without the overhead of module calls."""
     if isinstance(module, norms.Normalize) and not module.config.centered:
         weight, bias, eps = module.weight, module.bias, module.config.eps
         if isinstance(module.config, norms.LayerNorm):
             return lambda x: torch.layer_norm(x, weight.shape, weight, bias, eps)
+        if vectors and bias is None:
+            return _vector_rms_norm(weight, eps)
     return module.forward
+
+
+def _vector_rms_norm(weight: Float[Tensor, " c"], eps: float) -> Function:
+    """RMSNorm of a vector in two operations; torch takes eight on the CPU."""
+    size, zeros, out = len(weight), torch.zeros_like(weight), torch.empty_like(weight)
+
+    def norm(x: Tensor) -> Tensor:
+        scale = (torch.dot(x, x).item() / size + eps) ** -0.5
+        return torch.addcmul(zeros, x, weight, value=scale, out=out)
+
+    return norm
 
 
 def _matrix(linear: nn.Linear) -> Tensor | IntegerWeight:
@@ -318,9 +360,10 @@ def _integer_product(weight: IntegerWeight, bias: Tensor | None, out: Tensor | N
 def _sum(linear: nn.Linear, *, vectors: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """The residual stream plus a product."""
     if isinstance(linear, IntegerWeight):
-        out = torch.empty(linear.out_features) if vectors else None
-        product = _integer_product(linear, linear.bias, out)
-        return (lambda x, y: x.add_(product(y))) if vectors else (lambda x, y: x + product(y))
+        if not vectors:
+            return lambda x, y: x + linear(y)
+        add, bias = linear.product(1).add, linear.bias
+        return add if bias is None else lambda x, y: add(x, y).add_(bias)
     weight, bias = linear.weight, linear.bias
     if not vectors:
         return lambda x, y: x + F.linear(y, weight, bias)

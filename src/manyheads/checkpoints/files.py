@@ -37,9 +37,9 @@ DOTTED_KEY = re.compile(rb"""(?:\.[ \t]*[\w"'-]+[ \t]*){%d}""" % MAX_DEPTH)
 class WeightFiles:
     """The tensors of a folder, mapped into memory and read one at a time.
 
-    They are read in `dtype`, if it is set, except those whose names end in `as_stored`. Pages that were read stay in memory until their file is
-    closed, so files are closed now and then: a caller that copies each tensor never holds the
-    weights twice.
+    They are read in `dtype`, if it is set, except those whose names end in `as_stored`. Pages that
+    were read stay in memory until their file is closed, so files are closed now and then: a caller
+    that copies each tensor never holds the weights twice.
     """
 
     def __init__(self, folder: Path) -> None:

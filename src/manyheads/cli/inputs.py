@@ -9,7 +9,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from manyheads.cli.arguments import DtypeName, check_minimum
+from manyheads.cli.arguments import DtypeName, WeightName, check_minimum
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.progress import MeasuredStream
 
@@ -28,8 +28,19 @@ def check_model(name: str) -> None:
         raise MissingPackageError(f"opening {name}", "gguf")
 
 
-def open_model(name: str, device: str, dtype: DtypeName = "auto") -> "Model":
-    """Load a model onto a device, by default CUDA where it is available."""
+def open_model(
+    name: str, device: str, dtype: DtypeName = "auto", weights: WeightName = None
+) -> "Model":
+    """Load a model onto a device, by default CUDA where it is available.
+
+    With integer weights it is loaded onto the CPU.
+    """
+    if weights is not None:
+        if device not in ("auto", "cpu") or dtype not in ("auto", "float32"):
+            flag = f"--device {device}" if device not in ("auto", "cpu") else f"--dtype {dtype}"
+            remedy = f"leave out {flag}, or --weights"
+            raise InputError(f"--weights {weights} is computed on the CPU in float32", remedy)
+        device = "cpu"
     check_model(name)
     import torch
 
@@ -37,7 +48,8 @@ def open_model(name: str, device: str, dtype: DtypeName = "auto") -> "Model":
     from manyheads.devices import resolve_device
 
     device = str(resolve_device(device, "--device"))
-    return load(name, dtype=None if dtype == "auto" else getattr(torch, dtype), device=device)
+    own = None if dtype == "auto" else getattr(torch, dtype)
+    return load(name, dtype=own, device=device, weights=weights)
 
 
 def read_file(file: Path, flag: str = "--file") -> str:

@@ -44,9 +44,12 @@ class ComputeOptions(DeviceOptions):
     dtype: arguments.DtypeName = "auto"
     """The dtype to compute in; by default that of the weights."""
 
+    weights: arguments.WeightName = None
+    """Round the weights to 8 or 4 bits, for the CPU."""
+
     def open(self, name: str) -> "Model":
         """Load a model onto the device, in the dtype."""
-        return inputs.open_model(name, self.device, self.dtype)
+        return inputs.open_model(name, self.device, self.dtype, self.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ class EngineOptions(BatchOptions):
 
     def open_for_engine(self, name: str) -> "Model":
         """Load a model in the dtype; the workers of a cluster move it to their devices."""
-        return inputs.open_model(name, "cpu" if self.ray else self.device, self.dtype)
+        device = "cpu" if self.ray else self.device
+        return inputs.open_model(name, device, self.dtype, self.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

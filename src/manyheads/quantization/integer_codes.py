@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int8, Shaped
+from jaxtyping import Float, Int8, Shaped, UInt8
 from torch import Tensor
 
 WeightName = Literal["int8", "int4"]
@@ -65,9 +65,13 @@ def pack(
     columns = integers.shape[1]
     if name == "int8":
         return IntegerCodes(integers.contiguous(), scales.float().contiguous(), columns)
-    digits = F.pad(integers + 8, (0, columns % 2)).to(torch.uint8)
-    codes = digits[:, 0::2] | (digits[:, 1::2] << 4)
-    return IntegerCodes(codes.contiguous(), scales.to(torch.bfloat16).contiguous(), columns)
+    return IntegerCodes(join_pairs(integers), scales.to(torch.bfloat16).contiguous(), columns)
+
+
+def join_pairs(integers: Int8[Tensor, "rows columns"]) -> UInt8[Tensor, "rows bytes"]:
+    """Bytes of two codes from -8 to 7."""
+    digits = F.pad(integers + 8, (0, integers.shape[1] % 2)).to(torch.uint8)
+    return (digits[:, 0::2] | (digits[:, 1::2] << 4)).contiguous()
 
 
 def round_weight(
@@ -106,7 +110,7 @@ def nearest(
 
 def group_scales(
     groups: Float[Tensor, "*rows columns"],
-    importance: Float[Tensor, "*rows columns"] | None = None,
+    importance: Float[Tensor, "*any columns"] | None = None,
     *,
     search: bool = True,
 ) -> Float[Tensor, "*rows"]:

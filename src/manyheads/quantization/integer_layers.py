@@ -57,8 +57,9 @@ class IntegerWeight(nn.Module):
         if x.requires_grad and torch.is_grad_enabled():
             return F.linear(x, self.weight.to(x.dtype))
         flat = x.reshape(-1, self.columns).float().contiguous()
-        product = self.product(len(flat))(flat) if len(flat) else flat.new_empty(0, len(self.codes))
-        return product.to(x.dtype).view(*x.shape[:-1], -1)
+        if not len(flat):
+            return x.new_empty(*x.shape[:-1], len(self.codes))
+        return self.product(len(flat))(flat).to(x.dtype).view(*x.shape[:-1], -1)
 
     def train(self, mode: bool = True) -> Any:
         if mode:
@@ -84,14 +85,14 @@ class IntegerWeight(nn.Module):
         return {**self.__dict__, "_packed": {}}
 
 
-class IntegerLinear(IntegerWeight, nn.Linear):
+class IntegerLinear(IntegerWeight, nn.Linear):  # type: ignore[override]
     """A linear layer with integer weights; its bias stays in float32."""
 
     def __init__(self, codes: IntegerCodes, bias: Float[Tensor, " rows"] | None = None) -> None:
         # Linear.__init__ would allocate a weight.
         nn.Module.__init__(self)
         self.in_features, self.out_features = codes.columns, codes.rows
-        self.bias = None if bias is None else nn.Parameter(bias.detach())
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach()))
         self.store(codes)
 
     def forward(self, x: Float[Tensor, "*n columns"]) -> Float[Tensor, "*n rows"]:
@@ -99,7 +100,7 @@ class IntegerLinear(IntegerWeight, nn.Linear):
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
 
-class IntegerEmbedding(IntegerWeight, nn.Embedding):
+class IntegerEmbedding(IntegerWeight, nn.Embedding):  # type: ignore[override]
     """An embedding with integer weights; `multiply` scores tokens with it, as a tied readout."""
 
     def __init__(self, codes: IntegerCodes) -> None:

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead, ReadoutLayer
 from manyheads.progress import Progress
 from manyheads.quantization.error_compensation import compensated_codes
-from manyheads.quantization.integer_codes import GROUP, IntegerCodes, WeightName, round_weight
+from manyheads.quantization.integer_codes import IntegerCodes, WeightName, round_weight
 from manyheads.quantization.integer_layers import (
     IntegerEmbedding,
     IntegerLinear,
@@ -93,7 +93,7 @@ def make_integer_layers(model: Model, weights: WeightName) -> None:
     for name, linear in list(_large_linears(model)):
         codes = empty_codes(linear.out_features, linear.in_features, weights)
         _replace(model, name, IntegerLinear(codes, linear.bias))
-    _replace_vocabularies(model, lambda table: empty_codes(*table.shape, "int8"))
+    _replace_vocabularies(model, lambda table: empty_codes(len(table), table.shape[1], "int8"))
 
 
 def _large_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -107,19 +107,20 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(owner), own, module)
 
 
-def _replace_vocabularies(model: nn.Module, round_table: Callable[[Tensor], IntegerCodes]) -> None:
+def _replace_vocabularies(model: Model, round_table: Callable[[Tensor], IntegerCodes]) -> None:
     """The embedding and the language head in eight bits, which are the same table if it is tied."""
     for module in list(model.modules()):
         if isinstance(module, TokenEmbedding):
             module.tokens = IntegerEmbedding(round_table(module.tokens.weight))
-        if isinstance(module, ReadoutLayer) and isinstance(module.config, LanguageHead):
-            if module.weight is not None:
-                codes, module.weight = round_table(module.weight), None
-                module.product = IntegerLinear(codes)
-    readout, table = model.readout, getattr(model, "table_layer", None)
-    if isinstance(readout, ReadoutLayer) and readout.product is None and table is not None:
-        if isinstance(readout.config, LanguageHead):
-            readout.product = table.multiply
+    readout, table = model.readout, model.table_layer
+    if readout is None or not isinstance(readout.config, LanguageHead):
+        return
+    if readout.weight is None:
+        assert isinstance(table, IntegerEmbedding), "a tied head reads text"
+        readout.product = table.multiply
+    else:
+        codes, readout.weight = round_table(readout.weight), None
+        readout.product = IntegerLinear(codes)
 
 
 def _check_plain(model: Model) -> None:
@@ -159,7 +160,7 @@ def _calibrated(model: Model, linears: dict[str, nn.Linear]) -> dict[str, Intege
 
     hooks = [linear.register_forward_pre_hook(hook(name)) for name, linear in linears.items()]
     try:
-        inputs = calibration_inputs(model, built_in_texts("calibration"))
+        inputs = text_inputs(model, built_in_texts("calibration"))
         if inputs is not None:
             with bar, torch.no_grad():
                 model.run_inputs(inputs)
@@ -182,12 +183,13 @@ def built_in_texts(name: Literal["calibration", "evaluation"]) -> list[str]:
     return list(tomllib.loads(text)[name])
 
 
-def calibration_inputs(model: Model, texts: Sequence[str]) -> ModelInputs | None:
+def text_inputs(model: Model, texts: Sequence[str]) -> ModelInputs | None:
     """The texts as a model reads them; None if it reads no text."""
     if model.tokenizer is None or model.reads_images:
         return None
     encodings = plain_copy(model.tokenizer).encode_batch(list(texts))
-    position = getattr(model.config, "embedding").position
-    length = min(MAX_TOKENS, getattr(position, "longest", MAX_TOKENS))
+    tables = (part for part in model.modules() if isinstance(part, TokenEmbedding))
+    longest = (getattr(table.config.position, "longest", MAX_TOKENS) for table in tables)
+    length = min(MAX_TOKENS, *longest)
     ids = Ragged.from_list([torch.tensor(code.ids[:length]) for code in encodings])
     return ModelInputs(ids=ids, source=ids if model.reads_pairs else None)

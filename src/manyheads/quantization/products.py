@@ -16,7 +16,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.quantization.integer_codes import GROUP, IntegerCodes, WeightName, pack, round_weight
+from manyheads.quantization.integer_codes import (
+    GROUP,
+    IntegerCodes,
+    WeightName,
+    join_pairs,
+    round_weight,
+)
 
 ARM = platform.machine() in ("aarch64", "arm64")
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -96,9 +102,8 @@ class Digits(Product):
         digits = torch.cat((first.to(torch.int8), (integers.short() - 16 * first).to(torch.int8)))
         # With one group per row the scales are float32.
         self.size = codes.columns, codes.columns, 2 * codes.rows
-        self.packed = torch._dyn_quant_pack_4bit_weight(
-            pack(digits, scales, "int4").codes, torch.cat((16 * scales, scales)), None, *self.size
-        )
+        both = torch.cat((16 * scales, scales))
+        self.packed = torch._dyn_quant_pack_4bit_weight(join_pairs(digits), both, None, *self.size)
 
     def __call__(self, x: Float[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
         both = torch._dyn_quant_matmul_4bit(x, self.packed, *self.size)

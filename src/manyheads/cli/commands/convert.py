@@ -16,6 +16,7 @@ class Convert:
     """Read a model and write it again, in the layout of its family or in that of manyheads.
 
     For example: manyheads convert gpt2/ gpt2-half/ --dtype bfloat16
+    With smaller weights for the CPU: manyheads convert gpt2/ gpt2-int8/ --weights int8
     An encoder also becomes an ONNX file: manyheads convert minilm/ -o minilm.onnx --int8
     """
 
@@ -33,6 +34,9 @@ class Convert:
     dtype: arguments.DtypeName = "auto"
     """The dtype of the weights to write; by default unchanged, in ONNX files float32."""
 
+    weights: arguments.WeightName = None
+    """Round the weights to 8 or 4 bits for the CPU, and print what is lost."""
+
     int8: arguments.Flag = False
     """Store the weights of an ONNX file in 8 bits, for example for a browser."""
 
@@ -48,13 +52,23 @@ class Convert:
             both = f"{self.folder} and {self.out}"
             raise InputError(f"two folders are given, {both}", "leave out one of them")
         if target.suffix.lower() == ".onnx":
+            if self.weights is not None:
+                problem = f"--weights {self.weights} is not for ONNX files"
+                raise InputError(problem, "use --int8, or write a folder")
             self._write_onnx(target)
             return
         if self.int8:
-            raise InputError("--int8 is for ONNX files", f"write to {target}.onnx, or leave it out")
+            remedy = f"use --weights int8, or write to {target}.onnx"
+            raise InputError("--int8 is for ONNX files", remedy)
         # In its own dtype a model loses nothing by being overwritten.
-        arguments.check_out_folder(target, "" if self.dtype == "auto" else self.model)
-        print(save(open_model(self.model, "cpu", self.dtype), target))
+        changes = self.dtype != "auto" or self.weights is not None
+        arguments.check_out_folder(target, self.model if changes else "")
+        model = open_model(self.model, "cpu", self.dtype, self.weights)
+        print(save(model, target))
+        if self.weights is not None and model.tokenizer is not None:
+            from manyheads.quantization import measure_quality
+
+            print(measure_quality(model, open_model(self.model, "cpu", "float32")))
 
     def _write_onnx(self, target: Path) -> None:
         from manyheads.checkpoints.onnx_file import WeightFormat, save_onnx

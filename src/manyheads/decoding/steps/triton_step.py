@@ -95,6 +95,7 @@ def llama_step(
     from manyheads.decoding.steps.triton_kernels import product, rms_norm
 
     weights = DecoderWeights.of(model)
+    assert isinstance(weights.vocabulary, Tensor), "integer weights are on the CPU"
     x = model.embedding.scaled(model.embedding.tokens(ids))
     layer_step = _layer if len(ids) == 1 else _layer_of_several
     for layer, store in zip(weights.layers, cache.stores, strict=True):

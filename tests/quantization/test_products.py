@@ -1,0 +1,95 @@
+"""Every operation that this machine has, against the product with the weights themselves."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.quantization import products
+from manyheads.quantization.integer_codes import round_weight
+from manyheads.quantization.products import PRODUCTS, Product, choose_product, why_not
+
+CASES = [(name, product) for name, kinds in PRODUCTS.items() for product in kinds]
+# Rows x columns; the last ones are no multiple of a group.
+SHAPES = [(64, 96), (48, 64), (33, 70), (7, 31)]
+
+
+def problem(rows: int, columns: int, tokens: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(rows + tokens)
+    return (
+        torch.randn(rows, columns, generator=draw),
+        torch.randn(tokens, columns, generator=draw),
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("name", "product"), CASES)
+def test_products_are_those_of_the_weights(
+    name: Any, product: type[Product], shape: tuple[int, int]
+) -> None:
+    weight, x = problem(*shape, 5)
+    codes = round_weight(weight, name)
+    if why_not(product, codes) is not None:
+        pytest.skip(str(why_not(product, codes)))
+    exact = F.linear(x, codes.values())
+    result = product(codes)(x)
+    assert result.dtype == torch.float32
+    assert (result - exact).norm() < 0.02 * exact.norm()
+
+
+@pytest.mark.parametrize(("name", "product"), CASES)
+def test_tokens_do_not_depend_on_those_beside_them(name: Any, product: type[Product]) -> None:
+    weight, x = problem(64, 96, 6)
+    codes = round_weight(weight, name)
+    if why_not(product, codes) is not None:
+        pytest.skip("not on this machine")
+    multiply = product(codes)
+    # A token with far larger inputs would take the range of one scale for all.
+    x[3] *= 1000
+    together, alone = multiply(x), torch.cat([multiply(row[None]) for row in x])
+    largest = alone.abs().amax(1, keepdim=True)
+    torch.testing.assert_close(together / largest, alone / largest, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "product"), CASES)
+def test_vectors_are_written_and_added_in_place(name: Any, product: type[Product]) -> None:
+    weight, x = problem(64, 96, 1)
+    codes = round_weight(weight, name)
+    if why_not(product, codes) is not None:
+        pytest.skip("not on this machine")
+    multiply = product(codes)
+    expected, out, total = multiply(x)[0], torch.empty(64), torch.ones(64)
+    assert multiply.write(x[0], out) is out
+    torch.testing.assert_close(out, expected)
+    assert multiply.add(total, x[0]) is total
+    torch.testing.assert_close(total, expected + 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 5, 100])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_the_chosen_operation_can_multiply(name: Any, tokens: int) -> None:
+    for shape in SHAPES:
+        weight, x = problem(*shape, tokens)
+        codes = round_weight(weight, name)
+        product = choose_product(codes, tokens)
+        assert tokens <= product.most_tokens
+        assert product(codes)(x).shape == (tokens, shape[0])
+
+
+def test_an_operation_that_saturates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Saturating(products.Dequantized):
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(x).clamp(-1, 1)
+
+    monkeypatch.setitem(PRODUCTS, "int8", (Saturating, products.Dequantized))
+    codes = round_weight(torch.randn(8, 64), "int8")
+    assert "wrong" in str(why_not(Saturating, codes))
+    assert choose_product(codes, 3) is products.Dequantized
+
+
+def test_columns_outside_groups_fall_back_to_the_definition() -> None:
+    codes = round_weight(torch.randn(8, 33), "int4")
+    assert choose_product(codes, 1) is products.Dequantized
+    assert "33 columns" in str(why_not(products.FourBits, codes)) or not products.ARM

@@ -47,10 +47,14 @@ class SentenceTransformers:
 
 @dataclass
 class OnnxRuntime:
-    """float32 under the fusions for BERT, in batches of 32 sorted by tokens."""
+    """float32 under the fusions for BERT, in batches of 32 sorted by tokens.
+
+    With `int8` the weights have eight bits, with a scale per channel.
+    """
 
     threads: int
     fusions: str = ""
+    int8: bool = False
 
     def __post_init__(self) -> None:
         from tokenizers import Tokenizer
@@ -77,7 +81,12 @@ class OnnxRuntime:
         self.fusions = ", ".join(f"{count} {name}" for name, count in result if count)
         target = plain.with_suffix(".fused.onnx")
         fused.save_model_to_file(str(target))
-        return target
+        if not self.int8:
+            return target
+        quantization: Any = import_module("onnxruntime.quantization")
+        small = plain.with_suffix(".int8.onnx")
+        quantization.quantize_dynamic(str(target), str(small), per_channel=True)
+        return small
 
     def encode(self, texts: list[str]) -> Tensor:
         ids = [one.ids for one in self.tokenizer.encode_batch_fast(texts)]

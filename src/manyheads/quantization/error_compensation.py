@@ -11,9 +11,10 @@ from torch import Tensor
 
 from manyheads.quantization.integer_codes import (
     GROUP,
+    LARGEST,
+    SMALLEST,
     IntegerCodes,
     group_scales,
-    nearest,
     pack,
     split_groups,
 )
@@ -36,6 +37,7 @@ def compensated_codes(
     scales = group_scales(split_groups(weight), split_groups(diagonal[None]))
     order = diagonal.argsort(descending=True)
     spread = _inverse_factor(gram[order][:, order])
+    own = spread.diagonal().tolist()
     # A row per column of the weight, since columns are read one after another.
     remaining = weight.T[order].contiguous()
     by_column = scales.float().T[order // GROUP].contiguous()
@@ -45,9 +47,10 @@ def compensated_codes(
         errors = torch.empty(stop - start, len(weight))
         for column in range(start, stop):
             values, scale = remaining[column], by_column[column]
-            integers[column] = codes = nearest(values, scale, "int4")
-            error = (values - codes * scale) / spread[column, column]
-            errors[column - start] = error
+            codes = (values / scale).round_().clamp_(SMALLEST["int4"], LARGEST["int4"])
+            integers[column] = codes
+            error = torch.sub(values, codes.mul_(scale), out=errors[column - start])
+            error /= own[column]
             remaining[column + 1 : stop].addr_(spread[column, column + 1 : stop], error, alpha=-1)
         remaining[stop:].addmm_(spread[start:stop, stop:].T, errors, alpha=-1)
     ordered = torch.empty_like(integers)

@@ -239,7 +239,8 @@ def _check(expected: set[str], got: set[str]) -> None:
     if odd := sorted(got ^ expected):
         raise InputError(
             f"{odd[0]} does not belong to the model's own weights",
-            "first merge or delete adapters, gates and other modules that were added",
+            "first merge or delete adapters, gates and other modules that were added, and turn "
+            "integer weights back with quantization.dequantize_weights",
         )
 
 

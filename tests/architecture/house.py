@@ -29,6 +29,7 @@ FLOORS = {
     "mixers/": 3,
     "models/": 4,
     "bridge/": 5,
+    "quantization/": 5,
     "checkpoints/": 6,
     # Weights of small models; no code.
     "bundled/": 6,

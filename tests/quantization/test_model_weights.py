@@ -149,7 +149,10 @@ def test_a_rounded_model_generates_text(pair: tuple[Any, Any]) -> None:
 
 
 def test_compensated_four_bits_lose_less_than_nearest_ones(pair: tuple[Any, Any]) -> None:
-    model, _ = pair
+    house, _ = pair
+    vocabulary = house.config.embedding.vocabulary
+    model = build("gpt2", **{**SHAPE, "vocabulary": vocabulary}).eval()
+    model.tokenizer = house.tokenizer
     inputs = text_inputs(model, built_in_texts("evaluation")[:2])
     assert inputs is not None
     losses = {}

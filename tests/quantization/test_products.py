@@ -93,3 +93,20 @@ def test_columns_outside_groups_fall_back_to_the_definition() -> None:
     codes = round_weight(torch.randn(8, 33), "int4")
     assert choose_product(codes, 1) is products.Dequantized
     assert "33 columns" in str(why_not(products.FourBits, codes)) or not products.ARM
+
+
+@pytest.mark.parametrize("product", [products.Int8Pack, products.Int4Pack, products.Dynamic])
+def test_what_is_used_on_the_other_processors_is_right_too(
+    product: type[Product], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = torch.backends.quantized.supported_engines
+    engine = products._engine() or next(name for name in engines if name != "none")
+    monkeypatch.setattr(products, "X86", True)
+    monkeypatch.setattr(products, "_engine", lambda: engine)
+    # Seven bits for the inputs, as where sums of two products can saturate.
+    monkeypatch.setattr(products, "_has_vnni", lambda: False)
+    weight, x = problem(48, 64, 5)
+    codes = round_weight(weight, "int4" if product is products.Int4Pack else "int8")
+    assert product.cannot(codes) is None
+    exact = F.linear(x, codes.values())
+    assert (product(codes)(x) - exact).norm() < 0.03 * exact.norm()

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyheads.bridge.automatic import native_models_only
-from manyheads.errors import ConfigError
+from manyheads.argument_checks import checked
+from manyheads.errors import ConfigError, NativeModelError
 from manyheads.models.build import Model
 from manyheads.models.embedding import TokenEmbedding
 from manyheads.models.model_interface import ModelInputs
@@ -34,7 +34,7 @@ MIN_SIZE = 32
 MAX_TOKENS = 512
 
 
-@native_models_only
+@checked
 def quantize_weights(model: Model, weights: WeightName, *, method: Method = "compensated") -> None:
     """Round the weights of a model on the CPU to integers, in place.
 
@@ -65,7 +65,7 @@ def quantize_weights(model: Model, weights: WeightName, *, method: Method = "com
     _replace_vocabularies(model, lambda table: round_weight(table, "int8"))
 
 
-@native_models_only
+@checked
 def dequantize_weights(model: Model) -> None:
     """Give a model ordinary layers again, with the weights that its integers stand for."""
     for name, module in list(model.named_modules()):
@@ -124,6 +124,8 @@ def _replace_vocabularies(model: Model, round_table: Callable[[Tensor], IntegerC
 
 
 def _check_plain(model: Model) -> None:
+    if not model.native:
+        raise NativeModelError("rounding weights to integers")
     problem = ""
     for name, module in model.named_modules():
         if isinstance(module, IntegerWeight):

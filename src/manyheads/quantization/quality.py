@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from manyheads.bridge.automatic import native_models_only
+from manyheads.argument_checks import checked
 from manyheads.errors import InputError
 from manyheads.formatting import pluralise
 from manyheads.models.build import Model
@@ -52,7 +52,7 @@ class WeightQuality:
         return " ".join(parts)
 
 
-@native_models_only
+@checked
 def measure_quality(
     model: Model, original: Model, texts: Sequence[str] | None = None
 ) -> WeightQuality:

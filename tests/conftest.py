@@ -61,12 +61,17 @@ def kinds_are_measured_once(
         return SMALL + name if small and name is not None else name
 
     def remembered(
-        name: str | None, test: str, inputs: object, measure: Callable[[], tuple[Any, bool]]
+        name: str | None,
+        test: str,
+        inputs: object,
+        measure: Callable[[], tuple[Any, bool]],
+        *,
+        remeasure: bool = False,
     ) -> Any:
         if name is None or not name.startswith(SMALL):
-            return recall(name, test, inputs, measure)
+            return recall(name, test, inputs, measure, remeasure=remeasure)
         key = (name, test, repr(inputs))
-        if key not in MEASURED:
+        if remeasure or key not in MEASURED:
             result, complete = measure()
             if not complete:
                 return result

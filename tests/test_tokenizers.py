@@ -8,6 +8,7 @@ from manyheads.errors import InputError
 from manyheads.tokenizers import (
     disable_padding_and_truncation,
     plain_copy,
+    plain_tokenizer,
     token_text,
     token_texts,
     truncating_copy,
@@ -34,7 +35,9 @@ def bound() -> Tokenizer:
 def test_a_copy_neither_pads_nor_cuts_and_leaves_the_first_as_it_was(bound: Tokenizer) -> None:
     assert plain_copy(bound).encode("a b c a").ids == [3, 0, 1, 2, 0]
     assert bound.encode("a b c a").ids == [3, 0, 1, 0, 0]
+    assert plain_tokenizer(bound).encode("a b c a").ids == [3, 0, 1, 2, 0]
     assert disable_padding_and_truncation(bound) is bound
+    assert plain_tokenizer(bound) is bound
     assert bound.encode("a").ids == [3, 0]
 
 

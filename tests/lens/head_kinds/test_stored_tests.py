@@ -45,6 +45,10 @@ def test_a_second_call_runs_nothing_and_gives_the_same(
     assert runs == [0]
     assert second.rows() == first.rows()
     assert second.metadata == first.metadata
+    again = kinds(model, sequences=5, remeasure=True, progress=False)
+    assert runs[0] > 0
+    assert again.rows() == first.rows()
+    runs[0] = 0
     kinds(model, sequences=6, progress=False)
     assert runs[0] > 0
 

@@ -104,11 +104,12 @@ def test_a_head_as_wide_as_the_words_copies_every_one() -> None:
 
 
 @pytest.mark.parametrize("top", [1, 5, 40])
-@pytest.mark.parametrize("portion", [7, 64, 2048])
+@pytest.mark.parametrize(("first", "most"), [(3, 7), (64, 64), (256, 2048)])
 def test_copying_is_the_same_however_many_words_are_met_at_once(
-    top: int, portion: int, monkeypatch: pytest.MonkeyPatch
+    top: int, first: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(copying_score.__globals__, "WORDS_AT_ONCE", portion)
+    monkeypatch.setattr("manyheads.lens.weights.circuits.FIRST_TOKENS", first)
+    monkeypatch.setattr("manyheads.lens.weights.circuits.TOKENS_AT_ONCE", most)
     draw = torch.Generator().manual_seed(top)
     table = torch.randn(301, WIDTH, generator=draw)
     both = torch.randn(WIDTH, 8, generator=draw).double(), torch.randn(8, WIDTH, generator=draw)

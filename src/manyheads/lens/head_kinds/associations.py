@@ -18,7 +18,7 @@ from manyheads.lens.inputs.synthetic import single_token
 from manyheads.lens.results.addresses import blocks_of
 from manyheads.lens.weights.circuits import Circuits, TokenVectors
 from manyheads.models import build
-from manyheads.tokenizers import plain_copy
+from manyheads.tokenizers import plain_tokenizer
 
 # A relation with fewer pairs of single tokens is not tested: chance completes half of a few.
 MIN_PAIRS = 12
@@ -38,7 +38,7 @@ def word_pairs() -> dict[str, dict[str, str]]:
 
 def token_pairs(tokenizer: Any) -> dict[str, Pairs]:
     """The pairs of each relation as token ids: those of single tokens, where there are enough."""
-    tokenizer, by_relation = plain_copy(tokenizer), {}
+    tokenizer, by_relation = plain_tokenizer(tokenizer), {}
     for relation, words in word_pairs().items():
         ids = [tuple(single_token(tokenizer, word) for word in pair) for pair in words.items()]
         pairs = tuple(

@@ -223,6 +223,7 @@ def kinds(
     thresholds: Mapping[str, int | float] | None = None,
     sequences: int = head_tests.SEQUENCES,
     seed: int = 0,
+    remeasure: bool = False,
     progress: bool = True,
 ) -> Kinds:
     """Classify every head: all kinds that fit it, the most specific first, with their evidence.
@@ -260,7 +261,8 @@ def kinds(
 
     A head without a kind is mixed, and `nearest` says what it resembles. Ctrl-C ends the
     measurement and keeps the finished tests. What does not depend on your texts is stored in the
-    cache of `manyheads get`, by a hash of the model, and read from there the next time.
+    cache of `manyheads get`, by a hash of the model, and read from there the next time; with
+    `remeasure` it is measured again.
 
     >>> from manyheads.models.build import build
     >>> result = kinds(build("gpt2", layers=1, width=32, heads=2, vocabulary=60, seed=0))
@@ -270,7 +272,7 @@ def kinds(
     if sequences < 1:
         raise InputError(f"sequences must be at least 1, got {sequences}", "use 1 or more")
     table, fingerprint = criteria.threshold_table(thresholds), storable_fingerprint(model)
-    tests = head_tests.HeadTests(model, table, progress, fingerprint)
+    tests = head_tests.HeadTests(model, table, progress, fingerprint, remeasure=remeasure)
     if isinstance(model, vision.Vision):
         if syntax is not None or coreference is not None:
             raise InputError("images have no syntax", "omit syntax and coreference")
@@ -290,16 +292,17 @@ def kinds(
         else:
             steps = _tests_without_files(tests, reader, inputs, measured, sequences, seed)
             steps += _tests_with_files(tests, reader, syntax, coreference)
-    for step in steps:
-        try:
-            step()
-        except KeyboardInterrupt:
-            if not tests.scores:
-                raise
-            tests.complete = False
-        if not tests.complete:
-            break
-    return _result(tests, seed)
+    with tests.layout:
+        for step in steps:
+            try:
+                step()
+            except KeyboardInterrupt:
+                if not tests.scores:
+                    raise
+                tests.complete = False
+            if not tests.complete:
+                break
+        return _result(tests, seed)
 
 
 def _tests_without_files(

@@ -20,7 +20,7 @@ from manyheads.lens.inputs.cached_run import (
     run_until,
 )
 from manyheads.lens.results.addresses import Address
-from manyheads.lens.weights.circuits import Circuits, FactoredMatrix
+from manyheads.lens.weights.circuits import Circuits
 from manyheads.models import build, model_interface
 from manyheads.progress import Progress
 from manyheads.taps import Head, Patterns, Sublayer, Tap
@@ -57,19 +57,37 @@ class InductionPartner:
         return f"its keys read {self.address} by weights alone ({composition})"
 
 
-def key_composition(qk: FactoredMatrix, ov: FactoredMatrix) -> float:
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeadFactors:
+    """One circuit of a head: the factor at which two heads meet, and of the other its Gram matrix.
+
+    `norm` is the Frobenius norm of their product. Once per head, so that a pair of heads costs
+    products of the size of a head.
+    """
+
+    inner: Float[Tensor, "d c"]
+    gram: Float[Tensor, "d d"]
+    norm: Float[Tensor, ""]
+
+    @classmethod
+    def of(cls, outer: Float[Tensor, "c d"], inner: Float[Tensor, "d c"]) -> "_HeadFactors":
+        gram = outer.T @ outer
+        return cls(inner, gram, _norm(gram, inner @ inner.T))
+
+
+def _key_composition(qk: _HeadFactors, ov: _HeadFactors) -> float:
     """The K-composition of a head's QK with an earlier head's OV (Elhage et al. 2021).
 
     |QK OV| / (|QK| |OV|) in Frobenius norms, as in `composition_scores(model, "key")`.
     """
-    composed = _norm(qk.left, (qk.right @ ov.left) @ ov.right)
-    both = _norm(qk.left, qk.right) * _norm(ov.left, ov.right)
-    return float(composed / both.clamp(min=1e-300))
+    meeting = qk.inner @ ov.inner.T
+    composed = _norm(meeting.T @ qk.gram @ meeting, ov.gram)
+    return float(composed / (qk.norm * ov.norm).clamp(min=1e-300))
 
 
-def _norm(left: Float[Tensor, "a d"], right: Float[Tensor, "d b"]) -> Float[Tensor, ""]:
-    """The Frobenius norm of left @ right, by products of the size of a head."""
-    return ((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt()
+def _norm(left: Float[Tensor, "d d"], right: Float[Tensor, "d d"]) -> Float[Tensor, ""]:
+    """The Frobenius norm of a product, from the Gram matrices of its factors."""
+    return (left * right).sum().clamp(min=0).sqrt()
 
 
 def find_partners(
@@ -112,15 +130,22 @@ def _partners_in(
 ) -> dict[Head, InductionPartner]:
     circuits = Circuits(scope)
     composed: dict[Head, dict[Head, float]] = {head: {} for head in induction}
-    readers = {head: circuits.qk(head) for head in induction if scope.config(head.layer)}
+    readers = {}
+    for head in induction:
+        if scope.config(head.layer):
+            qk = circuits.qk(head)
+            readers[head] = _HeadFactors.of(qk.left, qk.right)
     with Progress("composing heads", total=len(previous), unit="heads", enabled=progress) as bar:
         for earlier in previous:
-            ov = circuits.ov(earlier) if scope.config(earlier.layer) else None
+            writer = None
+            if scope.config(earlier.layer):
+                ov = circuits.ov(earlier)
+                writer = _HeadFactors.of(ov.right.T, ov.left.T)
             for head in induction:
                 if earlier.layer < head.layer:
-                    qk, score = readers.get(head), np.nan
-                    if ov is not None and qk is not None:
-                        score = key_composition(qk, ov)
+                    reader, score = readers.get(head), np.nan
+                    if writer is not None and reader is not None:
+                        score = _key_composition(reader, writer)
                     composed[head][earlier] = score
             bar.advance()
     candidates = {

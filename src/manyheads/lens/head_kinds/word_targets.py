@@ -255,6 +255,42 @@ class _PairArrays:
         return torch.cat((by_offset, by_order), dim=1).float()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PairView:
+    """What the pairs of one text see through a mask, whatever the weights.
+
+    `sources` averages the tokens of each source and `words` marks those of each word. `fixed` are
+    ones and the correct baselines, `uniform` is what uniform attention gives the right words.
+    Pairs that do not count are not `valid`; `tasks` are those of the others.
+    """
+
+    sources: Float[Tensor, "p s"]
+    words: Float[Tensor, "w s"]
+    right: Bool[Tensor, "p w"]
+    wrong: Bool[Tensor, "p w"]
+    rivals: Bool[Tensor, "p w"]
+    fixed: Float[Tensor, "p columns"]
+    uniform: Float[Tensor, "p 1"]
+    valid: Bool[Tensor, " p"]
+    tasks: Int[Tensor, " valid"]
+
+    @classmethod
+    def of(
+        cls, pairs: _PairArrays, words: Float[Tensor, "w s"], visible: Bool[Tensor, "t s"]
+    ) -> "_PairView":
+        sources = (words / words.sum(1, keepdim=True).clamp(min=1))[pairs.sources]
+        sight = visible.cpu().float()
+        even = sources @ (sight / sight.sum(1, keepdim=True).clamp(min=1)) @ words.T
+        in_sight = ((words[pairs.sources] @ sight @ words.T) > 0) & pairs.allowed
+        right, wrong = in_sight & pairs.right, in_sight & ~pairs.right
+        rivals = in_sight & pairs.rivals
+        alone = pairs.rivals.any(1) & ~rivals.any(1)
+        valid = right.any(1) & wrong.any(1) & ~alone
+        fixed = torch.cat((torch.ones(len(valid), 1), pairs.baselines(in_sight)), dim=1)
+        uniform = (even * right).sum(-1, keepdim=True)
+        return cls(sources, words, right, wrong, rivals, fixed, uniform, valid, pairs.tasks[valid])
+
+
 class _WordTargetSums:
     """The sums of one batch, from its patterns."""
 
@@ -265,6 +301,7 @@ class _WordTargetSums:
         self._counts, self._texts, self._shifts = counts, texts, shifts
         self._pairs = [_PairArrays.of(text, counts.tasks) for text in texts]
         self._tokens: dict[tuple[int, int], Float[Tensor, "w s"]] = {}
+        self._views: dict[tuple[int, int], list[tuple[Bool[Tensor, "t s"], _PairView]]] = {}
 
     def add(
         self,
@@ -275,29 +312,29 @@ class _WordTargetSums:
         visible: Bool[Tensor, "t s"],
     ) -> None:
         assert len(rows) == weights.shape[-1], "words need complete patterns"
-        pairs = self._pairs[text]
-        words = self._word_tokens(text, weights.shape[-1], self._shifts[block.stack])
-        mean = words / words.sum(1, keepdim=True).clamp(min=1)
-        attention = (mean[pairs.sources] @ weights.cpu() @ words.T).float()
-        sight = visible.cpu().float()
-        even = mean[pairs.sources] @ (sight / sight.sum(1, keepdim=True).clamp(min=1)) @ words.T
-        in_sight = ((words[pairs.sources] @ sight @ words.T) > 0) & pairs.allowed
-        right, wrong = in_sight & pairs.right, in_sight & ~pairs.right
-        rivals = in_sight & pairs.rivals
-        alone = pairs.rivals.any(1) & ~rivals.any(1)
-        valid = right.any(1) & wrong.any(1) & ~alone
-        best_right = attention.masked_fill(~right, -1.0).amax(-1)
-        best_wrong = attention.masked_fill(~wrong, -1.0).amax(-1)
+        view = self._view(text, visible, self._shifts[block.stack])
+        attention = (view.sources @ weights.cpu() @ view.words.T).float()
+        best_right = attention.masked_fill(~view.right, -1.0).amax(-1)
+        best_wrong = attention.masked_fill(~view.wrong, -1.0).amax(-1)
         hits = (best_right > best_wrong).float()
-        on_right, on_rivals = (attention * right).sum(-1), (attention * rivals).sum(-1)
-        ones = torch.ones(len(valid), 1)
-        baselines, uniform = pairs.baselines(in_sight), (even * right).sum(-1, keepdim=True)
-        values = torch.cat((ones, baselines, hits.T, uniform, on_right.T, on_rivals.T), dim=1)
+        on_right, on_rivals = (attention * view.right).sum(-1), (attention * view.rivals).sum(-1)
+        columns = (view.fixed, hits.T, view.uniform, on_right.T, on_rivals.T)
+        values = torch.cat(columns, dim=1)[view.valid]
         if block not in self.sums:
             self.sums[block] = _Sums.zeros(
                 self._counts.groups, len(self._counts.tasks), len(weights)
             )
-        self.sums[block].add(self._texts[text].group, pairs.tasks[valid], values[valid])
+        self.sums[block].add(self._texts[text].group, view.tasks, values)
+
+    def _view(self, text: int, visible: Bool[Tensor, "t s"], shift: int) -> "_PairView":
+        """What the pairs of a text see; attentions with the same mask share it."""
+        for sight, view in self._views.setdefault((text, shift), []):
+            if sight is visible or torch.equal(sight, visible):
+                return view
+        tokens = self._word_tokens(text, visible.shape[-1], shift)
+        view = _PairView.of(self._pairs[text], tokens, visible)
+        self._views[text, shift].append((visible, view))
+        return view
 
     def _word_tokens(self, text: int, tokens: int, shift: int) -> Float[Tensor, "w s"]:
         """Ones at the tokens of each word, shared by all layers."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import InputError
-from manyheads.tokenizers import plain_copy, surrogates_refused
+from manyheads.tokenizers import plain_tokenizer, surrogates_refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def align_texts(
     Pairs with a word without tokens are dropped, and so are texts without pairs and texts longer
     than `max_length`.
     """
-    tokenizer = plain_copy(tokenizer)
+    tokenizer = plain_tokenizer(tokenizer)
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
     aligned = []
     for each in texts:

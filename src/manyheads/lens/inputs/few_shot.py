@@ -16,7 +16,7 @@ from manyheads.encoding.text_reader import require_text_model, resolve_max_lengt
 from manyheads.errors import InputError
 from manyheads.lens.inputs.synthetic import SpecialTokens, single_token
 from manyheads.models import build
-from manyheads.tokenizers import plain_copy
+from manyheads.tokenizers import plain_tokenizer
 
 SHOTS, PROMPTS = 6, 8
 # A task needs more words than a prompt has, so that prompts differ.
@@ -89,7 +89,7 @@ def few_shot_prompts(
             raise InputError(
                 f"{name} must be at least {least}, got {value}", f"use {least} or more"
             )
-    tokenizer, prefix = plain_copy(reader.tokenizer), SpecialTokens.of(reader).prefix
+    tokenizer, prefix = plain_tokenizer(reader.tokenizer), SpecialTokens.of(reader).prefix
     limit = resolve_max_length(reader, None)
     draw = random.Random(seed)
     columns: tuple[list[tuple[int, ...]], ...] = ([], [], [])

@@ -18,7 +18,7 @@ from manyheads.lens.inputs.annotated import AnnotatedText, WordPair
 from manyheads.lens.inputs.token_classes import token_classes
 from manyheads.models import build, decoder, model_interface, vision
 from manyheads.ragged import Ragged
-from manyheads.tokenizers import plain_copy
+from manyheads.tokenizers import plain_tokenizer
 
 # The random block that is repeated: long enough that uniform attention scores low, and of varying
 # length, so that no fixed offset looks like induction.
@@ -56,7 +56,7 @@ class SpecialTokens:
         prefix: tuple[int, ...] = ()
         suffix: tuple[int, ...] = ()
         if reader.tokenizer is not None:
-            encoded = plain_copy(reader.tokenizer).encode("a")
+            encoded = plain_tokenizer(reader.tokenizer).encode("a")
             inner = [at for at, special in enumerate(encoded.special_tokens_mask) if not special]
             first, last = (inner[0], inner[-1] + 1) if inner else (len(encoded.ids),) * 2
             prefix, suffix = tuple(encoded.ids[:first]), tuple(encoded.ids[last:])
@@ -93,7 +93,7 @@ def random_pool(reader: TextReader) -> list[int]:
     pool = list(range(vocabulary))
     if reader.tokenizer is None:
         return pool
-    excluded = token_classes(reader.tokenizer, vocabulary, ("special",))["special"]
+    excluded = token_classes(reader.tokenizer, vocabulary, ("special",))["special"].tolist()
     return [token for token in pool[: reader.tokenizer.get_vocab_size()] if not excluded[token]]
 
 
@@ -128,7 +128,7 @@ def repeated_tokens(model: build.Model, sequences: int, seed: int = 0) -> list[l
 
 def plain_words(tokenizer: Any, max_words: int = 400, seed: int = 0) -> list[str]:
     """Short words that are single tokens of the tokenizer, or a fixed list if it has few."""
-    tokenizer = plain_copy(tokenizer)
+    tokenizer = plain_tokenizer(tokenizer)
     ids = list(range(tokenizer.get_vocab_size()))
     random.Random(seed).shuffle(ids)
     texts = tokenizer.decode_batch([[token] for token in ids])
@@ -280,7 +280,7 @@ def needle_texts(
     context are left out.
     """
     reader = require_text_model(model)
-    tokenizer, special = plain_copy(reader.tokenizer), SpecialTokens.of(reader)
+    tokenizer, special = plain_tokenizer(reader.tokenizer), SpecialTokens.of(reader)
     context = resolve_max_length(reader, None)
     draw = random.Random(seed)
     articles = [re.sub(r"[^\w\s.,]", "", text).split() for text in passages()]
@@ -342,7 +342,9 @@ def unrelated_pairs(model: build.Model, pairs: int = 10, seed: int = 0) -> list[
     draw = random.Random(seed)
     articles: list[list[int]] = []
     if reader.tokenizer is not None:
-        encodings = plain_copy(reader.tokenizer).encode_batch(passages(), add_special_tokens=False)
+        encodings = plain_tokenizer(reader.tokenizer).encode_batch(
+            passages(), add_special_tokens=False
+        )
         articles = [encoded.ids for encoded in encodings if len(encoded.ids) >= inside]
     pool = random_pool(reader)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.attention import Attention
@@ -29,8 +29,8 @@ from manyheads.parts.norms import ChannelScale, LayerNorm, Normalize, PostNorm
 from manyheads.progress import Progress
 from manyheads.taps import Head, Sublayer
 
-# Tokens that are scored at once: most heads are done after the first chunk.
-TOKENS_AT_ONCE = 2048
+# Tokens that are scored first and at most at once: most heads are done after the first chunk.
+FIRST_TOKENS, TOKENS_AT_ONCE = 256, 2048
 # Products of two vectors that differ by less than this, relative to their norms, count as equal.
 ROUNDING = 1e-6
 
@@ -246,14 +246,36 @@ def eigenvalue_score(values: Tensor) -> float:
     return float(values.real.sum() / total) if total > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rivals:
+    """The unembedding vectors, those that beat most others first, and the place of each token.
+
+    These are the ones far from the mean: what all vectors have in common raises every logit alike.
+    """
+
+    vectors: Float[Tensor, "v c"]
+    places: Int[Tensor, " v"]
+
+    @classmethod
+    def of(cls, unembed: Float[Tensor, "v c"]) -> "Rivals":
+        order = (unembed - unembed.mean(0)).norm(dim=1).argsort(descending=True, stable=True)
+        return cls(unembed[order], order.argsort())
+
+
 def copying_score(
-    ov: FactoredMatrix, tokens: TokenVectors, drawn: Sequence[int] | Tensor, top_k: int = 5
+    ov: FactoredMatrix,
+    tokens: TokenVectors,
+    drawn: Sequence[int] | Tensor,
+    top_k: int = 5,
+    rivals: Rivals | None = None,
 ) -> float:
     """The fraction of tokens whose own logit is among the `top_k` when the head reads them.
 
     A token that `top_k` others have beaten is dropped, so that a head that copies little is
-    compared with a small part of the vocabulary; ties count as beaten.
+    compared with a small part of the vocabulary; ties count as beaten. Several heads can share
+    the `rivals`.
     """
+    rivals = Rivals.of(tokens.unembed) if rivals is None else rivals
     drawn = torch.as_tensor(drawn, device=tokens.embed.device)
     left = ov.left.float()
     read, mine = tokens.embed[drawn] @ ov.right.T.float(), tokens.unembed[drawn] @ left
@@ -261,21 +283,20 @@ def copying_score(
     least = (read * mine).sum(1) - ROUNDING * read.norm(dim=1) * mine.norm(dim=1)
     beaten_by = torch.zeros_like(drawn)
     remaining = torch.arange(len(drawn), device=drawn.device)
-    # Chunks are strided, as the first tokens of a vocabulary are often unlike the rest.
-    chunks = -(-len(tokens.unembed) // TOKENS_AT_ONCE)
-    for first in range(chunks):
-        alive, unembed = read[remaining], tokens.unembed[first::chunks]
+    places, start, size = rivals.places[drawn], 0, FIRST_TOKENS
+    while start < len(rivals.vectors) and len(remaining):
+        alive, unembed = read[remaining], rivals.vectors[start : start + size]
         # The cheaper product first.
         if len(alive) < left.shape[1]:
             scored = (alive @ left.T) @ unembed.T
         else:
             scored = alive @ (unembed @ left).T
-        itself = (drawn[remaining] % chunks == first).nonzero().squeeze(1)
-        scored[itself, drawn[remaining[itself]] // chunks] = -torch.inf
+        own = places[remaining] - start
+        itself = ((own >= 0) & (own < len(unembed))).nonzero().squeeze(1)
+        scored[itself, own[itself]] = -torch.inf
         beaten_by[remaining] += (scored >= least[remaining, None]).sum(1)
         remaining = remaining[beaten_by[remaining] < top_k]
-        if not len(remaining):
-            break
+        start, size = start + size, min(2 * size, TOKENS_AT_ONCE)
     return len(remaining) / len(drawn)
 
 
@@ -291,13 +312,14 @@ class _Copying:
             order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
             drawn = order[:sample].sort().values
         self.tokens, self.drawn, self.top_k = tokens, drawn.to(tokens.embed.device), top_k
+        self._rivals = Rivals.of(tokens.unembed)
         self._product = _product(tokens.embed, tokens.unembed)
 
     def __call__(self, ov: FactoredMatrix) -> dict[str, float]:
         values = torch.linalg.eigvals(ov.right @ self._product @ ov.left)
         return {
             "copying_eigenvalues": eigenvalue_score(values),
-            "copying": copying_score(ov, self.tokens, self.drawn, self.top_k),
+            "copying": copying_score(ov, self.tokens, self.drawn, self.top_k, self._rivals),
         }
 
 

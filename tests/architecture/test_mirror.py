@@ -94,6 +94,7 @@ THROUGH = {
     "lens/attribution/stream_parts.py": "lens/attribution/test_link_reasons.py",
     "lens/causal/gradient_importance.py": "lens/attribution/test_gradients.py",
     "lens/causal/path_patching.py": "lens/causal/test_patching.py",
+    "lens/causal/replacements.py": "lens/causal/test_ablation.py",
     "lens/circuit_discovery/circuit_pairs.py": "lens/circuit_discovery/test_circuit.py",
     "lens/circuit_discovery/sublayers.py": "lens/circuit_discovery/test_pair_runs.py",
     "lens/faithful/adversarial.py": "lens/faithful/test_faithfulness_report.py",

@@ -46,6 +46,7 @@ from manyheads.lens.causal.attention_links import Link, LinkCut, cut
 from manyheads.lens.causal.gradient_importance import Importance, importance
 from manyheads.lens.causal.patching import Patch, Patching, patch
 from manyheads.lens.causal.path_patching import patch_paths
+from manyheads.lens.causal.racing import TopHeads
 from manyheads.lens.causal.restoration import Restoration, restore
 from manyheads.lens.causal.shapley_values import Shapley, shapley
 from manyheads.lens.circuit_discovery.circuit import Circuit, FaithfulnessCurve, circuit
@@ -203,6 +204,7 @@ __all__ = [
     "TokenAttribution",
     "TokenRoute",
     "TokenRoutes",
+    "TopHeads",
     "TokenLift",
     "TopActivation",
     "TopKeys",

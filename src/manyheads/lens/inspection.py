@@ -215,12 +215,20 @@ class Inspection(Tabular):
         return rows
 
     def table(self, *, max_rows: int | None = MAX_ROWS) -> Any:
-        """A rich table: every head, its best kinds and the main measures."""
+        """A rich table: every head, its best kinds if they are known, and the main measures."""
+        return self._table(TABLE_MEASURES, max_rows)
+
+    def kinds_table(self, *, max_rows: int | None = MAX_ROWS) -> Any:
+        """A rich table without the measures: every head, its best kinds, dead or duplicate."""
+        return self._table((), max_rows)
+
+    def _table(self, measures: Sequence[str], max_rows: int | None) -> Any:
         from rich.table import Table
 
-        about = {name: describe_measure(name) for name in TABLE_MEASURES if name in self.statistics}
+        about = {name: describe_measure(name) for name in measures if name in self.statistics}
         reasons, duplicates = self.dead.reasons, self.duplicates
-        table = Table("Head", "Kinds", box=None, pad_edge=False)
+        titles = ["Head"] if self.kinds is None else ["Head", "Kinds"]
+        table = Table(*titles, box=None, pad_edge=False)
         for measure in about.values():
             # A title takes a line per word, so that the kinds have room for theirs.
             widest = max(map(len, (*measure.title.split(), "0.00 %")))
@@ -236,7 +244,8 @@ class Inspection(Tabular):
                 cells.append(format_value(bias[BIAS].of(head), error=bias[BIAS].error_of(head)))
             remarks = [f"dead by {why}" for why in reasons.get(head, ())]
             remarks += [f"duplicate of {other}" for other in duplicates.get(head, [])]
-            table.add_row(str(head), self._describe(head), *cells, ", ".join(remarks))
+            names = [str(head)] if self.kinds is None else [str(head), self._describe(head)]
+            table.add_row(*names, *cells, ", ".join(remarks))
         return caption_more(table, len(self.addresses), max_rows)
 
     def _summary(self) -> Metadata:
@@ -282,9 +291,11 @@ def inspect(
     sequences: int = head_tests.SEQUENCES,
     seed: int = 0,
     redundancy_texts: int | None = None,
+    remeasure: bool = False,
     batch_tokens: int | None = None,
     progress: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
+    on_statistics: Callable[["Inspection"], None] = lambda _: None,
 ) -> Inspection:
     """Inspect every head of a model: statistics, kinds, sinks, dead and duplicate heads.
 
@@ -292,7 +303,9 @@ def inspect(
     source and target for a `Seq2Seq`), or random images for a `Vision`. They are read once for
     statistics, positional kinds, sinks and dead heads, and twice for `redundancy` (only the first
     `redundancy_texts` of them); `kinds` adds `sequences` of random tokens, and `syntax` and
-    `coreference` for it are files of annotated text. `on_progress` receives the name of each step.
+    `coreference` for it are files of annotated text; with `remeasure` it ignores what is cached.
+    `on_progress` receives the name of each step, and `on_statistics` an inspection that has nothing
+    but the statistics, as soon as these are measured.
 
     Ctrl-C ends the measurement and keeps the finished steps.
 
@@ -307,8 +320,11 @@ def inspect(
     shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
     on_progress("head statistics")
     measured = statistics(model, inputs, offsets=offsets, **shared)
+    metadata = {"complete": measured.complete, "seed": seed, "default_texts": texts is None}
+    first_result = Inspection(model=summarize_model(model), statistics=measured, metadata=metadata)
     complete, classified, redundant = measured.complete, None, []
     try:
+        on_statistics(first_result)
         # Kinds are decided on texts, or on sounds with theirs, not on images with text.
         if complete and (not inputs.examples or model.reads_pairs):
             on_progress("head kinds")
@@ -320,6 +336,7 @@ def inspect(
                 measured=measured,
                 sequences=sequences,
                 seed=seed,
+                remeasure=remeasure,
                 progress=progress,
             )
             complete = classified.complete
@@ -339,10 +356,9 @@ def inspect(
             complete &= bool(result.metadata["complete"])
     except KeyboardInterrupt:
         complete = False
-    return Inspection(
-        model=summarize_model(model),
-        statistics=measured,
+    return replace(
+        first_result,
         kinds=classified,
         redundancy=tuple(redundant),
-        metadata={"complete": complete, "seed": seed, "default_texts": texts is None},
+        metadata=metadata | {"complete": complete},
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import native_models_only
 from manyheads.errors import InputError
-from manyheads.lens.causal import ablation, evaluate
+from manyheads.lens.causal import evaluate, replacements
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.results.addresses import Address, Heads, blocks_of, heads_in
@@ -197,7 +197,7 @@ def _means(model: Model, heads: Sequence[Address], texts: Inputs) -> Means:
         assert name in stacks, "the addresses were checked"
         part = head_scope(model, name, sublayer)
         with eval_mode(model), torch.no_grad():
-            means = ablation.replacement_values(
+            means = replacements.replacement_values(
                 part, inputs, "mean", seed=0, batch_tokens=batch_tokens
             ).means
         result |= {(name, sublayer, layer): mean for layer, mean in means.items()}

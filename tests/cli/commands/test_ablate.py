@@ -45,6 +45,22 @@ def test_every_head_is_printed_with_the_numbers_of_the_lens(
     ]
 
 
+def test_a_race_says_that_two_texts_are_too_few(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "race.json", place / "texts.txt"
+    arguments = ["ablate", str(place / "decoder"), "--file", str(file), "--json", str(out)]
+    assert main([*arguments, "--until", "top 2 at 90 %"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.index("By gradients") < said.index("The loss of the full model")
+    assert "too few for the top 2 at 90 %" in said
+    result = lens.load(out)
+    assert not result.metadata["race"]["decided"]
+    assert (result["texts"].means == 2).all()
+    assert main([*arguments, "--until", "most"]) == 2
+    assert "top 10 at 95 %" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("heads", ["L0H1,L1H2", "l0h1, main L1H2", "L1, L0H1 attention"])
 def test_chosen_heads_alone_are_ablated(
     place: Path, heads: str, capsys: pytest.CaptureFixture[str]

@@ -53,12 +53,20 @@ def test_ctrl_c_keeps_what_was_measured(
     def broken_off(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("manyheads.lens.inspection.kinds", broken_off)
+    before = []
+
+    def broken_off_later(*_: Any, **__: Any) -> Any:
+        # The statistics are on the page before the kinds begin.
+        before.append(capsys.readouterr().out)
+        return broken_off()
+
+    monkeypatch.setattr("manyheads.lens.inspection.kinds", broken_off_later)
     out = tmp_path / "part.json"
     arguments = ["inspect", str(place / "small"), "--text", TEXT, "--text", "The cat", "--json"]
     assert main([*arguments, str(out)]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "2 texts" in said
+    assert "2 texts" in " ".join(before[0].split())
+    assert "Normalized" in before[0]
     assert "Interrupted" in said
     result = lens.load(out)
     assert not result.complete

@@ -1,19 +1,24 @@
 """manyheads ablate: what a model loses without each of its heads."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from manyheads.cli import arguments, inputs
 from manyheads.cli.options import DeviceOptions, TextOrImageOptions
 from manyheads.errors import InputError
-from manyheads.formatting import pluralise, without_nan
+from manyheads.formatting import listed, pluralise, without_nan
 
 if TYPE_CHECKING:
+    from manyheads.console import TerminalPage
     from manyheads.lens.causal.ablation import Ablation, CumulativeAblation
     from manyheads.lens.causal.gradient_importance import Importance
     from manyheads.lens.inputs.cached_run import HeadScope
+    from manyheads.taps import Head
 
+# Heads that the order by gradients names.
+MAX_ORDER = 10
 REPLACEMENTS = {"zero": "zero", "mean": "their mean", "resample": "their output in another text"}
 
 
@@ -25,7 +30,8 @@ class Ablate:
 
     A decoder is measured by the loss of each next token, an encoder by that of masked tokens, an
     embedding model by how similar its vectors stay, and a classifier by the labels of a file of
-    rows or of a folder of images. Ctrl-C ends the measurement and keeps what was measured.
+    rows or of a folder of images. The order that gradients give comes first. Ctrl-C ends the
+    measurement and keeps what was measured.
     """
 
     model: arguments.AnyModel = arguments.DEFAULT_MODEL
@@ -35,6 +41,9 @@ class Ablate:
 
     replace_with: Literal["zero", "mean", "resample"] = "zero"
     """What replaces a head: zero, its mean, or its output in another text."""
+
+    until: Annotated[str, arguments.metavar("TOP")] = ""
+    """Measure each head only until it is certain whether it is at the top: "top 10 at 95 %"."""
 
     greedy: Annotated[int, arguments.metavar("N")] = 0
     """Also ablate N heads one after another, each time the one that matters least."""
@@ -51,26 +60,33 @@ class Ablate:
 
     def run(self) -> int:
         """Print the heads by importance; 1 if the measurement was interrupted."""
+        from manyheads.console import TerminalPage
         from manyheads.lens import ablate, ablate_greedily, importance
+        from manyheads.lens.causal.racing import as_target
         from manyheads.lens.inputs.evaluation_inputs import prepare_inputs
+        from manyheads.lens.results.addresses import head_names
 
         arguments.check_json(self.json)
         model = self.compute.open(self.model)
         heads, scope = self.heads or "all", self._scope(model)
+        names, until = head_names(heads), as_target(self.until or None)
         texts, targets = self._inputs(model)
         prepared = prepare_inputs(model, texts, targets=targets, seed=self.seed)
         site: dict[str, Any] = {"stack": scope.stack_name, "sublayer": scope.sublayer}
         site["targets"] = prepared.targets
         options = site | {"metric": prepared.metric, "seed": self.seed}
         options["replace_with"] = self.replace_with
-        ablation = ablate(model, prepared.model_inputs, heads, **options)
+        page = TerminalPage()
+        page.title(self.model)
         estimate = order = None
-        if ablation.complete and prepared.metric == "loss":
+        if prepared.metric == "loss":
             estimate = importance(model, prepared.model_inputs, **site)
+            page.paragraph(_order(estimate, scope.find(names)))
+        ablation = ablate(model, prepared.model_inputs, heads, until=until, **options)
         if ablation.complete and self.greedy:
             order = ablate_greedily(model, prepared.model_inputs, self.greedy, heads, **options)
         ablation = _merge(ablation, estimate, order)
-        _print(self.model, ablation, order, "text" if self.input.image is None else "image")
+        _print(page, ablation, order, "text" if self.input.image is None else "image")
         arguments.save_result(self.json, ablation)
         if not ablation.complete:
             print("interrupted before everything was measured", file=sys.stderr)
@@ -118,11 +134,19 @@ def _merge(
     return replace(ablation, means=means, errors=errors, metadata=metadata)
 
 
-def _print(name: str, ablation: "Ablation", order: "CumulativeAblation | None", unit: str) -> None:
-    from manyheads.console import TerminalPage
+def _order(estimate: "Importance", heads: Sequence["Head"]) -> str:
+    """The heads by the size of their estimated effect."""
+    ranked = (address for address, _ in estimate["importance"].ranked())
+    names = [str(address) for address in ranked if address.head in heads]
+    return f"By gradients, an estimate from one backward pass: {listed(names, MAX_ORDER)}."
 
-    page, metadata = TerminalPage(), ablation.metadata
-    page.title(name)
+
+def _print(
+    page: "TerminalPage", ablation: "Ablation", order: "CumulativeAblation | None", unit: str
+) -> None:
+    from manyheads.lens.causal.racing import verdict
+
+    metadata = ablation.metadata
     error = metadata["baseline_error"]
     error = "" if error is None else f" ±{error:.2g}"
     page.paragraph(
@@ -130,6 +154,8 @@ def _print(name: str, ablation: "Ablation", order: "CumulativeAblation | None", 
         f"{pluralise(metadata['texts'], unit)}. "
         f"Heads are replaced by {REPLACEMENTS[metadata['replace_with']]}, one at a time."
     )
+    if "race" in metadata:
+        page.paragraph(f"{verdict(metadata['race'], metadata['texts'])}.")
     page.heading("Heads")
     page.show(ablation.ranking())
     if metadata.get("rank_correlation") is not None:

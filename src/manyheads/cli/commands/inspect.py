@@ -1,6 +1,7 @@
 """manyheads inspect: what every head of a model does."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from manyheads.errors import InputError
 from manyheads.formatting import listed, number, percent, pluralise
 
 if TYPE_CHECKING:
+    from manyheads.console import TerminalPage
     from manyheads.lens.inspection import Inspection
     from manyheads.lens.measure.watcher import Activation
 
@@ -26,7 +28,8 @@ class Inspect:
     For example: manyheads inspect gpt2/ --file book.txt --json gpt2.json
 
     The default model is house-gpt, the default text a few short articles, or random tokens for a
-    model without a tokenizer. Ctrl-C ends the measurement and keeps what was measured.
+    model without a tokenizer. Statistics come first, kinds and duplicates after them. Ctrl-C ends
+    the measurement and keeps what was measured.
     """
 
     model: arguments.AnyModel = arguments.DEFAULT_MODEL
@@ -35,6 +38,9 @@ class Inspect:
 
     seed: int = 0
     """The seed of the random texts that head kinds are tested on."""
+
+    remeasure: bool = False
+    """Measure the kinds again, even if the cache has them."""
 
     image: Annotated[tuple[Path, ...], arguments.metavar("IMAGE")] = ()
     """Images to read, or folders of them, for a vision model; by default random images."""
@@ -48,6 +54,7 @@ class Inspect:
 
     def run(self) -> int:
         """Print the page and save the file, if any; 1 if the measurement was interrupted."""
+        from manyheads.console import TerminalPage
         from manyheads.lens import inspect
         from manyheads.lens.inputs.texts import default_batch_tokens
 
@@ -57,15 +64,19 @@ class Inspect:
         batch_tokens = None
         if next(model.parameters()).device.type == "cpu":
             batch_tokens = min(CPU_BATCH_TOKENS, default_batch_tokens(model))
+        page = TerminalPage(table_width=TABLE_WIDTH)
+        page.title(self.model)
         inspection = inspect(
             model,
             self._inputs(model),
             syntax=self.annotated.syntax,
             coreference=self.annotated.coreference or None,
             seed=self.seed,
+            remeasure=self.remeasure,
             batch_tokens=batch_tokens,
+            on_statistics=partial(_print_statistics, page, tokenizer=model.tokenizer),
         )
-        _print(self.model, inspection, model.tokenizer)
+        _print_rest(page, inspection)
         arguments.save_result(self.json, inspection)
         return 0 if inspection.complete else 1
 
@@ -84,11 +95,8 @@ class Inspect:
         return self.input.load_texts(model) if self.input.has_texts else None
 
 
-def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
-    from manyheads.console import TerminalPage
-
-    page = TerminalPage(table_width=TABLE_WIDTH)
-    page.title(name)
+def _print_statistics(page: "TerminalPage", inspection: "Inspection", *, tokenizer: Any) -> None:
+    """What is known before the kinds are."""
     metadata = inspection.statistics.metadata
     vision = inspection.model.type == "Vision"
     own = " that come with manyheads" if tokenizer is not None else " of random tokens"
@@ -100,12 +108,7 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
         f"{inspection.model} Measured on {pluralise(metadata['texts'], noun)}{own}, "
         f"{pluralise(metadata['tokens'], 'patch' if vision else 'token')}."
     )
-    if inspection.kinds is not None:
-        page.paragraph(str(inspection.kinds).splitlines()[0].capitalize() + ".")
-        reason = inspection.kinds.missing.get("coreference", "")
-        if "coreference" in inspection.kinds.scores and reason:
-            page.paragraph(f"No coreference labels: {reason}.")
-    page.heading("Heads")
+    page.heading("Statistics")
     page.console.print(inspection.table(max_rows=None))
     page.heading("Sinks and largest activations")
     above, sinks = percent(metadata["sink_above"]), inspection.sinks
@@ -125,6 +128,19 @@ def _print(name: str, inspection: "Inspection", tokenizer: Any) -> None:
         )
     for activation in inspection.activations:
         page.paragraph(_activation(activation, tokenizer))
+
+
+def _print_rest(page: "TerminalPage", inspection: "Inspection") -> None:
+    """Kinds, dead and duplicate heads."""
+    page.heading("Kinds")
+    if inspection.kinds is None:
+        page.paragraph("Not measured.")
+    else:
+        page.paragraph(str(inspection.kinds).splitlines()[0].capitalize() + ".")
+        reason = inspection.kinds.missing.get("coreference", "")
+        if "coreference" in inspection.kinds.scores and reason:
+            page.paragraph(f"No coreference labels: {reason}.")
+        page.console.print(inspection.kinds_table(max_rows=None))
     page.heading("Dead heads")
     for line in str(inspection.dead).splitlines():
         page.paragraph(line)

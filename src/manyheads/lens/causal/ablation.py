@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -14,115 +14,20 @@ from torch import Tensor, nn
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
 from manyheads.formatting import plain_table, standard_error
-from manyheads.lens.causal import evaluate
+from manyheads.lens.causal import evaluate, racing
 from manyheads.lens.causal.evaluate import BatchValues, Effects, HeadSet
+from manyheads.lens.causal.replacements import (
+    Replacement,
+    ReplacementValues,
+    replacement_values,
+)
 from manyheads.lens.inputs import cached_run, metrics
-from manyheads.lens.inputs.texts import Inputs, Targets, batch_ranges
+from manyheads.lens.inputs.texts import Inputs, Targets
 from manyheads.lens.results import addresses, files, tables
 from manyheads.models import build, model_interface
 from manyheads.parts.linear_layout import column_major_weights
-from manyheads.ragged import Lengths, Ragged
+from manyheads.ragged import Ragged
 from manyheads.taps import Head, Site, Sublayer, Tap
-
-Replacement = Literal["zero", "mean", "resample"]
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ReplacementValues:
-    """What replaces the outputs of ablated heads, computed for one batch of texts at a time."""
-
-    scope: cached_run.HeadScope
-    inputs: model_interface.ModelInputs
-    means: dict[int, Float[Tensor, "_ _"]] = field(default_factory=dict)
-    donors: tuple[int, ...] = ()
-
-    def of(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
-        """The replacement of each layer's head outputs; a single row holds for all tokens."""
-        if self.donors:
-            return self._resampled(texts, layers)
-        if self.means:
-            return {layer: self.means[layer].unsqueeze(0) for layer in layers}
-        weight = next(self.scope.model.parameters())
-        return {layer: weight.new_zeros(1, self.scope.heads_of(layer), 1) for layer in layers}
-
-    def _resampled(self, texts: range, layers: Sequence[int]) -> dict[int, Float[Tensor, "_ _ _"]]:
-        sites = {layer: self.scope.site(layer, Tap.HEAD_OUTPUT) for layer in layers}
-        record = cached_run.ActivationEditor({}, sites.values())
-        donors = self.inputs.select([self.donors[text] for text in texts])
-        self.scope.model.run_inputs(donors, record)
-        lengths = written_lengths(self.scope, self.inputs.select(texts))
-        owners, by_layer = lengths.sequence_of_token, {}
-        for layer, site in sites.items():
-            # The token at the same position of the donor, which begins again if it is shorter.
-            offsets = record[site].lengths.offsets.long()
-            tokens = offsets[owners] + lengths.positions % offsets.diff()[owners]
-            by_layer[layer] = record[site].values[tokens]
-        return by_layer
-
-
-def written_lengths(scope: cached_run.HeadScope, inputs: model_interface.ModelInputs) -> Lengths:
-    """The lengths of the sequences that the heads write to."""
-    if scope.stack_name == "encoder" and inputs.source is not None:
-        return inputs.source.lengths
-    return inputs.lengths(scope.model)
-
-
-def replacement_values(
-    scope: cached_run.HeadScope,
-    inputs: model_interface.ModelInputs,
-    replace_with: Replacement,
-    *,
-    seed: int,
-    batch_tokens: int,
-) -> ReplacementValues:
-    """Zeros; each head's mean over all tokens of the texts; or its output in another text.
-
-    "resample" takes the output at the same position of another of the texts (resampling ablation
-    of causal scrubbing, Chan et al. 2022), wrapping around where that one is shorter.
-    """
-    if replace_with == "mean":
-        means = _means(scope, inputs, batch_tokens)
-        return ReplacementValues(scope=scope, inputs=inputs, means=means)
-    if replace_with == "resample":
-        return ReplacementValues(scope=scope, inputs=inputs, donors=_donors(len(inputs), seed))
-    if replace_with != "zero":
-        raise InputError(
-            f'replace_with must be "zero", "mean" or "resample", got {replace_with!r}',
-            "use one of them",
-        )
-    return ReplacementValues(scope=scope, inputs=inputs)
-
-
-def _means(
-    scope: cached_run.HeadScope, inputs: model_interface.ModelInputs, batch_tokens: int
-) -> dict[int, Float[Tensor, "_ _"]]:
-    sites = {layer: scope.site(layer, Tap.HEAD_OUTPUT) for layer in scope.layers}
-    sums: dict[int, Tensor] = {}
-    tokens = 0
-    for texts in batch_ranges(inputs.sizes(scope.model), batch_tokens):
-        record = cached_run.ActivationEditor({}, sites.values())
-        scope.model.run_inputs(inputs.select(texts), record)
-        for layer, site in sites.items():
-            sums[layer] = sums.get(layer, 0) + record[site].values.double().sum(0)
-        tokens += record[next(iter(sites.values()))].lengths.total
-    dtype = next(scope.model.parameters()).dtype
-    return {layer: (summed / tokens).to(dtype) for layer, summed in sums.items()}
-
-
-def _donors(texts: int, seed: int) -> tuple[int, ...]:
-    """For each text the index of another text, each used once.
-
-    >>> sorted(_donors(4, seed=0)), any(i == donor for i, donor in enumerate(_donors(4, 0)))
-    ([0, 1, 2, 3], False)
-    """
-    if texts < 2:
-        raise InputError(
-            "replace_with='resample' needs at least 2 texts, got 1", "give two or more"
-        )
-    order = torch.randperm(texts, generator=torch.Generator().manual_seed(seed))
-    previous = torch.empty_like(order)
-    previous[order] = order.roll(1)
-    return tuple(previous.tolist())
 
 
 class AblationOptions(TypedDict, total=False):
@@ -196,6 +101,23 @@ class HeadAblation:
         sets = [tuple(order[: count + 1]) for count in range(len(order))]
         runs = (run for texts in self.evaluation.batches for run in self._run_order(texts, sets))
         return self._collect("ablating in order", sets, runs)
+
+    def measure_by_race(self, target: racing.TopHeads, seed: int) -> tuple[Effects, racing.Race]:
+        """The metric without each head, on as many texts as it takes to find the top heads."""
+        sets, evaluation = [(head,) for head in self.heads], self.evaluation
+        race = racing.Race(len(sets), len(evaluation.inputs), target)
+
+        def measure(texts: range, active: list[int]) -> Iterator[BatchValues]:
+            for run in self._run_sets(texts, [sets[index] for index in active], ()):
+                yield replace(run, indices=[active[index] for index in run.indices])
+
+        batches = [
+            texts[start : start + racing.FIRST_LOOK]
+            for texts in evaluation.batches
+            for start in range(0, len(texts), racing.FIRST_LOOK)
+        ]
+        runs = racing.run_race(race, batches, measure, sign=evaluation.sign, seed=seed)
+        return self._collect("ablating", sets, runs), race
 
     def changes(self, heads: HeadSet) -> dict[Site, cached_run.EditFunction]:
         """The edits that ablate these heads in any batch; "resample" has none, as it differs."""
@@ -325,7 +247,9 @@ def replace_heads(
 class Ablation(tables.ByHead):
     """The metric without each head alone ("metric") and its change ("change"), with errors.
 
-    Heads that were not requested, or not measured before Ctrl-C, have NaN.
+    Heads that were not requested, or not measured before Ctrl-C, have NaN. After a race ("until"),
+    "low" and "high" are the interval of each change, and "texts" and "tokens" what it was measured
+    on.
     """
 
     @property
@@ -335,8 +259,14 @@ class Ablation(tables.ByHead):
 
     @property
     def complete(self) -> bool:
-        """Whether every head was measured on every text."""
+        """False if the measurement was interrupted."""
         return bool(self.metadata["complete"])
+
+    @property
+    def top(self) -> tuple[addresses.Address, ...]:
+        """After a race, the heads that are certain to be at the top, the one of most harm first."""
+        by_name = {str(address): address for address in self.addresses}
+        return tuple(by_name[name] for name in self.metadata.get("race", {}).get("top", ()))
 
     def harmful(self, errors: float = 1.0) -> list[tuple[addresses.Address, float]]:
         """Heads whose removal improves the metric by more than `errors` standard errors."""
@@ -351,7 +281,8 @@ class Ablation(tables.ByHead):
 
     def ranking(self) -> Any:
         """A rich table of the measured heads, the one that matters most first."""
-        names = [name for name in ("metric", "change", "importance", "predicted") if name in self]
+        columns = ("metric", "change", "low", "high", "texts", "importance", "predicted")
+        names = [name for name in columns if name in self]
         titles = [
             f"{self.metadata['metric']} without" if name == "metric" else name for name in names
         ]
@@ -359,10 +290,19 @@ class Ablation(tables.ByHead):
         change = self["change"]
         rows = []
         for address, _ in change.ranked(smallest=self.metadata["better"] != "lower"):
-            cells = [f"{self[name].of(address):{'+' * (name == 'change')}.4f}" for name in names]
+            cells = [f"{self[name].of(address):{FORMATS.get(name, '.4f')}}" for name in names]
             cells.insert(2, standard_error(change.error_of(address)))
             rows.append([str(address), *cells])
         return plain_table(["head"], titles, rows)
+
+    def _lines(self) -> Iterator[str]:
+        yield from tables.ByHead._lines(self)
+        if "race" in self.metadata:
+            yield f"  {racing.verdict(self.metadata['race'], self.metadata['texts'])}"
+
+
+# The columns of a ranking that are not plain numbers of four digits.
+FORMATS = {"change": "+.4f", "low": "+.4f", "high": "+.4f", "texts": ".0f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +373,7 @@ def ablate(
     targets: Targets | None = None,
     stack: cached_run.StackName | None = None,
     sublayer: Sublayer | None = None,
+    until: racing.TopHeads | str | None = None,
     seed: int = 0,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -443,6 +384,11 @@ def ablate(
     `targets` are the correct answers where the texts do not contain them: {position: id} per text
     for masked words, one class per text. `batch_tokens` is how many tokens run side by side.
     `stack` and `sublayer` are by default those of the `heads`, else self-attention.
+
+    With `until`, as in "top 10 at 95 %", heads race: texts are read in random order, a head is
+    measured until it is certain whether it is among those that matter most, and the right ones are
+    found with that probability. Texts are the units: few of them leave some places undecided, and
+    the result says how many would be needed.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=2, width=32, heads=2, vocabulary=50, seed=0)
@@ -463,27 +409,45 @@ def ablate(
         batch_tokens=batch_tokens,
         progress=progress,
     )
-    scope = ablation.scope
-    effects = ablation.measure([(head,) for head in ablation.heads])
-    indices = {head: index for index, head in enumerate(scope.heads)}
-    columns = np.full((3, len(indices)), np.nan)
-    for index, head in enumerate(ablation.heads):
-        columns[:, indices[head]] = effects.of(index)
+    scope, target = ablation.scope, racing.as_target(until)
+    if target is None:
+        effects, race = ablation.measure([(head,) for head in ablation.heads]), None
+    else:
+        effects, race = ablation.measure_by_race(target, seed)
+    indices = [scope.heads.index(head) for head in ablation.heads]
+
+    def column(values: Any) -> tables.FloatsByHead:
+        by_head = np.full(len(scope.heads), np.nan)
+        by_head[indices] = values
+        return by_head
+
+    values = np.array([effects.of(index) for index in range(len(indices))]).T
+    means = {"metric": column(values[0]), "change": column(values[1])}
     baseline, error = effects.baseline_mean
+    metadata = {
+        "replace_with": replace_with,
+        "metric": metrics.metric_name(metric),
+        "better": metrics.better_direction(metric),
+        "baseline": baseline,
+        "baseline_error": None if np.isnan(error) else error,
+        "texts": int((~effects.baseline.isnan()).sum()),
+        "complete": effects.complete,
+    }
+    if race is not None:
+        measured = (~effects.values.isnan()).double().numpy()
+        columns = race.intervals(ablation.evaluation.sign) | {
+            "texts": measured.sum(0),
+            "tokens": np.array(ablation.evaluation.sizes) @ measured,
+        }
+        means |= {name: column(by_head) for name, by_head in columns.items()}
+        names = [str(scope.addresses[index]) for index in indices]
+        metadata["race"] = race.summary(names) | {"measured": float(measured.mean())}
     return Ablation(
         kind="ablation",
         blocks=scope.blocks,
-        means={"metric": columns[0], "change": columns[1]},
-        errors={"change": columns[2]},
-        metadata={
-            "replace_with": replace_with,
-            "metric": metrics.metric_name(metric),
-            "better": metrics.better_direction(metric),
-            "baseline": baseline,
-            "baseline_error": None if np.isnan(error) else error,
-            "texts": int((~effects.baseline.isnan()).sum()),
-            "complete": effects.complete,
-        },
+        means=means,
+        errors={"change": column(values[2])},
+        metadata=metadata,
     )
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, check_int
 from manyheads.formatting import plain_table, standard_error
-from manyheads.lens.causal.ablation import AblationSteps, HeadAblation, Replacement
+from manyheads.lens.causal.ablation import AblationSteps, HeadAblation
+from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.inputs import cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, Targets, announce_long_text
 from manyheads.lens.results import addresses, tables

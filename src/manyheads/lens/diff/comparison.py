@@ -11,8 +11,9 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.formatting import pluralise
-from manyheads.lens.causal.ablation import Replacement, ablate
+from manyheads.lens.causal.ablation import ablate
 from manyheads.lens.causal.evaluate import Evaluation
+from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.diff.head_matching import HeadMatch, match_heads, weight_changes
 from manyheads.lens.head_kinds.kinds import kinds
 from manyheads.lens.inputs import metrics, token_classes

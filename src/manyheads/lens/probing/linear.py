@@ -16,7 +16,7 @@ from torch import Tensor
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import batch_by_length, require_text_model, resolve_max_length
 from manyheads.errors import InputError, MissingPackageError
-from manyheads.lens.causal.ablation import written_lengths
+from manyheads.lens.causal.replacements import written_lengths
 from manyheads.lens.inputs import annotated, cached_run, metrics
 from manyheads.lens.inputs.texts import Inputs, default_batch_tokens, read_inputs
 from manyheads.lens.measure import row_sums, score_tiles

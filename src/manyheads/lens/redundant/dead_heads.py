@@ -8,7 +8,8 @@ import numpy as np
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.lens.causal.ablation import Replacement, ablate
+from manyheads.lens.causal.ablation import ablate
+from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.inputs.cached_run import StackName, head_scope
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.lens.measure.statistics import statistics

@@ -15,7 +15,8 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import percent
-from manyheads.lens.causal.ablation import HeadAblation, Replacement
+from manyheads.lens.causal.ablation import HeadAblation
+from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.head_kinds import criteria, scores_by_text
 from manyheads.lens.inputs import cached_run, metrics, synthetic
 from manyheads.lens.inputs.texts import read_inputs

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -86,6 +87,24 @@ class EngineOptions(BatchOptions):
         """Load a model in the dtype; the workers of a cluster move it to their devices."""
         device = "cpu" if self.ray else self.device
         return inputs.open_model(name, device, self.dtype, self.weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusEngineOptions(EngineOptions):
+    """Where to compute, and how."""
+
+    state: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """With --engine ray: a folder for finished batches, from which the same command goes on."""
+
+    def check(self) -> None:
+        EngineOptions.check(self)
+        if self.state is not None and not self.ray:
+            raise InputError("--state is for --engine ray", "add --engine ray, or leave it out")
+
+    @property
+    def ray_options(self) -> dict[str, Any]:
+        """The arguments of the functions that run on Ray."""
+        return {"workers": self.workers, "device": self.device, "state": self.state}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -291,6 +291,7 @@ def inspect(
     sequences: int = head_tests.SEQUENCES,
     seed: int = 0,
     redundancy_texts: int | None = None,
+    measured: Statistics | None = None,
     remeasure: bool = False,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -304,6 +305,7 @@ def inspect(
     statistics, positional kinds, sinks and dead heads, and twice for `redundancy` (only the first
     `redundancy_texts` of them); `kinds` adds `sequences` of random tokens, and `syntax` and
     `coreference` for it are files of annotated text; with `remeasure` it ignores what is cached.
+    `measured` are the statistics of the texts, where they are known.
     `on_progress` receives the name of each step, and `on_statistics` an inspection that has nothing
     but the statistics, as soon as these are measured.
 
@@ -319,7 +321,8 @@ def inspect(
     offsets = () if model.reads_images else head_tests.OFFSETS
     shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
     on_progress("head statistics")
-    measured = statistics(model, inputs, offsets=offsets, **shared)
+    if measured is None:
+        measured = statistics(model, inputs, offsets=offsets, **shared)
     metadata = {"complete": measured.complete, "seed": seed, "default_texts": texts is None}
     first_result = Inspection(model=summarize_model(model), statistics=measured, metadata=metadata)
     complete, classified, redundant = measured.complete, None, []

@@ -25,6 +25,7 @@ from manyheads.tasks.extraction.span_scores import EntityScores, SpanScore, scor
 from manyheads.tasks.filtering.block_scoring import FilterCounts
 from manyheads.tasks.filtering.corpus_filter import FilterResult, filter_corpus
 from manyheads.tasks.filtering.ray_engine import classify_with_ray, encode_with_ray
+from manyheads.tasks.filtering.ray_lens import ablate_with_ray, statistics_with_ray
 from manyheads.tasks.search.answering import Answer, Source, answer
 from manyheads.tasks.search.documents import Document, read_documents
 from manyheads.tasks.search.hard_negatives import mine_negatives, score_candidates
@@ -67,6 +68,7 @@ __all__ = [
     "RetrievalScores",
     "Source",
     "SpanScore",
+    "ablate_with_ray",
     "answer",
     "benchmark_data",
     "calibrate",
@@ -92,5 +94,6 @@ __all__ = [
     "score_candidates",
     "score_classes",
     "score_entities",
+    "statistics_with_ray",
     "train_codec",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from manyheads.cli import arguments, inputs
-from manyheads.cli.options import DeviceOptions, TextOrImageOptions
+from manyheads.cli.options import CorpusEngineOptions, TextOrImageOptions
 from manyheads.errors import InputError
 from manyheads.formatting import listed, pluralise, without_nan
 
@@ -56,7 +56,7 @@ class Ablate:
     """The seed of masked tokens and of resampling."""
 
     input: TextOrImageOptions = TextOrImageOptions(tokens=2_000)
-    compute: DeviceOptions = DeviceOptions()
+    compute: CorpusEngineOptions = CorpusEngineOptions()
 
     def run(self) -> int:
         """Print the heads by importance; 1 if the measurement was interrupted."""
@@ -65,9 +65,13 @@ class Ablate:
         from manyheads.lens.causal.racing import as_target
         from manyheads.lens.inputs.evaluation_inputs import prepare_inputs
         from manyheads.lens.results.addresses import head_names
+        from manyheads.tasks.filtering.ray_lens import ablate_with_ray
 
         arguments.check_json(self.json)
-        model = self.compute.open(self.model)
+        self.compute.check()
+        if self.compute.ray and self.until:
+            raise InputError("--until does not run on --engine ray", "leave out one of them")
+        model = self.compute.open_for_engine(self.model)
         heads, scope = self.heads or "all", self._scope(model)
         names, until = head_names(heads), as_target(self.until or None)
         texts, targets = self._inputs(model)
@@ -75,14 +79,21 @@ class Ablate:
         site: dict[str, Any] = {"stack": scope.stack_name, "sublayer": scope.sublayer}
         site["targets"] = prepared.targets
         options = site | {"metric": prepared.metric, "seed": self.seed}
-        options["replace_with"] = self.replace_with
+        options |= {
+            "replace_with": self.replace_with,
+            "batch_tokens": self.compute.batch_tokens,
+        }
         page = TerminalPage()
         page.title(self.model)
         estimate = order = None
         if prepared.metric == "loss":
             estimate = importance(model, prepared.model_inputs, **site)
             page.paragraph(_order(estimate, scope.find(names)))
-        ablation = ablate(model, prepared.model_inputs, heads, until=until, **options)
+        if self.compute.ray:
+            on_ray = self.compute.ray_options
+            ablation = ablate_with_ray(model, prepared.model_inputs, heads, **on_ray, **options)
+        else:
+            ablation = ablate(model, prepared.model_inputs, heads, until=until, **options)
         if ablation.complete and self.greedy:
             order = ablate_greedily(model, prepared.model_inputs, self.greedy, heads, **options)
         ablation = _merge(ablation, estimate, order)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from manyheads.cli import arguments, inputs
-from manyheads.cli.options import AnnotatedTextOptions, DeviceOptions, TextOptions
+from manyheads.cli.options import AnnotatedTextOptions, CorpusEngineOptions, TextOptions
 from manyheads.errors import InputError
 from manyheads.formatting import listed, number, percent, pluralise
 
@@ -50,7 +50,7 @@ class Inspect:
 
     input: TextOptions = TextOptions()
     annotated: AnnotatedTextOptions = AnnotatedTextOptions()
-    compute: DeviceOptions = DeviceOptions()
+    compute: CorpusEngineOptions = CorpusEngineOptions()
 
     def run(self) -> int:
         """Print the page and save the file, if any; 1 if the measurement was interrupted."""
@@ -60,15 +60,21 @@ class Inspect:
 
         arguments.check_json(self.json)
         arguments.check_minimum("--tokens", self.input.tokens, 1)
-        model = self.compute.open(self.model)
-        batch_tokens = None
-        if next(model.parameters()).device.type == "cpu":
+        self.compute.check()
+        model = self.compute.open_for_engine(self.model)
+        batch_tokens = self.compute.batch_tokens
+        if batch_tokens is None and next(model.parameters()).device.type == "cpu":
             batch_tokens = min(CPU_BATCH_TOKENS, default_batch_tokens(model))
+        texts = self._inputs(model)
+        measured = (
+            self._measure_on_workers(model, texts, batch_tokens) if self.compute.ray else None
+        )
         page = TerminalPage(table_width=TABLE_WIDTH)
         page.title(self.model)
         inspection = inspect(
             model,
-            self._inputs(model),
+            texts,
+            measured=measured,
             syntax=self.annotated.syntax,
             coreference=self.annotated.coreference or None,
             seed=self.seed,
@@ -79,6 +85,20 @@ class Inspect:
         _print_rest(page, inspection)
         arguments.save_result(self.json, inspection)
         return 0 if inspection.complete else 1
+
+    def _measure_on_workers(self, model: Any, texts: Any, batch_tokens: int | None) -> Any:
+        """The statistics by Ray; kinds, which need no corpus, and duplicates stay here."""
+        from manyheads.lens.head_kinds.head_tests import OFFSETS
+        from manyheads.lens.inputs.synthetic import default_texts
+        from manyheads.tasks.filtering.ray_lens import statistics_with_ray
+
+        return statistics_with_ray(
+            model,
+            default_texts(model, self.seed) if texts is None else texts,
+            offsets=() if model.reads_images else OFFSETS,
+            batch_tokens=batch_tokens,
+            **self.compute.ray_options,
+        )
 
     def _inputs(self, model: Any) -> Any:
         """What to read; None for the defaults."""

@@ -89,7 +89,7 @@ class HeadAblation:
         Ctrl-C keeps the results so far.
         """
         batches = self.evaluation.batches
-        runs = (run for texts in batches for run in self._run_sets(texts, sets, fixed))
+        runs = (run for texts in batches for run in self.run_sets(texts, sets, fixed))
         return self._collect("ablating", sets, runs)
 
     def measure_in_order(self, order: Sequence[Head]) -> Effects:
@@ -108,7 +108,7 @@ class HeadAblation:
         race = racing.Race(len(sets), len(evaluation.inputs), target)
 
         def measure(texts: range, active: list[int]) -> Iterator[BatchValues]:
-            for run in self._run_sets(texts, [sets[index] for index in active], ()):
+            for run in self.run_sets(texts, [sets[index] for index in active], ()):
                 yield replace(run, indices=[active[index] for index in run.indices])
 
         batches = [
@@ -140,7 +140,7 @@ class HeadAblation:
         with build.eval_mode(model), column_major_weights(model, tokens, *parameters):
             yield
 
-    def _run_sets(
+    def run_sets(
         self, texts: range, sets: Sequence[HeadSet], fixed: HeadSet
     ) -> Iterator[BatchValues]:
         """Yield the baseline without the fixed heads, then one group of sets after another."""
@@ -362,6 +362,51 @@ class CumulativeAblation(tables.Tabular):
         return "\n".join([f"with all heads: {self.baseline:.4f}", *steps])
 
 
+def ablation_result(
+    ablation: HeadAblation,
+    effects: Effects,
+    replace_with: Replacement,
+    race: racing.Race | None = None,
+) -> Ablation:
+    """The effects of ablating each head alone, by head."""
+    scope = ablation.scope
+    indices = [scope.heads.index(head) for head in ablation.heads]
+
+    def column(values: Any) -> tables.FloatsByHead:
+        by_head = np.full(len(scope.heads), np.nan)
+        by_head[indices] = values
+        return by_head
+
+    values = np.array([effects.of(index) for index in range(len(indices))]).T
+    means = {"metric": column(values[0]), "change": column(values[1])}
+    baseline, error = effects.baseline_mean
+    metadata = {
+        "replace_with": replace_with,
+        "metric": metrics.metric_name(ablation.evaluation.metric),
+        "better": metrics.better_direction(ablation.evaluation.metric),
+        "baseline": baseline,
+        "baseline_error": None if np.isnan(error) else error,
+        "texts": int((~effects.baseline.isnan()).sum()),
+        "complete": effects.complete,
+    }
+    if race is not None:
+        measured = (~effects.values.isnan()).double().numpy()
+        columns = race.intervals(ablation.evaluation.sign) | {
+            "texts": measured.sum(0),
+            "tokens": np.array(ablation.evaluation.sizes) @ measured,
+        }
+        means |= {name: column(by_head) for name, by_head in columns.items()}
+        names = [str(scope.addresses[index]) for index in indices]
+        metadata["race"] = race.summary(names) | {"measured": float(measured.mean())}
+    return Ablation(
+        kind="ablation",
+        blocks=scope.blocks,
+        means=means,
+        errors={"change": column(values[2])},
+        metadata=metadata,
+    )
+
+
 @wrapping_models
 def ablate(
     model: build.Model,
@@ -409,46 +454,12 @@ def ablate(
         batch_tokens=batch_tokens,
         progress=progress,
     )
-    scope, target = ablation.scope, racing.as_target(until)
+    target = racing.as_target(until)
     if target is None:
         effects, race = ablation.measure([(head,) for head in ablation.heads]), None
     else:
         effects, race = ablation.measure_by_race(target, seed)
-    indices = [scope.heads.index(head) for head in ablation.heads]
-
-    def column(values: Any) -> tables.FloatsByHead:
-        by_head = np.full(len(scope.heads), np.nan)
-        by_head[indices] = values
-        return by_head
-
-    values = np.array([effects.of(index) for index in range(len(indices))]).T
-    means = {"metric": column(values[0]), "change": column(values[1])}
-    baseline, error = effects.baseline_mean
-    metadata = {
-        "replace_with": replace_with,
-        "metric": metrics.metric_name(metric),
-        "better": metrics.better_direction(metric),
-        "baseline": baseline,
-        "baseline_error": None if np.isnan(error) else error,
-        "texts": int((~effects.baseline.isnan()).sum()),
-        "complete": effects.complete,
-    }
-    if race is not None:
-        measured = (~effects.values.isnan()).double().numpy()
-        columns = race.intervals(ablation.evaluation.sign) | {
-            "texts": measured.sum(0),
-            "tokens": np.array(ablation.evaluation.sizes) @ measured,
-        }
-        means |= {name: column(by_head) for name, by_head in columns.items()}
-        names = [str(scope.addresses[index]) for index in indices]
-        metadata["race"] = race.summary(names) | {"measured": float(measured.mean())}
-    return Ablation(
-        kind="ablation",
-        blocks=scope.blocks,
-        means=means,
-        errors={"change": column(values[2])},
-        metadata=metadata,
-    )
+    return ablation_result(ablation, effects, replace_with, race)
 
 
 @wrapping_models

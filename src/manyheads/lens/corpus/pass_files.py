@@ -15,6 +15,7 @@ from manyheads.atomic_write import atomic_write
 from manyheads.encoding.fingerprints import exact_fingerprint
 from manyheads.errors import InputError
 from manyheads.lens.corpus.examples import HeadExample
+from manyheads.lens.measure.statistics import StatisticsTotals
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.results.addresses import Block
 from manyheads.models.build import Model
@@ -30,23 +31,54 @@ BOOK = ("histogram", "linear", "activation_sums")
 Arrays = dict[str, NDArray[Any]]
 
 
+def weights_fingerprint(model: Model) -> str:
+    """The hash of a model, or its size where weights have no plain values, as some quantized ones.
+
+    A pass goes on only with the same.
+    """
+    try:
+        return exact_fingerprint(model)
+    except (RuntimeError, TypeError):
+        return str(sum(parameter.numel() for parameter in model.parameters()))
+
+
 def _describe(model: Model, settings: "PassSettings") -> dict[str, Any]:
     """What a pass must have been made with to go on."""
-    try:
-        weights = exact_fingerprint(model)
-    except (RuntimeError, TypeError):
-        # Tensors without plain values, as of some quantized models.
-        weights = str(sum(parameter.numel() for parameter in model.parameters()))
-    return json.loads(json.dumps({"model": weights, **asdict(settings)}))
+    return json.loads(json.dumps({"model": weights_fingerprint(model), **asdict(settings)}))
 
 
-def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSettings") -> None:
+def pack_totals(totals: StatisticsTotals) -> tuple[Arrays, dict[str, Any]]:
+    """Sums over texts as arrays by name, and the rest as plain values."""
     arrays: Arrays = {}
-    totals = done.totals
     for (block, name), sums in totals.sums.sums.items():
         arrays[f"measure/{_name(block)}/{name}"] = sums.cpu().numpy()
     for block, scores in totals.logits.items():
         arrays[f"logit/{_name(block)}"] = scores.float().cpu().numpy()
+    return arrays, {
+        "tokens": totals.tokens,
+        "class_counts": totals.class_counts,
+        "activations": [asdict(activation) for activation in totals.activations.values()],
+    }
+
+
+def unpack_totals(arrays: Arrays, about: dict[str, Any]) -> StatisticsTotals:
+    """The sums that `pack_totals` has packed; other arrays are left alone."""
+    totals = StatisticsTotals()
+    totals.tokens, totals.class_counts = int(about["tokens"]), about["class_counts"]
+    for record in about["activations"]:
+        totals.activations[record["stack"], record["layer"]] = Activation(**record)
+    for name, array in arrays.items():
+        kind, _, rest = name.partition("/")
+        if kind == "measure":
+            block, _, measure = rest.partition("/")
+            totals.sums.sums[_block(block), measure] = torch.from_numpy(array.copy())
+        elif kind == "logit":
+            totals.logits[_block(rest)] = torch.from_numpy(array.copy())
+    return totals
+
+
+def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSettings") -> None:
+    arrays, values = pack_totals(done.totals)
     for block, head_sums in done.sums.blocks.items():
         place = f"corpus/{_name(block)}"
         for part in HEAD_SUMS:
@@ -62,12 +94,12 @@ def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSetti
             arrays[f"text/{text}/{stack}"] = ids
     about = {
         "settings": _describe(model, settings),
-        "counts": [done.texts, done.passages, done.tokens, totals.tokens],
+        "counts": [done.texts, done.passages, done.tokens, values["tokens"]],
         "digest": done.digest,
         "ahead": sorted(done.ahead),
         "ahead_digest": done.ahead_digest,
-        "class_counts": totals.class_counts,
-        "activations": [asdict(activation) for activation in totals.activations.values()],
+        "class_counts": values["class_counts"],
+        "activations": values["activations"],
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = save(arrays, metadata={HEADER_KEY: json.dumps(about)})
@@ -94,20 +126,13 @@ def restore_pass(file: Path, model: Model, settings: "PassSettings") -> "CorpusP
 
 
 def _restore(done: "CorpusPass", about: dict[str, Any], arrays: Arrays) -> None:
-    totals = done.totals
-    done.texts, done.passages, done.tokens, totals.tokens = map(int, about["counts"])
-    done.digest, totals.class_counts = about["digest"], about["class_counts"]
+    done.texts, done.passages, done.tokens, tokens = map(int, about["counts"])
+    done.totals = unpack_totals(arrays, about | {"tokens": tokens})
+    done.digest = about["digest"]
     done.ahead, done.ahead_digest = set(about["ahead"]), about["ahead_digest"]
-    for record in about["activations"]:
-        totals.activations[record["stack"], record["layer"]] = Activation(**record)
     for name, array in arrays.items():
         kind, _, rest = name.partition("/")
-        if kind == "measure":
-            block, _, measure = rest.partition("/")
-            totals.sums.sums[_block(block), measure] = torch.from_numpy(array.copy())
-        elif kind == "logit":
-            totals.logits[_block(rest)] = torch.from_numpy(array.copy())
-        elif kind == "text":
+        if kind == "text":
             text, _, stack = rest.partition("/")
             done.pool.setdefault(int(text), {})[stack] = array
     for name in [name for name in arrays if name.endswith("/earlier")]:

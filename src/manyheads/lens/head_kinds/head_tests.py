@@ -1,7 +1,6 @@
 """The tests behind the kinds: each measures the heads and scores some kinds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +24,6 @@ from manyheads.lens.results import files, tables
 from manyheads.lens.results.addresses import Address, Block, blocks_of, mask_in
 from manyheads.lens.weights.circuits import score_copying
 from manyheads.models import build, model_interface, readout, seq2seq, vision
-from manyheads.parts.linear_layout import MIN_TOKENS, column_major_weights
 from manyheads.parts.masks import Mask
 from manyheads.ragged import Ragged
 from manyheads.taps import Sublayer, Tap
@@ -145,9 +143,6 @@ class HeadTests:
     complete: bool = True
     plans: dict[tuple[int, ...], MeasurementPlan] = field(default_factory=dict)
     remeasure: bool = False
-    # Closed by the caller: weights are laid out for fast products from the first test that runs.
-    layout: ExitStack = field(default_factory=ExitStack)
-    layout_is_fast: bool = False
 
     def measure(self, texts: Inputs, offsets: Sequence[int] = ()) -> Statistics:
         if tuple(offsets) not in self.plans:
@@ -168,9 +163,6 @@ class HeadTests:
         """What the same test has measured before, or what it measures now."""
 
         def run() -> tuple[StoredTest, bool]:
-            if not self.layout_is_fast:
-                self.layout_is_fast = True
-                self.layout.enter_context(column_major_weights(self.model, MIN_TOKENS))
             return measure(), self.complete
 
         return recall_test(self.fingerprint, name, inputs, run, remeasure=self.remeasure)

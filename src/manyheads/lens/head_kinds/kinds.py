@@ -292,17 +292,16 @@ def kinds(
         else:
             steps = _tests_without_files(tests, reader, inputs, measured, sequences, seed)
             steps += _tests_with_files(tests, reader, syntax, coreference)
-    with tests.layout:
-        for step in steps:
-            try:
-                step()
-            except KeyboardInterrupt:
-                if not tests.scores:
-                    raise
-                tests.complete = False
-            if not tests.complete:
-                break
-        return _result(tests, seed)
+    for step in steps:
+        try:
+            step()
+        except KeyboardInterrupt:
+            if not tests.scores:
+                raise
+            tests.complete = False
+        if not tests.complete:
+            break
+    return _result(tests, seed)
 
 
 def _tests_without_files(

@@ -166,10 +166,7 @@ def measure_by_plan(
     totals = StatisticsTotals()
 
     def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
-        watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
-        with torch.inference_mode():
-            run_until(partial(model.run_hidden, inputs), watcher, last)
-        totals.add(watcher)
+        totals.add(watch_batch(model, plan, inputs, numbers, last))
 
     summary = for_each_batch(
         model,
@@ -181,6 +178,20 @@ def measure_by_plan(
         progress=progress,
     )
     return totals.result(model, plan, summary)
+
+
+def watch_batch(
+    model: build.Model,
+    plan: MeasurementPlan,
+    inputs: model_interface.ModelInputs,
+    numbers: list[int],
+    last: Site | None = None,
+) -> StatisticsWatcher:
+    """Measure one batch, whose texts have these numbers, up to a site."""
+    watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
+    with torch.inference_mode():
+        run_until(partial(model.run_hidden, inputs), watcher, last)
+    return watcher
 
 
 def check_heads(model: build.Model) -> None:
@@ -233,16 +244,26 @@ class StatisticsTotals:
         self.class_counts: dict[str, float] = {}
 
     def add(self, watcher: StatisticsWatcher) -> None:
-        self.sums.merge(watcher.sums)
-        for block, scores in watcher.scores.items():
+        batch = StatisticsTotals()
+        batch.sums, batch.logits, batch.activations = (
+            watcher.sums,
+            watcher.scores,
+            watcher.activations,
+        )
+        batch.tokens, batch.class_counts = watcher.tokens, watcher.class_counts
+        self.merge(batch)
+
+    def merge(self, batch: "StatisticsTotals") -> None:
+        self.sums.merge(batch.sums)
+        for block, scores in batch.logits.items():
             before = self.logits.get(block)
             self.logits[block] = scores if before is None else torch.maximum(before, scores)
-        for layer, activation in watcher.activations.items():
+        for layer, activation in batch.activations.items():
             largest = self.activations.get(layer)
             if largest is None or activation.largest > largest.largest:
                 self.activations[layer] = activation
-        self.tokens += watcher.tokens
-        for name, count in watcher.class_counts.items():
+        self.tokens += batch.tokens
+        for name, count in batch.class_counts.items():
             self.class_counts[name] = self.class_counts.get(name, 0.0) + count
 
     def result(self, model: build.Model, plan: MeasurementPlan, summary: PassSummary) -> Statistics:

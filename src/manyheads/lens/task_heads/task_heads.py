@@ -145,8 +145,7 @@ class InductionScores:
             model, criteria.threshold_table(), progress, storable_fingerprint(model)
         )
         reader = require_text_model(model)
-        with tests.layout:
-            head_tests.measure_repeats(tests, reader, head_tests.SEQUENCES, seed, positional=False)
+        head_tests.measure_repeats(tests, reader, head_tests.SEQUENCES, seed, positional=False)
         kind = next(kind for kind in tests.scores if kind.kind == "induction")
         passes = [not kind.refusal(index) for index in range(len(kind.scores))]
         return cls(kind.scores, np.array(passes))

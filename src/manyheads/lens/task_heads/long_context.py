@@ -17,7 +17,8 @@ from manyheads.bridge.automatic import wrapping_models
 from manyheads.encoding.text_reader import require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import listed, percent, plain_table, without_nan
-from manyheads.lens.causal.ablation import HeadAblation, Replacement
+from manyheads.lens.causal.ablation import HeadAblation
+from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.head_kinds import criteria, scores_by_text
 from manyheads.lens.inputs import cached_run, synthetic
 from manyheads.lens.results.files import Metadata

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.cache import Cache, DynamicCache
 from manyheads.errors import ConfigError, InputError
-from manyheads.lens.causal.ablation import HeadAblation, Replacement
+from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.lens.causal.evaluate import HeadSet, default_batch_tokens, group_by
+from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.inputs import cached_run
 from manyheads.models import build, decoder
 from manyheads.models.model_interface import ModelInputs, repeat_batch

@@ -8,8 +8,8 @@ import numpy as np
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError, import_package
-from manyheads.lens.causal.ablation import Replacement
 from manyheads.lens.causal.evaluate import HeadSet
+from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.inputs import cached_run
 from manyheads.lens.results import addresses, tables
 from manyheads.models import build

@@ -66,23 +66,24 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
         reader = require_text_model(model)
         self.max_length = resolve_max_length(reader, max_length) or DEFAULT_MAX_LENGTH
         self._settings = tokenizer_config_of(model)
+        self._start, self._end = self._special("bos"), self._special("eos")
+        first = self._end if self._start is None else self._start
+        self._prefix: str | None = None if first is None else self._tokenizer.id_to_token(first)
         # What all versions have answered, by request.
         self._answers: dict[tuple[str, str, int], Sequence[Any]] = {}
 
     @property
     def eot_token_id(self) -> int:
-        token = self._special("eos")
-        if token is None:
+        if self._end is None:
             raise InputError(
                 "the model does not name the token that ends a text",
                 "set eos_token in its tokenizer_config.json",
             )
-        return token
+        return self._end
 
     @property
     def prefix_token_id(self) -> int:
-        token = self._special("bos")
-        return self.eot_token_id if token is None else token
+        return self.eot_token_id if self._start is None else self._start
 
     def _special(self, kind: str) -> int | None:
         """A token that tokenizer_config.json names, or else generation_config or config.json."""
@@ -98,9 +99,8 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
         if add_special_tokens is None:
-            prefix = self._special("bos")
-            text = None if prefix is None else self._tokenizer.id_to_token(prefix)
-            add_special_tokens = not (text and string.startswith(text))
+            # A text that begins with the first token has it already.
+            add_special_tokens = not (self._prefix and string.startswith(self._prefix))
         ids: list[int] = self._tokenizer.encode(string, add_special_tokens=add_special_tokens).ids
         return ids
 

@@ -62,6 +62,8 @@ DTYPE_NAMES = {
 MALFORMED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError)
 # How often a folder is read again that others keep replacing.
 RETRIES = 8
+# Receives the entries of a model, and returns those to read at once.
+TakeLater = Callable[[Model, tensor_map.TensorMap, "StoredTensors"], tensor_map.TensorMap]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def load(
     for last in (*[False] * RETRIES, True):
         before = _identity(root)
         try:
-            model = _load(root, dtype, home)
+            model = read_folder(root, dtype, home)
         except (InputError, OSError):
             if last or before == _identity(root):
                 raise
@@ -153,7 +155,10 @@ def _identity(folder: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
+def read_folder(
+    root: Path, dtype: torch.dtype | None, home: torch.device, take: TakeLater | None = None
+) -> Model:
+    """The model of a folder or a GGUF file; `take` decides which weights are read later."""
     if root.is_file():
         return _load_gguf(root, dtype, home)
     if dtype is None and root.parent == BUNDLED_FOLDER:
@@ -188,7 +193,7 @@ def _load(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
             # The class is Stanford's own: the bare model, and a projection beside it.
             del description["architectures"]
             side_files |= late_interaction.artifact_of(modules)
-        return _assemble(modules, side_files, (description, family, weights), home)
+        return _assemble(modules, side_files, (description, family, weights), home, take)
 
 
 def _load_gguf(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
@@ -231,6 +236,7 @@ def _assemble(
     side_files: dict[str, bytes],
     parts: tuple[dict[str, Any], Family, WeightFiles | GGUFWeights],
     home: torch.device,
+    take: TakeLater | None = None,
 ) -> Model:
     folder, (description, family, weights) = modules.transformer, parts
     described = _reading(lambda: read_description(family, description), folder)
@@ -258,9 +264,11 @@ def _assemble(
         # sentence-transformers keeps the class that a model was trained from, without its head.
         bare = f"{family.classes[str(description['model_type'])]}{family.class_ends[NoReadout]}"
         bare_description = {**description, "architectures": [bare]}
-        return _assemble(modules, side_files, (bare_description, family, weights), home)
+        return _assemble(modules, side_files, (bare_description, family, weights), home, take)
     where = str(folder if folder.is_file() else folder / WEIGHTS)
     tensor_map.check_fits(entries, shapes, stored.used(config), where, stored.in_file)
+    if take is not None:
+        entries = take(model, entries, stored)
     tensors: dict[str, Tensor] = {}
     checks: list[tuple[tensor_map.MapEntry, Future[bool]]] = []
     # Beside the reading, which it would slow down by a twelfth.
@@ -278,10 +286,10 @@ def _assemble(
     model.unread = stored.unused(config)
     warn_not_finite(list(dict.fromkeys(not_finite)), where)
     for name, tensor in model.state_dict().items():
-        if name.endswith(STORED_NAMES) and tensors[name].dtype != tensor.dtype:
+        if name.endswith(STORED_NAMES) and name in tensors and tensors[name].dtype != tensor.dtype:
             problem = f"{where} stores {name} as {tensors[name].dtype}, expected {tensor.dtype}"
             raise InputError(problem, "save the model again")
-    model.load_state_dict(tensors, assign=True)
+    model.load_state_dict(tensors, assign=True, strict=take is None)
     model.source_config = config_json.corrected(family, description, config)
     model.tokenizer = tokenizer
     model.trained_length = read_trained_length(side_files, folder)

@@ -74,11 +74,12 @@ from manyheads.lens.inputs.metrics import (
     Similarity,
     StateMetric,
 )
-from manyheads.lens.inspection import Inspection, ModelSummary, inspect
+from manyheads.lens.inspection import Inspection, ModelSummary, inspect, inspect_from_folder
 from manyheads.lens.measure.activation_files import ActivationFiles, activations
 from manyheads.lens.measure.approximation import lsh_missed_mass, performer_error
 from manyheads.lens.measure.in_context import InContextScore, in_context_score
 from manyheads.lens.measure.statistics import Statistics, statistics
+from manyheads.lens.measure.streamed_statistics import statistics_from_folder
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.probing.linear import probe
 from manyheads.lens.probing.syntax import SyntaxProbe, probe_syntax
@@ -238,6 +239,7 @@ __all__ = [
     "in_context_score",
     "influence",
     "inspect",
+    "inspect_from_folder",
     "integrate_heads",
     "integrate_inputs",
     "ioi_prompts",
@@ -263,6 +265,7 @@ __all__ = [
     "scrub",
     "shapley",
     "statistics",
+    "statistics_from_folder",
     "token_routes",
     "top_keys",
     "typology",

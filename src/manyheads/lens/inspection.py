@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.argument_checks import checked
 from manyheads.bridge.automatic import wrapping_models
+from manyheads.checkpoints.layer_stream import LayerStream
 from manyheads.formatting import UNKNOWN, listed, number, pluralise
 from manyheads.lens.causal.head_importance import HeadImportance
 from manyheads.lens.head_kinds import criteria, head_tests
@@ -16,6 +18,7 @@ from manyheads.lens.head_kinds.kinds import BIAS, Kinds, kinds
 from manyheads.lens.inputs.synthetic import default_texts
 from manyheads.lens.inputs.texts import Inputs, read_inputs
 from manyheads.lens.measure.statistics import Statistics, statistics
+from manyheads.lens.measure.streamed_statistics import statistics_from_folder
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.redundant.dead_heads import LOSS_BELOW, DeadHeads, dead_by_statistics
 from manyheads.lens.redundant.heads import DuplicatePair, Redundancy, redundancy
@@ -365,3 +368,29 @@ def inspect(
         redundancy=tuple(redundant),
         metadata=metadata | {"complete": complete},
     )
+
+
+@checked
+def inspect_from_folder(
+    where: str | Path | LayerStream,
+    texts: Inputs | None = None,
+    *,
+    seed: int = 0,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+) -> Inspection:
+    """Inspect a model larger than memory, layer by layer from disk: all but kinds and duplicates.
+
+    See `statistics_from_folder`; the default texts are those of `inspect`.
+    """
+    stream = where if isinstance(where, LayerStream) else LayerStream(where)
+    model = stream.model
+    measured = statistics_from_folder(
+        stream,
+        default_texts(model, seed) if texts is None else texts,
+        offsets=() if model.reads_images else head_tests.OFFSETS,
+        batch_tokens=batch_tokens,
+        progress=progress,
+    )
+    metadata = {"complete": measured.complete, "seed": seed, "default_texts": texts is None}
+    return Inspection(model=summarize_model(model), statistics=measured, metadata=metadata)

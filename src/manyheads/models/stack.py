@@ -184,6 +184,7 @@ class Stack(nn.Module):
         x: Ragged,
         layer: int,
         *,
+        stop: int | None = None,
         memory: Ragged | None = None,
         cache: Cache | None = None,
         plan: CachePlan | None = None,
@@ -192,10 +193,11 @@ class Stack(nn.Module):
         """The rest of `forward`, from the residual stream before a layer.
 
         Nothing below that layer runs or is watched. After the last one only the final norm runs.
+        With `stop` the result is the residual stream before that layer, without the final norm.
         """
         if not 0 <= layer <= len(self.layers):
             raise InputError(f"layer must be in 0 to {len(self.layers)}, got {layer}")
-        if layer and self.halting is not None:
+        if (layer or stop is not None) and self.halting is not None:
             raise InputError(
                 f"tokens of this model stop on their own, and which ones have at layer {layer} "
                 "depends on the layers below",
@@ -211,7 +213,7 @@ class Stack(nn.Module):
             )
         context = None if watch is None else WatchContext(watch, stack=self.name)
         positions = None if plan is None else plan.positions
-        return self._run(x, layer, positions, memory, cache, plan, context)
+        return self._run(x, layer, positions, memory, cache, plan, context, stop)
 
     def _run(
         self,
@@ -222,13 +224,14 @@ class Stack(nn.Module):
         cache: Cache | None,
         plan: CachePlan | StaticCachePlan | None,
         context: WatchContext | None,
+        stop: int | None = None,
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         places = x.lengths.positions if positions is None else positions
         encodings = self.encode_positions(places, x.lengths)
         losses: list[AddedLoss] = []
         halts = self.config.halting
         halting = None if halts is None else HaltingSteps(halts, x.values)
-        for index in range(start, len(self.layers)):
+        for index in range(start, len(self.layers) if stop is None else stop):
             weights = None if halting is None else self._stop(halting, x, index)
             inside = None
             if context is not None:
@@ -249,6 +252,8 @@ class Stack(nn.Module):
                 whole = cache is not None or context is not None or torch.is_grad_enabled()
                 if not (whole or torch.compiler.is_compiling() or halting.running.any()):
                     break
+        if stop is not None:
+            return x, tuple(losses)
         if halting is not None:
             losses.append(halting.loss())
             x = x.with_values(halting.output)

@@ -48,6 +48,10 @@ class Inspect:
     audio: Annotated[arguments.Paths, arguments.repeatable("WAV")] = ()
     """Recordings to listen to, for Whisper."""
 
+    stream: arguments.Flag = False
+    """Read the layers one by one from disk, for a model larger than memory; measures statistics,
+    sinks and dead heads."""
+
     input: TextOptions = TextOptions()
     annotated: AnnotatedTextOptions = AnnotatedTextOptions()
     compute: CorpusEngineOptions = CorpusEngineOptions()
@@ -61,6 +65,8 @@ class Inspect:
         arguments.check_json(self.json)
         arguments.check_minimum("--tokens", self.input.tokens, 1)
         self.compute.check()
+        if self.stream:
+            return self._run_streamed()
         model = self.compute.open_for_engine(self.model)
         batch_tokens = self.compute.batch_tokens
         if batch_tokens is None and next(model.parameters()).device.type == "cpu":
@@ -99,6 +105,33 @@ class Inspect:
             batch_tokens=batch_tokens,
             **self.compute.ray_options,
         )
+
+    def _run_streamed(self) -> int:
+        import torch
+
+        from manyheads.checkpoints.layer_stream import LayerStream
+        from manyheads.console import TerminalPage
+        from manyheads.devices import resolve_device
+        from manyheads.lens import inspect_from_folder
+
+        if self.annotated.syntax or self.annotated.coreference:
+            raise InputError(
+                "--syntax and --coreference find kinds of heads, which --stream does not measure",
+                "leave them out, or inspect without --stream",
+            )
+        if self.compute.ray:
+            raise InputError("--stream reads the layers in one process", "leave --engine ray out")
+        device = resolve_device(self.compute.device, "--device")
+        # Without instructions for it, a CPU computes hundreds of times as long in half precision.
+        dtype = torch.float32 if device.type == "cpu" else None
+        stream = LayerStream(self.model, dtype=dtype, device=device)
+        inspection = inspect_from_folder(stream, self._inputs(stream.model), seed=self.seed)
+        page = TerminalPage(table_width=TABLE_WIDTH)
+        page.title(self.model)
+        _print_statistics(page, inspection, tokenizer=stream.model.tokenizer)
+        _print_rest(page, inspection)
+        arguments.save_result(self.json, inspection)
+        return 0 if inspection.complete else 1
 
     def _inputs(self, model: Any) -> Any:
         """What to read; None for the defaults."""

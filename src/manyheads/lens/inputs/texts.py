@@ -266,6 +266,39 @@ def large_batch_tokens(model: build.Model) -> int:
     return min(BATCH_TOKENS["cpu"], 8 * default_batch_tokens(model))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberedBatch:
+    """The inputs of a batch, the numbers of its texts, and its tokens or patches."""
+
+    inputs: ModelInputs
+    numbers: list[int]
+    tokens: int
+
+
+def read_batches(
+    model: build.Model,
+    texts: Inputs,
+    bar: Progress,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+) -> Iterator[NumberedBatch]:
+    """Batches of texts of similar length; `bar` announces very long texts."""
+    limit = default_batch_tokens(model) if batch_tokens is None else batch_tokens
+    if limit < 1:
+        raise InputError(f"batch_tokens must be at least 1, got {limit}", "use 1 or more")
+    if not isinstance(texts, ModelInputs | Ragged | Mapping):
+        text_reader.check_texts(texts)
+    first = 0
+    for chunk in _chunks(texts):
+        inputs = read_inputs(model, chunk, max_length)
+        sizes = inputs.sizes(model)
+        announce_long_text(bar, sizes, first)
+        for batch in text_reader.batch_by_length(sizes, 1 if inputs.examples else limit):
+            tokens = sum(sizes[text] for text in batch)
+            yield NumberedBatch(inputs.select(batch), [first + text for text in batch], tokens)
+        first += len(inputs)
+
+
 def for_each_batch(
     model: build.Model,
     texts: Inputs,
@@ -281,25 +314,15 @@ def for_each_batch(
 
     Ctrl-C ends the loop early and keeps all finished batches; the first batch raises it again.
     """
-    limit = default_batch_tokens(model) if batch_tokens is None else batch_tokens
-    if limit < 1:
-        raise InputError(f"batch_tokens must be at least 1, got {limit}", "use 1 or more")
-    if not isinstance(texts, ModelInputs | Ragged | Mapping):
-        text_reader.check_texts(texts)
     total = len(texts) if isinstance(texts, Sized) and not isinstance(texts, str) else None
-    done = tokens = first = 0
+    done = tokens = 0
     with Progress(label, total=total, unit=unit, enabled=progress) as bar, build.eval_mode(model):
         try:
-            for chunk in _chunks(texts):
-                inputs = read_inputs(model, chunk, max_length)
-                sizes = inputs.sizes(model)
-                announce_long_text(bar, sizes, first)
-                for batch in text_reader.batch_by_length(sizes, 1 if inputs.examples else limit):
-                    visit(inputs.select(batch), [first + text for text in batch])
-                    done += len(batch)
-                    tokens += sum(sizes[text] for text in batch)
-                    bar.advance(len(batch))
-                first += len(inputs)
+            for batch in read_batches(model, texts, bar, max_length, batch_tokens):
+                visit(batch.inputs, batch.numbers)
+                done += len(batch.numbers)
+                tokens += batch.tokens
+                bar.advance(len(batch.numbers))
         except KeyboardInterrupt:
             if not done:
                 raise

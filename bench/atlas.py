@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from side_by_side import Race, Work, alone, check_agreement, count, peak_extra, race, say, show
+from stored_results import add_store, introduce, store
 from torch import Tensor
 
 from manyheads.checkpoints.folder import load
@@ -164,11 +165,14 @@ def main() -> None:
     parser.add_argument("--corpus", type=int, default=8192, help="tokens of all texts together")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3, help="how often each entrant is timed")
+    add_store(parser)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    introduce(device, "transformers")
     # Other work on a small machine stretches the time, not what the processor spends.
     ratio = Race.ratio if device == "cuda" else Race.host_ratio
     rows = []
+    figures = {}
     for tokens in arguments.tokens:
         texts = max(1, arguments.corpus // tokens)
         work = entrants(arguments.layers, tokens, texts, device)
@@ -179,8 +183,12 @@ def main() -> None:
         worst = check_agreement(compared, truth=PEER, limit=LIMIT[device], answer=answer)
         say(f"{texts} x {tokens} tokens: six metrics differ by {worst:.1e} at most")
         timed = race(work, device=device, rounds=arguments.rounds, warmups=0)
+        figures[f"{tokens}, times eager"] = ratio(timed, PEER, OURS)
+        figures[f"{tokens}, share of limit"] = 1 / ratio(timed, OURS, READING)
         for name in work:
             used = alone(memory, name, arguments.layers, tokens, device)
+            if name != READING:
+                figures[f"{tokens}, {'eager, ' if name == PEER else ''}GB"] = used / 1e9
             rows.append(
                 [
                     f"{texts} x {tokens}",
@@ -193,6 +201,11 @@ def main() -> None:
             )
     columns = ("texts", "", "a token", "times as fast as eager", "times reading alone", "memory")
     show(f"One pass over a corpus, {arguments.layers} layers, {device}", columns, rows)
+    shares = [
+        f"{figures[f'{tokens}, share of limit']:.0%} at {tokens}" for tokens in arguments.tokens
+    ]
+    say(f"limit: reading alone; the pass reaches {', '.join(shares)} tokens of its rate")
+    store(arguments.store, "atlas", device, figures, "transformers")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
-import torch
+from stored_results import describe, introduce
 
 from manyheads import lens, load
 from manyheads.devices import resolve_device
@@ -73,12 +73,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"pairs": arguments.pairs, "torch": torch.__version__, "rows": []}
+    device = resolve_device("auto")
+    introduce(device.type)
+    head = {"bench": "circuit-tasks", **describe(device.type)}
+    results: dict[str, Any] = {**head, "pairs": arguments.pairs, "rows": []}
     columns = ("CPR", "CMD", "1 %", "10 %", "seconds", "core seconds", "evaluation seconds")
     print(f"| model | task | method | {' | '.join(columns)} |")
     print("|" + "---|" * (len(columns) + 3))
     for name in arguments.models:
-        model = load(name, device=resolve_device("auto"))
+        model = load(name, device=device)
         for task in arguments.tasks:
             for method in arguments.methods:
                 row = measure(model, task, method, arguments.pairs)

@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 from side_by_side import say, show
+from stored_results import add_store, introduce, store
 
 from manyheads.lens.circuit_discovery.circuit import Circuit, circuit
 from manyheads.lens.circuit_discovery.edge_scores import Level, Method
@@ -156,18 +157,28 @@ def peer() -> str:
     return f"TransformerLens {installed} scores no edges: nothing to compare with."
 
 
-def report(rankings: Sequence[Ranking]) -> None:
+def report(rankings: Sequence[Ranking]) -> dict[str, dict[str, float]]:
+    """Print the means of each method over all programs, and return them."""
     methods = list(dict.fromkeys(ranking.method for ranking in rankings))
     rows = []
+    figures: dict[str, dict[str, float]] = {}
     for method in methods:
         row = [method]
+        figures[method] = {}
         for level in LEVELS:
             own = [item for item in rankings if (item.method, item.level) == (method, level)]
+            figures[method][f"AUROC of {level}s"] = mean(item.auroc for item in own)
+            figures[method][f"AP of {level}s"] = mean(item.ap for item in own)
             row += [
                 f"{mean(item.auroc for item in own):.3f}",
                 f"{mean(item.ap for item in own):.3f}",
             ]
         own = [item for item in rankings if (item.method, item.level) == (method, "edge")]
+        figures[method] |= {
+            "clear": mean(item.clear_auroc for item in own),
+            "forwards": mean(item.forwards for item in own),
+            "backwards": mean(item.backwards for item in own),
+        }
         worst = min(own, key=lambda item: item.auroc)
         row += [
             f"{mean(item.clear_auroc for item in own):.3f}",
@@ -202,6 +213,7 @@ def report(rankings: Sequence[Ranking]) -> None:
         for name in names
     ]
     show("AUROC of edges by program.", ("program", "true edges", *methods), rows)
+    return figures
 
 
 def main() -> None:
@@ -220,7 +232,11 @@ def main() -> None:
     parser.add_argument("--noise-heads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, help="a JSON file for all rankings")
+    add_store(parser)
     options = parser.parse_args()
+    if options.store and (options.programs or tuple(options.methods) != METHODS):
+        parser.error("--store: figures of a part are not stored, drop --programs and --methods")
+    introduce("cpu", PEER, "tracr-pypi")
     say(peer())
     rankings = list[Ranking]()
     for entry in library_programs():
@@ -243,7 +259,7 @@ def main() -> None:
                 for level in LEVELS:
                     ranking = rank(entry.name, known, pairs, method, level, steps)
                     rankings += [] if ranking is None else [ranking]
-    report(rankings)
+    store(options.store, "circuits", "cpu", report(rankings), PEER, "tracr-pypi")
     if options.output is not None:
         options.output.write_text(json.dumps([asdict(item) for item in rankings], indent=1) + "\n")
 

@@ -12,6 +12,7 @@ from importlib import import_module
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from stored_results import add_store, introduce, store
 
 __all__ = ["main"]
 
@@ -24,15 +25,20 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, help="only this batch size, on CUDA; otherwise 1 to 128"
     )
+    add_store(parser)
     arguments = parser.parse_args()
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here, use --device cpu")
     if arguments.batch is not None and (device == "cpu" or arguments.batch < 1):
         parser.error(f"--batch {arguments.batch}: on the CPU it is one text, on CUDA 1 or more")
+    if arguments.store and (arguments.quick or arguments.batch):
+        parser.error("--store: figures of a part of the work are not stored, drop --quick, --batch")
+    introduce(device, "transformers")
     part = import_module(f"generate_{device}")
     chosen = {} if arguments.batch is None else {"batches": (arguments.batch,)}
-    part.run(rounds=max(1, arguments.rounds), quick=arguments.quick, **chosen)
+    figures = part.run(rounds=max(1, arguments.rounds), quick=arguments.quick, **chosen)
+    store(arguments.store, "generate", device, figures, "transformers")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ PROMPT = 32
 GOAL = 1.7
 
 
-def run(rounds: int, quick: bool) -> None:
+def run(rounds: int, quick: bool) -> dict[str, float]:
     new_tokens = 32 if quick else 128
     peer, ours = _pair()
     ids = torch.randint(50257, (1, PROMPT), generator=torch.Generator().manual_seed(0))
@@ -53,6 +53,12 @@ def run(rounds: int, quick: bool) -> None:
     say(f"limit: the {count(read, 'B')} of weights a token read at {count(rate, 'B/s')}, as summed")
     wall, cores = times.ratio(THEIRS, OURS), times.host_ratio(THEIRS, OURS)
     say(f"goal: {GOAL} times as fast; by the clock {wall:.2f}, by the cores' time {cores:.2f}\n")
+    return {
+        "times transformers": cores,
+        "times transformers, by the clock": wall,
+        "tokens/s": new_tokens / times.seconds(OURS),
+        "share of limit": new_tokens / times.ratio(OURS, READ),
+    }
 
 
 def _pair() -> tuple[Any, Any]:

@@ -23,9 +23,10 @@ GOALS = {1: 1250, 8: 7000, 32: 26_000, 64: 46_000, 128: 76_000}
 LIMIT = 5e-2
 
 
-def run(rounds: int, quick: bool, batches: tuple[int, ...] = tuple(GOALS)) -> None:
+def run(rounds: int, quick: bool, batches: tuple[int, ...] = tuple(GOALS)) -> dict[str, float]:
     peer, ours = _pair()
     limit = _reading_limit(ours)
+    figures = {}
     for batch in batches:
         draw = torch.Generator().manual_seed(batch)
         ids = torch.randint(10, 1000, (batch, PROMPT), generator=draw).cuda()
@@ -43,6 +44,8 @@ def run(rounds: int, quick: bool, batches: tuple[int, ...] = tuple(GOALS)) -> No
             rate = batch * NEW_TOKENS / times.seconds(name)
             ratio = times.ratio(name, "manyheads")
             rows.append([name, f"{rate:,.0f}", f"{rate / batch / limit:.0%}", f"{ratio:.2f}"])
+            peer_name = "" if name == "manyheads" else f" {name},"
+            figures[f"{batch},{peer_name} tokens/s"] = rate
         title = (
             f"greedy, batch {batch}, {PROMPT} tokens read, {NEW_TOKENS} written, reading included; "
             f"scores of every step agree to {off:.1e}"
@@ -51,7 +54,10 @@ def run(rounds: int, quick: bool, batches: tuple[int, ...] = tuple(GOALS)) -> No
         rate = batch / _step_seconds(ours, ids)
         goal = f", goal {GOALS[batch]:,}" if batch in GOALS else ""
         say(f"steps alone: {rate:,.0f} tokens/s, {rate / batch / limit:.0%} of the limit{goal}\n")
+        figures[f"{batch}, steps alone, tokens/s"] = rate
+        figures[f"{batch}, steps alone, share of limit"] = rate / batch / limit
     say(f"limit: a step reads all weights, {limit:,.0f} a second")
+    return figures
 
 
 def _pair() -> tuple[Any, Any]:

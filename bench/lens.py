@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import lens_cpu
 import lens_cuda
 import torch
+from stored_results import add_store, introduce, store
 
 __all__ = ["main"]
 
@@ -25,16 +26,22 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="instead of the fastest here")
     parser.add_argument("--layers", type=int, default=32, help="layers of the model on CUDA")
     parser.add_argument("--tokens", type=int, default=131_072, help="of the text on CUDA")
+    add_store(parser)
     arguments = parser.parse_args()
     rounds, quick = max(1, arguments.rounds), arguments.quick
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here, use --device cpu")
+    if arguments.store and quick:
+        parser.error("--store: figures of a part of the work are not stored, drop --quick")
+    peers = ("transformer-lens",) if device == "cpu" else ()
+    introduce(device, *peers)
     if device == "cpu":
-        lens_cpu.run(rounds=rounds, quick=quick)
+        figures = lens_cpu.run(rounds=rounds, quick=quick)
     else:
         tokens = arguments.tokens // 8 if quick else arguments.tokens
-        lens_cuda.run(rounds=rounds, layers=arguments.layers, tokens=tokens)
+        figures = lens_cuda.run(rounds=rounds, layers=arguments.layers, tokens=tokens)
+    store(arguments.store, "lens", device, figures, *peers)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ CLASSES = {f"class {number}": range(100 * number, 100 * number + 100) for number
 LIMIT = 1e-4
 
 
-def run(rounds: int, quick: bool) -> None:
+def run(rounds: int, quick: bool) -> dict[str, float]:
     tokens = TOKENS // 4 if quick else TOKENS
     say(f"{torch.get_num_threads()} threads, float32, torch {torch.__version__}, random weights")
     say("wall: by the clock; cores: time of all cores together, which other work does not stretch")
@@ -36,7 +36,7 @@ def run(rounds: int, quick: bool) -> None:
     _check(tokens // 8)
     memory = {name: alone(_extra, name, tokens) for name in names}
     times = race({name: _work(name, tokens) for name in names}, device="cpu", rounds=rounds)
-    _report(times, memory, names, tokens)
+    return _report(times, memory, names, tokens)
 
 
 def _work(name: str, tokens: int) -> Work:
@@ -114,7 +114,7 @@ def _extra(name: str, tokens: int) -> int:
     return peak_extra(_work(name, tokens), "cpu")
 
 
-def _report(times: Race, memory: dict[str, int], names: list[str], tokens: int) -> None:
+def _report(times: Race, memory: dict[str, int], names: list[str], tokens: int) -> dict[str, float]:
     rows = []
     for name in names:
         rows.append(
@@ -129,6 +129,12 @@ def _report(times: Race, memory: dict[str, int], names: list[str], tokens: int) 
         )
     columns = ["", "extra memory", "wall", "cores", "cores / forward", "memory / forward"]
     show(f"GPT-2 small, 144 heads, one text of {tokens:,} tokens", columns, rows)
+    figures = {
+        "MB": memory[OURS] / 1e6,
+        "core-seconds": times.host_seconds(OURS),
+        "share of limit": 1 / times.host_ratio(OURS, FORWARD),
+    }
+    say(f"limit: a plain forward; all statistics reach {figures['share of limit']:.0%} of its rate")
     looking = times.host_ratio(OURS, FORWARD) - 1
     say(f"all statistics of all heads cost {looking:.0%} of a plain forward on top of it")
     more = memory[OURS] - memory[FORWARD]
@@ -142,3 +148,9 @@ def _report(times: Race, memory: dict[str, int], names: list[str], tokens: int) 
             f"goal against {PEER}: a tenth of its extra memory at most ({share:.1%}), and less of "
             f"the cores' time (theirs / ours {ratio:.2f}; theirs scores all words, ours none)"
         )
+        figures |= {
+            "TransformerLens, GB": memory[PEER] / 1e9,
+            "TransformerLens, core-seconds": times.host_seconds(PEER),
+            "share of core time": 1 / ratio,
+        }
+    return figures

@@ -33,6 +33,7 @@ BASELINE = "full, fused"
 CPU_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CUDA_LENGTHS = (*CPU_LENGTHS, 32768, 65536, 131072)
 SECONDS_TO_GIVE_UP = 300
+PEERS = ("fla-core",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,9 +419,14 @@ def main() -> None:
             print(json.dumps(result), flush=True)
         return
     file = RESULTS / f"mixers-{arguments.device}.json"
-    measured = {"device": arguments.device, "machine": machine(arguments.device), "kinds": {}}
     if file.is_file() and (arguments.kinds or arguments.table_only):
         measured = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        from stored_results import describe
+
+        head = {"bench": "mixers", **describe(arguments.device, PEERS)}
+        head["machine"] = machine(arguments.device)
+        measured = {**head, "device": arguments.device, "kinds": {}}
     if not arguments.table_only:
         check(arguments.device)
         for row in run_all(arguments):

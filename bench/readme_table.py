@@ -2,20 +2,20 @@
 
 Each row is a script of this folder in a process of its own, one after another. The scripts check
 that the answers agree before they time anything. Rows that need a GPU, or a peer that is not
-installed, are skipped and named. `--list` only says which would run.
+installed, are skipped and named. `--list` only says which would run. `--store` keeps the figures in
+bench/results, and `--write` runs nothing and puts what is there into the README and the docs.
 """
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import comparison_tables
 import torch
+from stored_results import add_store, installed, introduce
 
 __all__ = ["main"]
 
@@ -74,28 +74,17 @@ ROWS = (
 )
 
 
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def processor() -> str:
-    """The processor by its name where the system tells it, and how many cores torch uses."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor()
-    return " ".join(f"{platform.machine()} {name}, {torch.get_num_threads()} threads".split())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="say which rows would run, and stop")
-    listing = parser.parse_args().list
-    device = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    print(f"{time.strftime('%Y-%m-%d')}, {processor()}{device}, torch {torch.__version__}")
+    parser.add_argument("--write", action="store_true", help="renew the tables, and stop")
+    add_store(parser)
+    arguments = parser.parse_args()
+    if arguments.write:
+        comparison_tables.write()
+        return
+    stored = () if arguments.store is None else ("--store", str(arguments.store.resolve()))
+    introduce("cuda" if torch.cuda.is_available() else "cpu")
     failed = []
     for row in ROWS:
         reason = row.missing()
@@ -104,10 +93,10 @@ def main() -> None:
         print(f"\n== {row.title}: {f'skipped, {reason}' if reason else ' '.join(row.command)}")
         if with_peers:
             print(f"   with {with_peers}")
-        if reason or listing:
+        if reason or arguments.list:
             continue
         script, *options = row.command
-        command = [sys.executable, str(Path(__file__).with_name(script)), *options]
+        command = [sys.executable, str(Path(__file__).with_name(script)), *options, *stored]
         sys.stdout.flush()
         if subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}).returncode:
             failed.append(row.title)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from corpus import prose
 from side_by_side import say
+from stored_results import add_store, introduce, store
 
 from manyheads.data.sources.texts import InMemoryTexts
 from manyheads.data.tokenizer_training import train_tokenizer
@@ -41,7 +42,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="*", default=[128, 512, 2048])
     parser.add_argument("--bertviz", type=int, nargs="*", default=[32, 64, 128])
+    add_store(parser)
     request = parser.parse_args()
+    introduce("cpu", "bertviz")
     texts = prose()
     model: Any = build("gpt2", vocabulary=4096, positions=2048, dropout=0.0, seed=0)
     with torch.no_grad():
@@ -50,13 +53,15 @@ def main() -> None:
     model.tokenizer = train_tokenizer(InMemoryTexts(tuple(texts[:4000])), size=4096, progress=False)
     text = " ".join(texts[:4000])
     say(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, 12 x 12 heads")
+    figures: dict[str, float] = {}
     for length in request.lengths:
-        report(model, text, length)
+        figures |= report(model, text, length)
     if request.bertviz:
-        bertviz(model, text, request.bertviz)
+        figures |= bertviz(model, text, request.bertviz)
+    store(request.store, "report", "cpu", figures, "bertviz")
 
 
-def report(model: Any, text: str, length: int) -> None:
+def report(model: Any, text: str, length: int) -> dict[str, float]:
     """Write one report of so many tokens and say what it came to."""
     marks: list[tuple[str, float]] = []
 
@@ -88,6 +93,7 @@ def report(model: Any, text: str, length: int) -> None:
         f"report, {length:>5} tokens: {size / 1e6:.2f} MB, {cores:.1f} core-seconds, {wall:.1f} s,"
         f" {result.keys} keys per query, importance by {importance} ({message})"
     )
+    return {f"{length} tokens, MB": size / 1e6, f"{length} tokens, core-seconds": cores}
 
 
 def check(model: Any, page: str, ids: list[int]) -> None:
@@ -110,13 +116,14 @@ def check(model: Any, page: str, ids: list[int]) -> None:
             raise SystemExit(f"{head}: the page is {apart:.3f} off the pattern")
 
 
-def bertviz(model: Any, text: str, lengths: list[int]) -> None:
+def bertviz(model: Any, text: str, lengths: list[int]) -> dict[str, float]:
     """What BertViz writes for the same patterns, where it is installed."""
     try:
         views = import_module("bertviz")
     except ImportError:
         say("bertviz is not installed: pip install bertviz")
-        return
+        return {}
+    figures = {}
     heads = [Head(layer, head) for layer in range(12) for head in range(12)]
     for length in lengths:
         ids = model.tokenizer.encode(text).ids[:length]
@@ -131,10 +138,13 @@ def bertviz(model: Any, text: str, lengths: list[int]) -> None:
             started = time.process_time()
             page = view(layers, words, html_action="return").data
             message.append(f"{len(page) / 1e6:.1f} MB in {time.process_time() - started:.1f}")
+            if view is views.head_view:
+                figures[f"{length} tokens, BertViz, MB"] = len(page) / 1e6
         say(
             f"bertviz, {length:>5} tokens: "
             f"head view {message[0]}, model view {message[1]} core-seconds"
         )
+    return figures
 
 
 if __name__ == "__main__":

@@ -30,15 +30,19 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def run_t5(rounds: int) -> None:
+def run_t5(rounds: int) -> dict[str, float]:
     say(f"{torch.get_num_threads()} threads, float32, torch {torch.__version__}")
     say(f"a step of a T5, {PAIRS} pairs of {SHORTEST} to {LONGEST} tokens")
+    figures = {}
     for shape, sizes in SHAPES.items():
         for dropout in (0.0, 0.1):
-            say(f"{shape}, dropout {dropout}: {_t5(sizes, dropout, rounds)}")
+            ratio, message = _t5(sizes, dropout, rounds)
+            say(f"{shape}, dropout {dropout}: {message}")
+            figures[f"{shape}, dropout {dropout}, times transformers"] = ratio
+    return figures
 
 
-def _t5(sizes: dict[str, int], dropout: float, rounds: int) -> str:
+def _t5(sizes: dict[str, int], dropout: float, rounds: int) -> tuple[float, str]:
     peer, ours = _same_weights(sizes, dropout)
     source, target = _texts(0), _texts(1)
     (reads, read_mask), (writes, mask) = ((x.to_padded(), _mask(x)) for x in (source, target))
@@ -63,14 +67,14 @@ def _t5(sizes: dict[str, int], dropout: float, rounds: int) -> str:
     models = {OURS: ours, THEIRS: peer}
     steps = {name: _step(models[name], logits[name], target.values) for name in logits}
     times = race(steps, device="cpu", rounds=rounds)
-    return (
+    return times.host_ratio(THEIRS, OURS), (
         f"{times.host_seconds(OURS) * 1e3:.0f} ms of core time, "
         f"transformers {times.host_seconds(THEIRS) * 1e3:.0f} ms, "
         f"{times.host_ratio(THEIRS, OURS):.2f} times as long{agreed}"
     )
 
 
-def run_shaw(rounds: int) -> None:
+def run_shaw(rounds: int) -> dict[str, float]:
     say(f"{torch.get_num_threads()} threads, float32, torch {torch.__version__}")
     table = [
         _shaw(width, heads, values, rounds)
@@ -79,6 +83,7 @@ def run_shaw(rounds: int) -> None:
     ]
     title = f"forward and backward of a layer, {PAIRS} texts of {SHORTEST} to {LONGEST} tokens"
     show(title, ["core time", OURS, PLAIN, "plain by ours", "off by"], table)
+    return {f"{row[0]}, times plain": float(row[3]) for row in table}
 
 
 def _shaw(width: int, heads: int, values: bool, rounds: int) -> list[str]:

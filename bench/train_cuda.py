@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from side_by_side import Work, race, say, show
+from side_by_side import Work, count, race, say, show
 from torch import Tensor, nn
 
 from manyheads.checkpoints.folder import load
@@ -38,10 +38,10 @@ MASK = 50284
 LIMIT = 2e-2
 
 
-def run(part: str, rounds: int) -> None:
+def run(part: str, rounds: int) -> dict[str, float]:
     torch.set_float32_matmul_precision("high")
     say(f"{torch.cuda.get_device_name()}, bfloat16, compiled, torch {torch.__version__}")
-    {"gpt2": _gpt2, "masked": _masked, "gates": _gates}[part](rounds)
+    return {"gpt2": _gpt2, "masked": _masked, "gates": _gates}[part](rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _peer(model: nn.Module, loss: Callable[[Any], Tensor], *, compiled: bool = T
     return work
 
 
-def _gpt2(rounds: int) -> None:
+def _gpt2(rounds: int) -> dict[str, float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -115,10 +115,11 @@ def _gpt2(rounds: int) -> None:
         HALF: _Ours(half.bfloat16(), CausalLM(), texts).work(),
         THEIRS: _peer(peer, loss),
     }
-    _tell(f"GPT-2 124M, {TEXTS} texts of {LENGTH}", entrants, ours, ids.numel(), rounds, 1.5)
+    title = f"GPT-2 124M, {TEXTS} texts of {LENGTH}"
+    return _tell(title, entrants, ours, ids.numel(), rounds, 1.5)
 
 
-def _masked(rounds: int) -> None:
+def _masked(rounds: int) -> dict[str, float]:
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
     peer, ours = _pair(ModernBertForMaskedLM, ModernBertConfig())
@@ -150,7 +151,7 @@ def _masked(rounds: int) -> None:
     tokens = texts.lengths.total
     mean = tokens / MASKED_TEXTS
     title = f"masked ModernBERT-base, {MASKED_TEXTS} texts of {mean:.0f} tokens in the mean"
-    _tell(title, entrants, ours, tokens, rounds, 4.0, length=round(mean))
+    return _tell(title, entrants, ours, tokens, rounds, 4.0, length=round(mean))
 
 
 def _padded(values: Tensor, texts: Ragged) -> Tensor:
@@ -161,7 +162,7 @@ def _padded(values: Tensor, texts: Ragged) -> Tensor:
     return rows
 
 
-def _gates(rounds: int) -> None:
+def _gates(rounds: int) -> dict[str, float]:
     texts = Ragged.from_padded(_ids(TEXTS * LENGTH).view(TEXTS, LENGTH).cpu())
     entrants = {}
     for gate in ("none", "head", "channel"):
@@ -176,6 +177,7 @@ def _gates(rounds: int) -> None:
         for gate, goal in (("none", ""), ("head", "1.5%"), ("channel", "7.0%"))
     ]
     show("output gates in GPT-2 124M, a step", ["gate", "time", "cost", "at most"], rows)
+    return {f"cost of a {gate} gate": times.ratio(gate, "none") - 1 for gate in ("head", "channel")}
 
 
 def _gated(layer: Any, gate: Any) -> Any:
@@ -209,7 +211,7 @@ def _tell(
     goal: float,
     *,
     length: int = LENGTH,
-) -> None:
+) -> dict[str, float]:
     first = {name: _loss(work()) for name, work in entrants.items()}
     off = max(abs(first[name] / first[THEIRS] - 1) for name in entrants)
     if not off <= LIMIT:
@@ -230,7 +232,15 @@ def _tell(
     ]
     columns = ["", "thousand tokens/s", "a step", "to queue it", "times theirs", "of matmul peak"]
     show(f"{title}; first losses within {off:.1e}", columns, rows)
-    say(f"goal: {goal} times theirs\n")
+    say(f"limit: a product of large matrices, {count(peak, 'FLOP/s')}; goal: {goal} times theirs\n")
+    figures = {
+        "times transformers": times.ratio(THEIRS, OURS),
+        "thousand tokens/s": tokens / times.seconds(OURS) / 1e3,
+        "share of limit": tokens * work / times.seconds(OURS) / peak,
+    }
+    if EAGER in entrants:
+        figures["times transformers, not compiled"] = times.ratio(EAGER, OURS)
+    return figures
 
 
 def _loss(result: Tensor) -> float:

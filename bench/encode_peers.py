@@ -85,7 +85,11 @@ class OnnxRuntime:
             return target
         quantization: Any = import_module("onnxruntime.quantization")
         small = plain.with_suffix(".int8.onnx")
-        quantization.quantize_dynamic(str(target), str(small), per_channel=True)
+        # The types behind fused operators are not inferred; 1 is float32.
+        types = {"DefaultTensorType": 1}
+        quantization.quantize_dynamic(
+            str(target), str(small), per_channel=True, extra_options=types
+        )
         return small
 
     def encode(self, texts: list[str]) -> Tensor:

@@ -53,12 +53,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--only", choices=("generation", "encoding"))
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = {"machine": machine(), "goals": GOALS}
-    results |= generation(arguments.rounds, arguments.new_tokens)
-    results["encoding"] = encoding(arguments.rounds)
+    results: dict[str, Any] = {}
+    if arguments.only is not None and arguments.out.is_file():
+        results = json.loads(arguments.out.read_text("utf-8"))
+    results |= {"machine": machine(), "goals": GOALS}
+    if arguments.only != "encoding":
+        results |= generation(arguments.rounds, arguments.new_tokens)
+    if arguments.only != "generation":
+        results["encoding"] = encoding(arguments.rounds)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     say(f"saved to {arguments.out}")
 

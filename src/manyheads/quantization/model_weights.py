@@ -83,8 +83,8 @@ def dequantize_weights(model: Model) -> None:
 
 
 def weights_of(model: nn.Module) -> WeightName | None:
-    """The format of a model's linear layers; None if they are not integers."""
-    names = [part.weight_name for part in model.modules() if isinstance(part, IntegerLinear)]
+    """The format of a model's linear layers; None if it has no integer weights."""
+    names = [part.weight_name for part in model.modules() if isinstance(part, IntegerWeight)]
     return "int4" if "int4" in names else names[0] if names else None
 
 

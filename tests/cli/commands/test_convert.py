@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from manyheads import build, load, save
 from manyheads.cli.main import main
+from manyheads.quantization import quality
 
 
 def small(folder: Path) -> Path:
@@ -81,3 +82,26 @@ def test_a_model_may_be_written_over_itself(tmp_path: Path) -> None:
     assert main(["convert", str(source), "-o", str(source)]) == 0
     after = load(source).state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_rounded_weights_are_saved_with_what_they_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality, "built_in_texts", lambda _: ["Bees tell where flowers are."])
+    small = tmp_path / "small"
+    assert main(["convert", "house-gpt", str(small), "--weights", "int8"]) == 0
+    printed = capsys.readouterr().out
+    assert "our own layout" in printed
+    assert "perplexity" in printed
+    assert "MB instead of 17" in printed
+    assert (small / "model.safetensors").stat().st_size < 4.4e6
+    assert main(["convert", "house-gpt", "-o", str(tmp_path / "x.onnx"), "--weights", "int8"]) == 2
+    assert "--int8" in capsys.readouterr().err
+
+
+def test_rounded_weights_are_computed_on_the_cpu_in_float32(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = ["--weights", "int8", "--dtype", "bfloat16"]
+    assert main(["convert", "house-gpt", str(tmp_path / "small"), *half]) == 2
+    assert "leave out --dtype bfloat16" in capsys.readouterr().err

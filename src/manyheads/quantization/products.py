@@ -63,7 +63,7 @@ class Product(ABC):
         return total.add_(self(x.unsqueeze(0))[0])
 
 
-class FourBits(Product):
+class FourBitGroups(Product):
     """KleidiAI's product of ARM with groups of four-bit codes."""
 
     @staticmethod
@@ -94,7 +94,7 @@ class Digits(Product):
 
     @staticmethod
     def cannot(codes: IntegerCodes) -> str | None:
-        return FourBits.cannot(codes)
+        return FourBitGroups.cannot(codes)
 
     def __init__(self, codes: IntegerCodes) -> None:
         integers, scales = codes.integers(), codes.scales
@@ -227,7 +227,7 @@ class Dequantized(Product):
 # The fastest first; the first one that can is used.
 PRODUCTS: dict[WeightName, tuple[type[Product], ...]] = {
     "int8": (Digits, Dynamic, Int8Pack, Dequantized),
-    "int4": (FourBits, Int4Pack, Dequantized),
+    "int4": (FourBitGroups, Int4Pack, Dequantized),
 }
 
 

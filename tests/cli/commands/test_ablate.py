@@ -45,7 +45,7 @@ def test_every_head_is_printed_with_the_numbers_of_the_lens(
     ]
 
 
-def test_a_race_says_that_two_texts_are_too_few(
+def test_a_race_on_two_texts_is_undecided(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "race.json", place / "texts.txt"

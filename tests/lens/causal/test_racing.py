@@ -51,7 +51,7 @@ def run(noise: Noise, texts: int, seed: int, spread: float = 0.2) -> tuple[Race,
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_a_race_is_right_at_least_as_often_as_it_says(noise: str) -> None:
+def test_a_race_holds_its_confidence(noise: str) -> None:
     wrong = decided = 0
     used, covered = [], []
     for seed in range(DRAWS):
@@ -67,7 +67,7 @@ def test_a_race_is_right_at_least_as_often_as_it_says(noise: str) -> None:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_equal_heads_are_never_told_apart(noise: str) -> None:
+def test_equal_heads_stay_undecided(noise: str) -> None:
     """All effects are the same, so that any decision is wrong."""
     wrong = 0
     for seed in range(DRAWS):

@@ -40,7 +40,8 @@ def model() -> Any:
 
 
 def assert_same(ours: Any, peer: Any) -> None:
-    assert ours.names == peer.names
+    # A file sorts them.
+    assert set(ours.names) == set(peer.names)
     assert ours.blocks == peer.blocks
     for table in ("means", "errors"):
         for name, values in getattr(peer, table).items():
@@ -116,10 +117,12 @@ class DiesOnce:
 def test_a_worker_that_dies_is_replaced(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, mark = ray_lens._AblationWork, tmp_path / "died"
-    monkeypatch.setattr(
-        ray_lens, "_AblationWork", lambda *options: DiesOnce(original(*options), mark)
-    )
+    original, mark = ray_lens.ray_map, tmp_path / "died"
+
+    def with_death(model: Any, sources: Any, work: Any, **options: Any) -> Any:
+        return original(model, sources, DiesOnce(work, mark), **options)
+
+    monkeypatch.setattr(ray_lens, "ray_map", with_death)
     options: dict[str, Any] = {"replace_with": "mean", "batch_tokens": BATCH, "progress": False}
     on_ray = ablate_with_ray(model, TEXTS, workers=1, **options)
     assert mark.exists()

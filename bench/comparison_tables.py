@@ -373,11 +373,15 @@ def comparison(language: str) -> str:
             _fill(row.peer[index], row.file, language),
             _fill(row.result[index], row.file, language),
             f"`{row.script}`" if row.script else "",
-            f"{MACHINES[row.file.rpartition('-')[2]]}, {read(row.file)['date']}",
+            _measured(row.file),
         )
         for row in ROWS
     )
     return _table(HEAD[index], rows)
+
+
+def _measured(file: str) -> str:
+    return f"{MACHINES[file.rpartition('-')[2]]}, {read(file)['date'].replace('/', ' – ')}"
 
 
 def short_comparison(language: str) -> str:

@@ -11,16 +11,12 @@ Seconds are those of the processor. Needs `pip install 'manyheads[lm-eval,transf
 """
 
 import argparse
-import json
 import os
-import platform
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +28,7 @@ import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from side_by_side import Race, count, race, say, show
+from stored_results import add_store, introduce, store
 
 import manyheads
 from manyheads import tasks
@@ -41,6 +38,7 @@ from manyheads.tasks.benchmarks.prefix_tree import Continuation, plan_passes
 
 __all__ = ["main"]
 
+PACKAGES = ("lm_eval", "transformers")
 OURS = "manyheads"
 KINDS = {
     "multiple choice": "loglikelihood",
@@ -137,32 +135,22 @@ def peers(folder: Path, sizes: list[int]) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    names = ("lm_eval", "transformers", "torch")
-    flags = torch.backends.cpu.get_cpu_capability()
-    return {
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {flags}",
-        "versions": {name: version(name) for name in names},
-        "date": date.today().isoformat(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", help="a folder or the name of a model")
     parser.add_argument("--documents", type=int, default=8, help="of each task")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batch", type=int, action="append", help="of the peer; repeatable")
-    parser.add_argument("--json", type=Path, help="where to store the result")
+    add_store(parser)
     arguments = parser.parse_args()
+    introduce("cpu", *PACKAGES)
     model = manyheads.load(arguments.model)
     batches = requests(arguments.documents)
     with tempfile.TemporaryDirectory() as folder:
         manyheads.save(model, folder)
         others = peers(Path(folder), arguments.batch or [1, 8])
     entrants = {OURS: tasks.lm_eval_model(model, progress=False), **others}
-    result: dict[str, Any] = {"model": arguments.model, "documents": arguments.documents}
-    result |= machine() | {"tasks": {}}
+    result: dict[str, Any] = {}
     timed: dict[str, Race] = {}
     for name, batch in batches.items():
         truth = answers(entrants[OURS], name, batch)
@@ -183,30 +171,29 @@ def main() -> None:
         if name != "generation":
             row["limit"] = least_operations(entrants[OURS], name, batch) / product_speed()
             row["share_of_limit"] = row["limit"] / own
-        result["tasks"][name] = row
+        result[name] = row
         say(f"{name}: answers differ by {worst:.1e} at most")
-    report(result, list(entrants))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    ratio = report(arguments.model, result, list(entrants))
+    figures = {**result, "times hf": ratio}
+    store(
+        arguments.store, f"standard-scores-{Path(arguments.model).name}", "cpu", figures, *PACKAGES
+    )
 
 
-def report(result: dict[str, Any], entrants: list[str]) -> None:
+def report(model: str, result: dict[str, Any], entrants: list[str]) -> float:
+    """Print the core time of all tasks; how many times ours the best of the others takes."""
     rows = []
     totals = dict.fromkeys(entrants, 0.0)
-    for name, task in result["tasks"].items():
+    for name, task in result.items():
         seconds = task["core_seconds"]
         for entrant in entrants:
             totals[entrant] += seconds[entrant]
         share = f"{task['share_of_limit']:.0%}" if "limit" in task else ""
         rows.append([name, *_cells(seconds, entrants), share])
     rows.append(["all three", *_cells(totals, entrants), ""])
-    result["ratio"] = min(totals[entrant] for entrant in entrants[1:]) / totals[OURS]
-    show(
-        f"{result['model']} on {result['machine']}, {result['date']}: core seconds, and how many "
-        "times ours",
-        ["task", *entrants, "of the limit"],
-        rows,
-    )
+    columns = ["task", *entrants, "of the limit"]
+    show(f"{model}: core seconds, and how many times ours", columns, rows)
+    return min(totals[entrant] for entrant in entrants[1:]) / totals[OURS]
 
 
 def _cells(seconds: dict[str, float], entrants: list[str]) -> list[str]:

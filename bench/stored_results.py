@@ -24,7 +24,7 @@ from manyheads.atomic_write import atomic_write
 __all__ = ["Figures", "RESULTS", "add_store", "describe", "installed", "introduce", "store"]
 
 # Numbers by name, or rows of numbers by name.
-Figures = Mapping[str, float | Mapping[str, float]]
+Figures = Mapping[str, float | Mapping[str, Any]]
 
 RESULTS = Path(__file__).with_name("results")
 # Instructions that the speed of matrix products depends on.

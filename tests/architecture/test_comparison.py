@@ -119,18 +119,3 @@ def test_without_a_folder_nothing_is_stored(stored_results: Any) -> None:
     results = {file: file.stat().st_mtime_ns for file in RESULTS}
     stored_results.store(None, "encode", "cpu", {"times": 1.5})
     assert {file: file.stat().st_mtime_ns for file in RESULTS} == results
-
-
-def test_the_figures_of_known_circuits_are_those_of_the_table(
-    tables: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    circuits: Any = import_module("circuits")
-    numbers = dict.fromkeys(
-        ("true", "all", "auroc", "ap", "wired_auroc", "clear_auroc", "forwards", "backwards"), 1
-    )
-    rankings = [
-        circuits.Ranking(program="hist", method="eap", level=level, seconds=1.0, **numbers)
-        for level in circuits.LEVELS
-    ]
-    assert circuits.report(rankings)["eap"].keys() == tables.CIRCUITS.keys()
-    assert "eap" in capsys.readouterr().out

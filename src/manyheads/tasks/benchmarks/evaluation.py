@@ -1,6 +1,7 @@
 """Standard scores of a model by lm-evaluation-harness, without some heads, and by head."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -318,7 +319,7 @@ def _simple(
         described["without"] = ",".join(map(str, lm.without))
         described["replace_with"] = lm.replace_with
     tracker = None if out is None else EvaluationTracker(output_path=str(out))
-    with source.reading():
+    with source.reading(), _no_commit_outside_git():
         results = lm_eval.simple_evaluate(
             lm,
             model_args=described,
@@ -339,6 +340,20 @@ def _simple(
         for name in results["configs"]:
             tracker.save_results_samples(name, results["samples"][name])
     return dict(results)
+
+
+@contextmanager
+def _no_commit_outside_git() -> Iterator[None]:
+    """The harness asks git for a commit, which prints an error where there is no repository."""
+    from lm_eval import evaluator
+
+    here, ask = Path.cwd(), evaluator.get_git_commit_hash
+    inside = any((folder / ".git").exists() for folder in (here, *here.parents))
+    try:
+        evaluator.get_git_commit_hash = ask if inside else lambda: None
+        yield
+    finally:
+        evaluator.get_git_commit_hash = ask
 
 
 def _heads(model: build.Model, heads: addresses.Heads) -> HeadSet:

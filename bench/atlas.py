@@ -204,7 +204,7 @@ def main() -> None:
     shares = [
         f"{figures[f'{tokens}, share of limit']:.0%} at {tokens}" for tokens in arguments.tokens
     ]
-    say(f"limit: reading alone; the pass reaches {', '.join(shares)} tokens of its rate")
+    say(f"limit: reading alone; the pass reaches {', '.join(shares)} tokens")
     store(arguments.store, "atlas", device, figures, "transformers")
 
 

@@ -78,6 +78,7 @@ def main() -> None:
     say(f"heads whose first label differs from the stored one: {len(differing)}")
     figures = {
         "core-seconds": measured,
+        "limit, core-seconds": limit,
         "share of limit": limit / measured,
         "core-seconds from the cache": cached,
     }

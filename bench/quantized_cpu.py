@@ -6,15 +6,11 @@ the least of the rounds. What is lost is measured on texts that the weights were
 """
 
 import argparse
-import json
 import os
-import platform
 import random
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from encode_peers import OnnxRuntime, minilm
 from side_by_side import race, say, show
+from stored_results import add_store, introduce, store
 from torch import Tensor
 
 from manyheads import encode, generate, load
@@ -38,7 +35,7 @@ __all__ = ["main"]
 
 WEIGHTS = ("float32", "int8", "int4")
 PROMPT = 32
-RESULTS = Path(__file__).parent / "results" / "quantized-cpu.json"
+PEERS = ("xllamacpp", "onnxruntime")
 GOALS = {
     "generation int8, times float32": 1.8,
     "generation int8, core time over llama.cpp q8_0, at most": 1.3,
@@ -54,52 +51,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--only", choices=("generation", "encoding"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_store(parser)
     arguments = parser.parse_args()
+    if arguments.store and arguments.only:
+        parser.error("--store: figures of a part of the work are not stored, drop --only")
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    if arguments.only is not None and arguments.out.is_file():
-        results = json.loads(arguments.out.read_text("utf-8"))
-    results |= {"machine": machine(), "goals": GOALS}
+    introduce("cpu", *PEERS)
+    results: dict[str, Any] = {"goals": GOALS}
     if arguments.only != "encoding":
         results |= generation(arguments.rounds, arguments.new_tokens)
     if arguments.only != "generation":
         results["encoding"] = encoding(arguments.rounds)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    say(f"saved to {arguments.out}")
-
-
-def machine() -> dict[str, Any]:
-    """The processor with its instruction sets, and the versions."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    facts = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
-    flags = (facts.get("Features") or facts.get("flags") or "").split()
-    sets = (
-        "asimddp",
-        "i8mm",
-        "bf16",
-        "sve",
-        "avx2",
-        "avx512f",
-        "avx512_vnni",
-        "avx_vnni",
-        "amx_int8",
-    )
-    packages = {}
-    for name in ("torch", "xllamacpp", "onnxruntime"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
-    processor = facts.get("model name", facts.get("CPU part", "")).strip()
-    return {
-        "processor": f"{platform.machine()} {processor}",
-        "flags": [name for name in sets if name in flags],
-        "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],
-        "date": datetime.now(UTC).date().isoformat(),
-        **packages,
-    }
+    # Other work on the machine stretches even core time a little.
+    results["load"] = os.getloadavg()[0]
+    store(arguments.store, "quantized", "cpu", results, *PEERS)
 
 
 def generation(rounds: int, new_tokens: int) -> dict[str, Any]:

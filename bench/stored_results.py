@@ -93,7 +93,8 @@ def store(folder: Path | None, name: str, device: str, figures: Figures, *peers:
     result = describe(device, peers)
     machine = result["machine"].lower().removeprefix("nvidia ")
     short = re.sub(r"[^a-z0-9]+", "-", machine) if device == "cuda" else platform.machine()
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    options = [option for option in sys.argv[1:] if option not in {"--store", str(folder)}]
+    command = " ".join([Path(sys.argv[0]).name, *options])
     result = {"bench": name, "command": command, **result, "figures": figures}
     file = folder / f"{name}-{SHORT.get(short, short)}.json"
     with atomic_write(file) as temporary:

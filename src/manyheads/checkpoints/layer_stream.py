@@ -100,7 +100,9 @@ class LayerStream:
                 finally:
                     absent = {name: tensor.to("meta") for name, tensor in weights.items()}
                     layer.load_state_dict(absent, strict=False, assign=True)
-                    del weights
+                    # Dropped by the thread that allocated it: dropped by this one, the memory of
+                    # every layer stayed with the process (torch 2.13 on ARM, 780 MB per layer).
+                    reader.submit(weights.clear)
 
     def _read(self, prefix: str) -> tuple[dict[str, Tensor], list[str]]:
         """The weights of a layer by their names in it, and those with NaN or infinity."""

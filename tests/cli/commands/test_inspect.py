@@ -120,3 +120,17 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["inspect", "--help"])
     assert "manyheads inspect gpt2/ --file book.txt" in capsys.readouterr().out
+
+
+def test_layers_streamed_from_disk_give_the_same_statistics(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "streamed.json"
+    arguments = ["inspect", str(place / "small"), "--stream", "--text", TEXT, "--json", str(out)]
+    assert main(arguments) == 0
+    assert "Not measured" in capsys.readouterr().out
+    seen = lens.statistics(load(place / "small"), [TEXT])
+    entropy = lens.load(out).statistics.means["entropy"]
+    np.testing.assert_array_equal(entropy, seen.means["entropy"])
+    assert main([*arguments, "--syntax", str(place / "texts.txt")]) != 0
+    assert "--stream" in capsys.readouterr().err

@@ -286,8 +286,7 @@ def read_batches(
     limit = default_batch_tokens(model) if batch_tokens is None else batch_tokens
     if limit < 1:
         raise InputError(f"batch_tokens must be at least 1, got {limit}", "use 1 or more")
-    if not isinstance(texts, ModelInputs | Ragged | Mapping):
-        text_reader.check_texts(texts)
+    _check_texts(texts)
     first = 0
     for chunk in _chunks(texts):
         inputs = read_inputs(model, chunk, max_length)
@@ -297,6 +296,11 @@ def read_batches(
             tokens = sum(sizes[text] for text in batch)
             yield NumberedBatch(inputs.select(batch), [first + text for text in batch], tokens)
         first += len(inputs)
+
+
+def _check_texts(texts: Inputs) -> None:
+    if not isinstance(texts, ModelInputs | Ragged | Mapping):
+        text_reader.check_texts(texts)
 
 
 def for_each_batch(
@@ -314,6 +318,7 @@ def for_each_batch(
 
     Ctrl-C ends the loop early and keeps all finished batches; the first batch raises it again.
     """
+    _check_texts(texts)
     total = len(texts) if isinstance(texts, Sized) and not isinstance(texts, str) else None
     done = tokens = 0
     with Progress(label, total=total, unit=unit, enabled=progress) as bar, build.eval_mode(model):

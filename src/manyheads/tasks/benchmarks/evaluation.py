@@ -347,8 +347,8 @@ def _no_commit_outside_git() -> Iterator[None]:
     """The harness asks git for a commit, which prints an error where there is no repository."""
     from lm_eval import evaluator
 
-    here, ask = Path.cwd(), evaluator.get_git_commit_hash
-    inside = any((folder / ".git").exists() for folder in (here, *here.parents))
+    current, ask = Path.cwd(), evaluator.get_git_commit_hash
+    inside = any((folder / ".git").exists() for folder in (current, *current.parents))
     try:
         evaluator.get_git_commit_hash = ask if inside else lambda: None
         yield

@@ -11,7 +11,7 @@ from manyheads.cli.main import ALL_COMMANDS
 LOOKING = ("inspect", "ablate", "attribute", "why", "compare", "report")
 WRITING = (
     *("report", "atlas", "card", "circuit", "encode", "classify", "extract", "index", "filter"),
-    *("convert", "tokenizer", "prune", "gate", "study"),
+    *("convert", "tokenizer", "prune", "gate", "study", "evaluate"),
 )
 
 

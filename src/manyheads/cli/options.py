@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -93,7 +92,7 @@ class EngineOptions(BatchOptions):
 class CorpusEngineOptions(EngineOptions):
     """Where to compute, and how."""
 
-    state: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    state: arguments.OptionalFolder = None
     """With --engine ray: a folder for finished batches, from which the same command goes on."""
 
     def check(self) -> None:

@@ -79,9 +79,9 @@ def round_weight(
 ) -> IntegerCodes:
     """The nearest codes; with `search` four-bit scales are those of the smallest squared error.
 
-    >>> codes = round_weight(torch.tensor([[0.5, -1.0, 0.25, 1.0]]), "int8")
+    >>> codes = round_weight(torch.tensor([[0.75, -1.0, 0.25, 1.0]]), "int8")
     >>> codes.integers().tolist()
-    [[60, -119, 30, 119]]
+    [[89, -119, 30, 119]]
     """
     weight = weight.detach().float()
     if name == "int8":

@@ -39,7 +39,7 @@ class Inspect:
     seed: int = 0
     """The seed of the random texts that head kinds are tested on."""
 
-    remeasure: bool = False
+    remeasure: arguments.Flag = False
     """Measure the kinds again, even if the cache has them."""
 
     image: Annotated[tuple[Path, ...], arguments.metavar("IMAGE")] = ()

@@ -88,7 +88,7 @@ def student_quantile(tail: float, freedom: int) -> float:
     """The value that Student's t exceeds with probability `tail` below 0.5.
 
     >>> round(student_quantile(0.025, 9), 4), round(student_quantile(1e-5, 4), 3)
-    (2.2622, 21.497)
+    (2.2622, 23.332)
     """
     freedom = min(freedom, MAX_FREEDOM)
     nodes, weights = _quadrature()

@@ -74,7 +74,7 @@ def test_heads_are_scored_as_a_whole(place: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        (["--task", "pairs.jsonl"], "pair 3 do not align"),
+        (["--task", "pairs.jsonl"], "pair 3, counted from 0, do not align"),
         (["--task", "docstring"], "'docstring' is unknown"),
         (["--task", "none.jsonl"], "--task none.jsonl does not exist"),
         (["--pairs", "0"], "--pairs must be at least 1"),

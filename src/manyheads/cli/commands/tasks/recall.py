@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from manyheads.cli import arguments
 from manyheads.cli.options import ComputeOptions
 from manyheads.errors import InputError
@@ -38,8 +36,8 @@ class RecallCommand:
     samples: int = 8
     """Texts of each task and length, with the statement at as many depths."""
 
-    ablate: Annotated[bool, tyro.conf.FlagCreatePairsOff] = True
-    """Switch the retrieval heads off, and as many random heads."""
+    no_ablation: arguments.Flag = False
+    """Do not switch the retrieval heads off, and as many random heads, in a second pass."""
 
     seed: int = 0
     """The seed of the texts."""
@@ -67,7 +65,7 @@ class RecallCommand:
             times,
             base=self.base,
             samples=self.samples,
-            ablate=self.ablate,
+            ablate=not self.no_ablation,
             seed=self.seed,
         )
         _print(self.model, result)

@@ -176,8 +176,12 @@ class Int8Pack(Product):
     """torch's own eight-bit product with inputs in bfloat16, which x86 is fast at."""
 
     @staticmethod
-    def cannot(codes: IntegerCodes) -> str | None:  # noqa: ARG004
-        return None if X86 else "it is slower than float32 on ARM"
+    def cannot(codes: IntegerCodes) -> str | None:
+        if not X86:
+            return "it is slower than float32 on ARM"
+        if codes.columns % GROUP or codes.rows % 16:
+            return f"{codes.rows} x {codes.columns} is not a multiple of 16 x {GROUP}"
+        return None
 
     def __init__(self, codes: IntegerCodes) -> None:
         self.codes, self.scales = codes.codes, codes.scales.flatten().bfloat16()

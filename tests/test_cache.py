@@ -359,3 +359,9 @@ def test_rows_are_allocated_ahead_and_the_first_share_their_memory() -> None:
     assert first.k.shape == (1, 8, 1, 4)
     assert first.k.data_ptr() == store.k.data_ptr()
     assert cache.first(1).seen == (3,)
+    # A batch that has shrunk keeps no room for those that left.
+    cache.select([1])
+    with torch.no_grad():
+        plan = cache.plan(Lengths.of([1]))
+        store.append(torch.ones(1, 1, 4), torch.ones(1, 1, 4), plan, ordered=False)
+    assert store.k.shape == (1, 8, 1, 4)

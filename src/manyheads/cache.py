@@ -137,6 +137,7 @@ class LayerCache(ABC):
     def select(self, sequences: list[int]) -> None:
         if self.k.numel():
             index = torch.tensor(sequences, device=self.k.device, dtype=torch.long)
+            self.rows = 1
             # Unlike indexing, this restores the default memory layout.
             self.k, self.v = self.k.index_select(0, index), self.v.index_select(0, index)
 
@@ -173,10 +174,8 @@ class FullLayerCache(LayerCache):
     """Every sequence is stored from the front; the capacity doubles when full or stays fixed."""
 
     def __init__(self, config: DynamicCache | StaticCache) -> None:
-        if isinstance(config, StaticCache):
-            super().__init__(config.size, config.rows)
-        else:
-            super().__init__(config.initial_size)
+        size = config.size if isinstance(config, StaticCache) else config.initial_size
+        super().__init__(size, _rows(config))
         self.config = config
 
     def append(self, k: NewKeys, v: NewValues, plan: CachePlan, *, ordered: bool) -> KeyValues:
@@ -395,12 +394,15 @@ class Cache:
         return stores + sum(state.nbytes for state in self.states.values())
 
 
+def _rows(config: DynamicCache | StaticCache) -> int:
+    return config.rows if isinstance(config, StaticCache) else 1
+
+
 def _store_for(mask: Mask, config: DynamicCache | StaticCache) -> LayerCache:
     band = exact_band(mask)
     if config.ring_buffers and band is not None and band.after == 0 and band.before < float("inf"):
         # A sliding window is the same at every position; other masks need absolute positions.
-        rows = config.rows if isinstance(config, StaticCache) else 1
-        return RingLayerCache(int(band.before) + 1, rows)
+        return RingLayerCache(int(band.before) + 1, _rows(config))
     return FullLayerCache(config)
 
 

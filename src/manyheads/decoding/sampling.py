@@ -108,7 +108,7 @@ class Sample:
             lowest = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < lowest, -torch.inf)
         if self.top_p is not None and self.top_p < 1:
-            ordered, tokens = self._most_likely(logits)
+            ordered, tokens = self._sorted_candidates(logits)
             out = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - self.top_p
             out[:, -1] = False
             all_out = torch.ones_like(logits, dtype=torch.bool)
@@ -119,7 +119,7 @@ class Sample:
             logits = logits.masked_fill(probabilities < lowest, -torch.inf)
         return logits
 
-    def _most_likely(
+    def _sorted_candidates(
         self, logits: Float[Tensor, "b v"]
     ) -> tuple[Float[Tensor, "b k"], Int[Tensor, "b k"]]:
         """All tokens that may be left, the most likely last."""

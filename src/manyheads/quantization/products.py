@@ -177,11 +177,7 @@ class Int8Pack(Product):
 
     @staticmethod
     def cannot(codes: IntegerCodes) -> str | None:
-        if not X86:
-            return "it is slower than float32 on ARM"
-        if codes.columns % GROUP or codes.rows % 16:
-            return f"{codes.rows} x {codes.columns} is not a multiple of 16 x {GROUP}"
-        return None
+        return _why_not_packed(codes)
 
     def __init__(self, codes: IntegerCodes) -> None:
         self.codes, self.scales = codes.codes, codes.scales.flatten().bfloat16()
@@ -196,11 +192,7 @@ class Int4Pack(Product):
 
     @staticmethod
     def cannot(codes: IntegerCodes) -> str | None:
-        if not X86:
-            return "it is slower than float32 on ARM"
-        if codes.columns % GROUP or codes.rows % 16:
-            return f"{codes.rows} x {codes.columns} is not a multiple of 16 x {GROUP}"
-        return None
+        return _why_not_packed(codes)
 
     def __init__(self, codes: IntegerCodes) -> None:
         digits = (codes.integers() + 8).int()
@@ -263,6 +255,15 @@ def _wrong_result(product: type[Product], name: WeightName) -> str | None:
     except RuntimeError as problem:
         return f"torch cannot run it here ({str(problem).partition(chr(10))[0][:100]})"
     return None if error < TOLERANCE else f"its results are wrong by {error:.0%} on this processor"
+
+
+def _why_not_packed(codes: IntegerCodes) -> str | None:
+    """Why torch's packed products with bfloat16 cannot, or should not, multiply by these codes."""
+    if not X86:
+        return "it is slower than float32 on ARM"
+    if codes.columns % GROUP or codes.rows % 16:
+        return f"{codes.rows} x {codes.columns} is not a multiple of 16 x {GROUP}"
+    return None
 
 
 def _engine() -> str:

@@ -1,7 +1,6 @@
 """The Ray engine: the same output in the same order as without it."""
 
 import builtins
-from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ from tests.tasks.filtering.test_corpus_filter import rows, write_rows
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEXTS = ["the cat sat", "on", "a mat by the sun"] * 8
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A local Ray for two workers and a reader, started once for all."""
-    with ray_engine.ray_session(2):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Heads measured on Ray: the same as in one process, resumed, and with a worker that dies."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from manyheads.errors import InputError
 from manyheads.lens.head_kinds.head_tests import OFFSETS
 from manyheads.models.build import build
 from manyheads.tasks import ablate_with_ray, statistics_with_ray
-from manyheads.tasks.filtering import ray_engine, ray_lens
+from manyheads.tasks.filtering import ray_lens
 from tests.messages import refuses
 
 pytestmark = [
@@ -25,13 +24,6 @@ pytestmark = [
 
 TEXTS = [[1 + (place * step) % 50 for place in range(4 + step)] for step in range(1, 10)]
 BATCH = 24
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A local Ray for two workers, started once for all."""
-    with ray_engine.ray_session(2):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from manyheads import load
 from manyheads.studio.examples import BUNDLED
 from tests.chromium import needs_chromium
-from tests.studio.browsing import TEXT, visit
+from tests.studio.browsing import TEXT, visit, wait_until
 from tests.studio.live_server import LiveServer, live_server
 
 pytestmark = needs_chromium
@@ -44,7 +44,7 @@ def test_it_opens_on_two_induction_heads_and_their_partner(page: Page, house: Li
     expect(page.locator(".model .explained")).to_have_attribute("title", re.compile("Wikipedia"))
     # A full bar is 100%.
     filled = "bar => bar.offsetWidth / bar.parentElement.offsetWidth"
-    page.wait_for_function(f"0.8 < ({filled})(document.querySelector('.bars i'))")
+    wait_until(page, f"0.8 < ({filled})(document.querySelector('.bars i'))")
     assert page.locator(".bars i").first.evaluate(filled) < 0.85
     expect(page.locator(".shows")).to_have_text(example.about)
     expect(page.locator('.token[aria-selected="true"]')).to_have_text("d")
@@ -113,7 +113,7 @@ def test_a_tour_of_four_steps_ends_in_an_experiment(page: Page, house: LiveServe
     page.get_by_role("button", name="Back").click()
     page.keyboard.press("Escape")
     expect(page.locator(".tour")).to_have_count(0)
-    page.wait_for_function("scrollY === 0")
+    wait_until(page, "scrollY === 0")
 
 
 def test_an_example_brings_its_heads_and_a_pair_that_can_be_patched(
@@ -139,9 +139,10 @@ def test_a_measure_that_the_text_does_not_define_is_replaced_and_explained(
     expect(why).to_contain_text("Induction is undefined on this text")
     expect(why).to_contain_text("“Previous token” instead")
     # Colors fade in.
-    page.wait_for_function(
+    wait_until(
+        page,
         """() => new Set([...document.querySelectorAll(".cell")]
-          .map((cell) => getComputedStyle(cell).backgroundColor)).size > 2"""
+          .map((cell) => getComputedStyle(cell).backgroundColor)).size > 2""",
     )
     expect(measure.locator('option[value="induction"]')).to_be_disabled()
     brackets = measure.locator('option[value="on_brackets"]')

@@ -13,7 +13,7 @@ from manyheads.lens.attention_maps.patterns import patterns
 from manyheads.taps import Head
 from tests.chromium import needs_chromium
 from tests.studio import models
-from tests.studio.browsing import TEXT, visit
+from tests.studio.browsing import TEXT, visit, wait_until
 from tests.studio.live_server import LiveServer
 
 pytestmark = needs_chromium
@@ -128,7 +128,7 @@ def test_a_map_fits_a_window_made_narrower(page: Page, studio: LiveServer) -> No
     visit(page, studio, v="map")
     shape = "canvas => canvas.offsetWidth / canvas.offsetHeight - canvas.width / canvas.height"
     page.set_viewport_size({"width": 380, "height": 900})
-    page.wait_for_function("document.querySelector('canvas.map').offsetWidth < 380")
+    wait_until(page, "document.querySelector('canvas.map').offsetWidth < 380")
     page.wait_for_timeout(100)
     assert abs(page.locator("canvas.map").evaluate(shape)) < 0.01
 

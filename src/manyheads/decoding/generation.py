@@ -3,20 +3,15 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Unpack, overload
-
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from manyheads.decoding import generation_config
 from manyheads.decoding.beam_search import BeamSearchLoop
 from manyheads.decoding.guard import Guard, GuardInput, GuardRun
 from manyheads.decoding.request import GenerationRequest, Prompts, tokenizer_of
-from manyheads.decoding.sampling import BeamSearch, Sample, draw, most_likely, token_logprobs
-from manyheads.decoding.steps.cached import async_tolist
+from manyheads.decoding.sampling import BeamSearch
 from manyheads.decoding.stopping import StreamDecoder
+from manyheads.decoding.token_source import source_for
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
 from manyheads.progress import Progress
@@ -63,7 +58,7 @@ def generate(
     The options are the fields of `GenerationConfig`, which says what each of them means; they
     override those of `config`. Sampling parameters in the model's generation_config.json are not
     used. `on_progress` receives the number of tokens generated so far and the most there can be.
-    On CUDA a step is recorded once and replayed.
+    On CUDA a step, with the choice of its tokens, is recorded once and replayed.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=32, heads=2, vocabulary=50, seed=0)
@@ -118,7 +113,7 @@ def stream(
         )
     request = GenerationRequest(model, [prompt], config)
     tokenizer_of(model, "stream")
-    return _pieces(SamplingLoop(request, decode_each_step=True))
+    return _pieces(SamplingLoop(request, decode_each_step=True, prompt=True))
 
 
 def _pieces(loop: "SamplingLoop") -> Generator[str, None, generation_config.Generation]:
@@ -154,7 +149,6 @@ class SequenceState:
     """One text as far as it is generated."""
 
     index: int
-    random: Random
     decoder: StreamDecoder | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -168,14 +162,15 @@ class SamplingLoop:
     """One token per step for every running text; finished texts leave the batch.
 
     With `decode_each_step` the new tokens are decoded after every step, which streams and stop
-    strings need.
+    strings need. A token is `prompt` if it is reported as soon as it is there, which streams need.
     """
 
-    def __init__(self, request: GenerationRequest, *, decode_each_step: bool) -> None:
+    def __init__(
+        self, request: GenerationRequest, *, decode_each_step: bool, prompt: bool = False
+    ) -> None:
         self.request = request
         self.decode_each_step = decode_each_step
-        self.steps = request.steps()
-        self.penalty = request.repetition_penalty()
+        self.source = source_for(request, prompt=prompt)
         self.step = 0
         self.sequences = [self._sequence(index) for index in range(len(request.prompts))]
         self.running = list(self.sequences)
@@ -183,8 +178,6 @@ class SamplingLoop:
         self.guard = GuardRun(guard, len(self.sequences)) if isinstance(guard, Guard) else None
         self.seconds = 0.0
         self._eos_token_ids = frozenset(request.eos_token_ids)
-        self._ids: Int[Tensor, " b"] | None = None
-        self._next_logits: Float[Tensor, "b v"] | None = None
 
     def run(self) -> Iterator[None]:
         """Generate to the end, with a pause after every step."""
@@ -220,46 +213,22 @@ class SamplingLoop:
         """The most that can follow."""
         return len(self.running) * (self.request.config.max_new_tokens - self.step)
 
-    @torch.inference_mode()
     def _take_step(self) -> None:
-        logits = self._logits()
-        ids = self._choose(logits)
-        tokens = async_tolist(ids)
-        config = self.request.config
-        pending = async_tolist(token_logprobs(logits, ids)) if config.logprobs else None
-        # The GPU begins the next step while the CPU reads the tokens of this one. Where a text
-        # turns out to have ended, its part of the next step is discarded.
-        if self.request.device.type == "cuda" and self.step + 1 < config.max_new_tokens:
-            self._next_logits = self.steps.next(ids)
-        logprobs = None if pending is None else pending()
+        tokens = self.source.next()
         forced = self.request.constraints.forced_at(self.step) is not None
         still_running = []
-        for row, (sequence, token) in enumerate(zip(self.running, tokens(), strict=True)):
+        for row, (sequence, token) in enumerate(zip(self.running, tokens.ids, strict=True)):
             sequence.ids.append(token)
-            if logprobs is not None:
-                sequence.logprobs.append(logprobs[row])
+            if tokens.logprobs is not None:
+                sequence.logprobs.append(tokens.logprobs[row])
             if self._goes_on(sequence, token, forced):
                 still_running.append(row)
         self.step += 1
         self._check_sentences()
         still_running = [row for row in still_running if not self.running[row].finish_reason]
-        self._keep(still_running, ids)
-
-    def _logits(self) -> Float[Tensor, "b v"]:
-        if self._next_logits is not None:
-            return self._next_logits
-        if self._ids is None:
-            return self.steps.start(self.request.batch())
-        return self.steps.next(self._ids)
-
-    def _choose(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
-        logits = logits if self.penalty is None else self.penalty.apply(logits)
-        logits = self.request.constraints.apply(logits, self.step)
-        sampling = self.request.config.sampling
-        if not isinstance(sampling, Sample):
-            return most_likely(logits)
-        uniform = torch.tensor([sequence.random.random() for sequence in self.running])
-        return draw(sampling.filter_logits(logits), uniform.to(logits.device))
+        if len(still_running) < len(self.running):
+            self.running = [self.running[row] for row in still_running]
+            self.source.keep(still_running)
 
     def _goes_on(self, sequence: SequenceState, token: int, forced: bool) -> bool:
         # A token forced by the length limit is not the model's decision to end.
@@ -284,23 +253,6 @@ class SamplingLoop:
             if sequence.index in refused:
                 sequence.finish_reason = "guard"
 
-    def _keep(self, rows: list[int], ids: Int[Tensor, " b"]) -> None:
-        """Remove finished texts from the batch, the cache and the penalty."""
-        if self.penalty is not None:
-            self.penalty.add(ids)
-        if len(rows) < len(self.running):
-            self.running = [self.running[row] for row in rows]
-            if not rows:
-                return
-            index = torch.tensor(rows, device=ids.device, dtype=torch.long)
-            if self._next_logits is not None:
-                self._next_logits = self._next_logits[index]
-            self.steps.select(rows)
-            ids = ids[index]
-            if self.penalty is not None:
-                self.penalty.select(rows)
-        self._ids = ids
-
     def _finish(self, sequence: SequenceState) -> None:
         if sequence.decoder is not None:
             sequence.pieces.append(sequence.decoder.finish())
@@ -311,7 +263,7 @@ class SamplingLoop:
         request, decoder = self.request, None
         if self.decode_each_step:
             decoder = StreamDecoder(request.tokenizer, request.context(index), request.stop_strings)
-        return SequenceState(index, request.random(index), decoder)
+        return SequenceState(index, decoder)
 
     def generations(self) -> list[generation_config.Generation]:
         results = []

@@ -1,10 +1,12 @@
 """One call of `generate`, checked and resolved before the first step."""
 
 from collections.abc import Sequence
+from itertools import chain
 from numbers import Integral
 from random import Random
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +24,14 @@ from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.parts.positions import Axial, Learned
-from manyheads.ragged import Ragged
+from manyheads.ragged import Lengths, Ragged
 from manyheads.tokenizers import plain_copy, surrogates_refused
 
 # A list holds texts, lists of ids or tensors of ids, all of one kind. Not a Sequence, because a
 # text is one too.
 Prompts = list[Any] | tuple[Any, ...] | Tensor | Ragged
+
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 # Recording a CUDA graph takes about as long as this many steps without one.
 WORTH_RECORDING = 16
@@ -67,7 +71,10 @@ class GenerationRequest:
 
     def batch(self) -> Ragged:
         """The prompts as the model takes them."""
-        return Ragged.from_list([torch.tensor(ids) for ids in self.prompts]).to(self.device)
+        # Five times as fast as a tensor of each prompt, and the GPU is waiting for it.
+        values = torch.from_numpy(np.fromiter(chain.from_iterable(self.prompts), np.int64))
+        lengths = Lengths.of([len(ids) for ids in self.prompts], self.device)
+        return Ragged(values.to(self.device), lengths)
 
     def steps(self) -> Steps:
         """How the steps are computed; the only place where that is decided."""
@@ -257,6 +264,9 @@ def _ids_of_all(model: Model, prompts: Prompts) -> list[list[int]]:
             f"prompts must have the shape (batch, length), got {tuple(prompts.shape)}",
             "give a list of prompts or a Ragged; a single prompt is ids[None]",
         )
+    if isinstance(prompts, Tensor) and prompts.dtype in ID_DTYPES:
+        rows: list[list[int]] = prompts.tolist()
+        return rows
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
         return [_plain(prompt, index) for index, prompt in enumerate(prompts)]
@@ -275,6 +285,9 @@ def _plain(prompt: Any, index: int) -> list[int]:
         ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
     except TypeError:
         ids = None
+    if isinstance(ids, list) and set(map(type, ids)) <= {int}:
+        # By far the most frequent case, and the fastest to check.
+        return ids
     if not isinstance(ids, list) or not all(
         isinstance(token, Integral) and not isinstance(token, bool) for token in ids
     ):

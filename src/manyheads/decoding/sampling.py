@@ -109,8 +109,10 @@ class Sample:
             logits = logits.masked_fill(logits < lowest, -torch.inf)
         if self.top_p is not None and self.top_p < 1:
             ordered, tokens = self._sorted_candidates(logits)
-            out = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - self.top_p
-            out[:, -1] = False
+            weights = ordered.softmax(dim=-1)
+            # A token stays if those before it do not suffice; the first one always does.
+            out = weights.cumsum(dim=-1) - weights >= self.top_p
+            out[:, 0] = False
             all_out = torch.ones_like(logits, dtype=torch.bool)
             logits = logits.masked_fill(all_out.scatter(1, tokens, out), -torch.inf)
         if self.min_p is not None:
@@ -122,12 +124,14 @@ class Sample:
     def _sorted_candidates(
         self, logits: Float[Tensor, "b v"]
     ) -> tuple[Float[Tensor, "b k"], Int[Tensor, "b k"]]:
-        """All tokens that may be left, the most likely last."""
+        """All tokens that may be left, the most likely first; of equal ones the first."""
         vocabulary = logits.shape[-1]
         if self.top_k is None or self.top_k + MOST_TIES >= vocabulary:
-            return logits.sort(dim=-1)
-        values, tokens = logits.topk(self.top_k + MOST_TIES)
-        return values.flip(1), tokens.flip(1)
+            ordered = logits.sort(dim=-1, descending=True, stable=True)
+            return ordered.values, ordered.indices
+        tokens = logits.topk(self.top_k + MOST_TIES).indices.sort(dim=-1).values
+        ordered = logits.gather(1, tokens).sort(dim=-1, descending=True, stable=True)
+        return ordered.values, tokens.gather(1, ordered.indices)
 
 
 @check_fields

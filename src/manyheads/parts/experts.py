@@ -1,6 +1,7 @@
 """Mixture of experts: a router sends each token to a few of many feed-forward layers."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Literal
 
@@ -18,6 +19,9 @@ from manyheads.taps import WatchContext
 
 # Rows of the grouped kernel are aligned to 16 bytes in half precision.
 ALIGNMENT = 8
+# Visits of experts that a kernel of our own serves: those of a step of generation.
+FEW_ROWS = 1024
+HAS_TRITON = find_spec("triton") is not None
 
 
 def grouped_matmul(
@@ -25,13 +29,22 @@ def grouped_matmul(
 ) -> Float[Tensor, "n f"]:
     """Rows up to `ends[0]` times the first matrix, from there to `ends[1]` times the second, ...
 
-    In bfloat16 on CUDA it is one kernel without synchronisation, elsewhere one product per group,
-    and also for sizes that are not a multiple of 8, whose rows the kernel cannot read.
+    On CUDA it is one kernel without synchronisation for a few rows without gradients, and in
+    bfloat16; elsewhere one product per group, and also for sizes that are not a multiple of 8,
+    whose rows the kernel for many cannot read.
     """
-    aligned = all(size % ALIGNMENT == 0 for size in weights.shape[1:])
-    if aligned and x.is_cuda and x.dtype == torch.bfloat16:
+    few = x.shape[0] <= FEW_ROWS and not torch.is_grad_enabled()
+    if x.is_cuda and few and HAS_TRITON:
+        from manyheads.parts.triton_experts import few_grouped_matmul
+
+        return few_grouped_matmul(x, weights, ends)
+    if x.is_cuda and _aligned(x.dtype, *weights.shape[1:]):
         return F.grouped_mm(x, weights, offs=ends)
     return _each(x, weights, ends)
+
+
+def _aligned(dtype: torch.dtype, *sizes: int) -> bool:
+    return dtype == torch.bfloat16 and all(size % ALIGNMENT == 0 for size in sizes)
 
 
 def _spans(ends: Tensor) -> list[tuple[int, int]]:
@@ -125,6 +138,11 @@ class Experts:
                 f"shared_gate={self.shared_gate!r} needs a shared expert",
                 "set shared=, its hidden width",
             )
+
+
+def grouped_at_once(config: Experts, dtype: torch.dtype) -> bool:
+    """Whether one kernel serves the experts of any number of tokens on CUDA."""
+    return _aligned(dtype, config.width, config.hidden)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from manyheads.models.decoder import Decoder
 from tests.models.zoo import DECODERS, SEQ2SEQS, VOCABULARY
 
 PROMPTS = (6, 1, 3)
-NAMES = [name for name in DECODERS if name != "experts"]
 
 
 def made(name: str) -> Decoder:
@@ -29,7 +28,7 @@ def made(name: str) -> Decoder:
     return model.eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DECODERS)
 @torch.inference_mode()
 def test_a_step_of_fixed_shape_gives_the_logits_of_any_other(name: str) -> None:
     model = made(name)
@@ -73,7 +72,6 @@ def test_a_model_that_cannot_be_captured_is_refused_with_the_reason() -> None:
     cuda = torch.device("cuda")
     assert cannot(made("llama"), cuda) is None
     assert "on cpu" in str(cannot(made("llama"), torch.device("cpu")))
-    assert "expert" in str(cannot(made("experts"), cuda))
     assert "Seq2Seq" in str(cannot(build(SEQ2SEQS["t5"], seed=0), cuda))
 
 

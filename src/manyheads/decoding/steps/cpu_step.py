@@ -348,13 +348,9 @@ def _product(
 
 def _integer_product(weight: IntegerWeight, bias: Tensor | None, out: Tensor | None) -> Function:
     if out is None:
-        if bias is None:
-            return weight.multiply
-        return lambda x: weight.multiply(x) + bias
-    write = weight.product(1).write
-    if bias is None:
-        return lambda x: write(x, out)
-    return lambda x: write(x, out).add_(bias)
+        return lambda x: weight.multiply(x, bias)
+    write = weight.product(1).writer(out)
+    return write if bias is None else lambda x: write(x).add_(bias)
 
 
 def _sum(linear: nn.Linear, *, vectors: bool) -> Callable[[Tensor, Tensor], Tensor]:
@@ -362,7 +358,7 @@ def _sum(linear: nn.Linear, *, vectors: bool) -> Callable[[Tensor, Tensor], Tens
     if isinstance(linear, IntegerWeight):
         if not vectors:
             return lambda x, y: x + linear(y)
-        add, bias = linear.product(1).add, linear.bias
+        add, bias = linear.product(1).adder(), linear.bias
         return add if bias is None else lambda x, y: add(x, y).add_(bias)
     weight, bias = linear.weight, linear.bias
     if not vectors:

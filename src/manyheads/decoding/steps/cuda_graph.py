@@ -1,10 +1,10 @@
 """Steps of fixed shape as CUDA graphs: captured once, then replayed with one launch each."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import cast
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, Protocol, cast, runtime_checkable
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -12,24 +12,31 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyheads.cache import Cache, CachePlan, FullLayerCache, StaticCache, StaticCachePlan
+from manyheads.decoding import sampling
 from manyheads.decoding.steps import triton_step
+from manyheads.decoding.steps.token_choice import ChoiceState, TokenChoice
+from manyheads.kernels import fused
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.decoder import Decoder
-from manyheads.parts.experts import Experts
+from manyheads.parts import masks
+from manyheads.parts.experts import Experts, grouped_at_once
 from manyheads.parts.positions import Disentangled, NoPosition, Rotary, Shaw
+from manyheads.parts.positions.rotary import ByLength
 from manyheads.ragged import Lengths, Ragged
 
 Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
 
 # Libraries choose their kernels and compilers compile before the capture begins.
 WARM_UPS = 3
+# Where a step can be computed in two ways, each is timed so often.
+REPLAYS = 5
 # Texts of many lengths share a cache whose capacity is a power of two, at least this.
 LEAST_CAPACITY, LEAST_COMPILED_CAPACITY = 256, 1024
 # Prompts of at most this many tokens, padded to a power of two, are read by a recorded program:
 # launching the kernels would take longer than they do.
 MOST_RECORDED_TOKENS = 1024
-# A program that reads prompts is recorded once prompts of its size have come this often.
-READS_BEFORE_RECORDING = 2
+# Programs of one model: sizes of batches, ways to choose tokens. They share their memory.
+MOST_PROGRAMS = 32
 # A larger cache serves shorter texts up to this factor: some kernels read all of it.
 SPARE_CAPACITY = 4
 
@@ -41,8 +48,11 @@ def cannot(model: object, device: torch.device) -> str | None:
     if not isinstance(model, Decoder):
         return f"{type(model).__name__} is not a decoder"
     layers = model.config.stack.layers
-    if any(isinstance(layer.feedforward.inner, Experts) for layer in layers if layer.feedforward):
-        return "the host must know how many tokens each expert receives"
+    experts = (
+        isinstance(layer.feedforward.inner, Experts) for layer in layers if layer.feedforward
+    )
+    if any(experts) and find_spec("triton") is None:
+        return "without triton the host must know how many tokens each expert receives"
     attentions = [layer.attention.inner for layer in layers if layer.attention]
     mixers = [layer.mixer for layer in model.stack.layers if isinstance(layer.mixer, Mixer)]
     for mixer in mixers:
@@ -99,11 +109,22 @@ def rows_for(sequences: int) -> int:
     return power * 3 // 4 if power > 32 and sequences <= power * 3 // 4 else power
 
 
+@runtime_checkable
+class RecordedGraph(Protocol):
+    """What was recorded: a `torch.cuda.CUDAGraph`."""
+
+    def replay(self) -> None:
+        """Compute the same again, from and to the same memory."""
+
+    def pool(self) -> Any:
+        """The memory that it computes in."""
+
+
 @dataclass(slots=True)
 class RecordedRead:
     """How prompts of one padded length are read: their ids, the place of each last token."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: RecordedGraph
     ids: Int[Tensor, "rows n"]
     last: Int[Tensor, " rows"]
     logits: Float[Tensor, "rows v"]
@@ -115,7 +136,7 @@ class RecordedRead:
 class RecordedStep:
     """The step of the first rows of a cache: what it reads, what it writes, and its graph."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: RecordedGraph
     plan: StaticCachePlan
     ids: Int[Tensor, " rows"]
     logits: Float[Tensor, "rows v"]
@@ -143,10 +164,15 @@ class CudaGraphSteps:
         else:
             self.step = _compiled_step() if compiled else fixed_shape_step
         self.active = 0
-        self.programs: dict[int, RecordedStep] = {}
-        # By rows and length of the prompts, and how often such prompts have come.
+        # By rows and how they choose the next token; None where the host chooses.
+        self.programs: dict[tuple[int, TokenChoice | None], RecordedStep] = {}
+        self.chooser: ChoiceState | None = None
+        self.choice: TokenChoice | None = None
+        full = all(isinstance(store, FullLayerCache) for store in self.cache.stores)
+        self.reads_by_triton = self.step is triton_step.llama_step and full
+        # By rows and length of the prompts.
         self.readers: dict[tuple[int, int], RecordedRead] = {}
-        self.reads: Counter[tuple[int, int]] = Counter()
+        self.records_reading = full and _pads_unseen(model)
         # What mixers keep, by layer.
         self.states: dict[int, tuple[Tensor, ...]] = {}
         # Where the sequences are in their texts: on the host after a start, then in a program.
@@ -170,14 +196,20 @@ class CudaGraphSteps:
 
     @torch.inference_mode()
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
-        self.cache.seen, self.latest = (), None
+        self.cache.seen, self.latest, self.choice = (), None, None
         for state in self.cache.states.values():
             state.tensors = ()
         self.active = len(prompts)
+        lengths = prompts.lengths
         program = self._reading_program(prompts)
+        if program is None and self.reads_by_triton and self._allocated and 0 not in lengths.each:
+            plan = self.cache.plan(lengths)
+            last = lengths.offsets[1:].long() - 1
+            logits = triton_step.llama_read(self.model, prompts, self.cache, plan, last)
+            self.cache.finish(plan)
+            return logits
         if program is None:
             return self.model.next_logits(prompts, self.cache)
-        lengths = prompts.lengths
         program.ids[: self.active] = 0
         program.ids[lengths.sequence_of_token, lengths.positions] = prompts.values
         starts = torch.arange(self.active, device=prompts.device) * program.ids.shape[1]
@@ -192,6 +224,35 @@ class CudaGraphSteps:
         program.ids[: self.active] = ids
         program.graph.replay()
         return program.logits[: self.active]
+
+    @torch.inference_mode()
+    def begin_choosing(
+        self,
+        logits: Float[Tensor, "active v"],
+        choice: TokenChoice,
+        method: sampling.Sampling,
+        texts: Sequence[Sequence[int]],
+        uniforms: Float[Tensor, "active count"] | None,
+    ) -> ChoiceState:
+        """Choose the token after the prompts; from here on `advance` takes whole steps."""
+        if self.chooser is None:
+            self.chooser = ChoiceState(self.sequences, logits.shape[1], logits.device)
+        self.choice = choice
+        self.chooser.begin(choice, method, texts)
+        if uniforms is not None:
+            self.chooser.write_uniforms(0, uniforms)
+        self.chooser.choose(logits)
+        return self.chooser
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """Read the tokens chosen last and choose the next ones, all on the device."""
+        assert self.chooser is not None
+        self._program(self.chooser.ids.device).graph.replay()
+
+    def fewer_rows(self, sequences: int) -> bool:
+        """Whether a smaller program would serve this many sequences."""
+        return 2 * rows_for(sequences) <= rows_for(self.active)
 
     @torch.inference_mode()
     def select(self, sequences: list[int]) -> None:
@@ -215,6 +276,8 @@ class CudaGraphSteps:
                 yield from (store.k, store.v)
         for state in self.cache.states.values():
             yield from state.tensors
+        if self.chooser is not None and self.choice is not None:
+            yield from self.chooser.by_row()
 
     def _program(self, device: torch.device) -> RecordedStep:
         """The program for the sequences that are left, at the positions that they have reached."""
@@ -229,11 +292,14 @@ class CudaGraphSteps:
             self._keep_states()
         else:
             positions = latest.plan.positions[:rows].clone()
-        if rows not in self.programs:
-            self.programs[rows] = self._record(positions)
-        self.programs[rows].plan.restore(positions)
+        key = rows, self.choice
+        if key not in self.programs:
+            if len(self.programs) >= MOST_PROGRAMS:
+                self.programs.pop(next(iter(self.programs)))
+            self.programs[key] = self._record(positions)
+        self.latest = self.programs[key]
+        self.latest.plan.restore(positions)
         # From here on only the device knows the positions.
-        self.latest = self.programs[rows]
         self.cache.seen = ()
         return self.latest
 
@@ -254,18 +320,21 @@ class CudaGraphSteps:
         What is written to the cache behind the end of a prompt is overwritten before it is seen.
         """
         rows, length = rows_for(len(prompts)), 1 << (prompts.lengths.longest - 1).bit_length()
-        plain = self.step is triton_step.llama_step and all(
-            isinstance(store, FullLayerCache) for store in self.cache.stores
-        )
         small = rows * length <= MOST_RECORDED_TOKENS and length <= self.capacity
-        if not plain or not small or 0 in prompts.lengths.each:
-            return None
-        self.reads[rows, length] += 1
-        if self.reads[rows, length] <= READS_BEFORE_RECORDING:
+        if not self.records_reading or not small or 0 in prompts.lengths.each:
             return None
         if (rows, length) not in self.readers:
+            if not self._allocated:
+                # The cache takes the shape of the first keys and values.
+                self.model.next_logits(prompts, self.cache)
+                self.cache.seen = ()
             self.readers[rows, length] = self._record_reading(rows, length, prompts.device)
         return self.readers[rows, length]
+
+    @property
+    def _allocated(self) -> bool:
+        """Whether the cache has its memory, which it takes for the first keys and values."""
+        return all(store is not None and store.k.numel() > 0 for store in self.cache.stores)
 
     def _record_reading(self, rows: int, length: int, device: torch.device) -> RecordedRead:
         model, first = self.model, self.cache.first(rows)
@@ -275,6 +344,9 @@ class CudaGraphSteps:
         ones = Lengths.of([1] * rows, device)
 
         def read() -> Float[Tensor, "rows v"]:
+            if self.reads_by_triton:
+                prompts = Ragged(ids.flatten(), plan.new)
+                return triton_step.llama_read(model, prompts, first, plan, last)
             x = model.embedding.embed(Ragged(ids.flatten(), plan.new), plan.positions)
             hidden, _ = model.stack(x, positions=plan.positions, cache=first, plan=plan)
             return _logits(model, Ragged(hidden.values[last], ones))
@@ -288,6 +360,10 @@ class CudaGraphSteps:
         first.seen = tuple(positions.tolist())
         plan, ids = first.static_plan(), torch.zeros_like(positions)
         states = [tensor for state in first.states.values() for tensor in state.tensors]
+        chooser = self.chooser if self.choice is not None else None
+        if chooser is not None:
+            ids = chooser.ids[: len(positions)]
+            states += [tensor[: len(positions)] for tensor in chooser.by_row()]
         begin = [tensor.clone() for tensor in states]
 
         def go_back() -> None:
@@ -295,12 +371,27 @@ class CudaGraphSteps:
             for state, old in zip(states, begin, strict=True):
                 state.copy_(old)
 
-        graph, logits = self._capture(lambda: self._step_in_place(ids, first, plan), go_back)
-        return RecordedStep(graph, plan, ids, logits)
+        def record(step: Step) -> RecordedStep:
+            def compute() -> Float[Tensor, "rows v"]:
+                logits = self._step_in_place(step, ids, first, plan)
+                if chooser is not None:
+                    chooser.choose(logits)
+                return logits
+
+            graph, logits = self._capture(compute, go_back)
+            return RecordedStep(graph, plan, ids, logits)
+
+        program = record(self.step)
+        if self.step is triton_step.llama_step and 1 < len(positions) <= triton_step.FEW:
+            # Which products are faster depends on their sizes and on the device.
+            own = record(partial(triton_step.llama_step, few=True))
+            if _seconds(own.graph, go_back) < _seconds(program.graph, go_back):
+                return own
+        return program
 
     def _capture(
         self, compute: Callable[[], Tensor], go_back: Callable[[], None] = lambda: None
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    ) -> tuple[RecordedGraph, Tensor]:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -317,16 +408,30 @@ class CudaGraphSteps:
         return graph, result
 
     def _step_in_place(
-        self, ids: Int[Tensor, " rows"], cache: Cache, plan: StaticCachePlan
+        self, step: Step, ids: Int[Tensor, " rows"], cache: Cache, plan: StaticCachePlan
     ) -> Float[Tensor, "rows v"]:
         """A step after which the states of mixers are where they were before it."""
         places = {layer: state.tensors for layer, state in cache.states.items()}
-        logits = self.step(self.model, ids, cache, plan)
+        logits = step(self.model, ids, cache, plan)
         for layer, state in cache.states.items():
             for place, tensor in zip(places[layer], state.tensors, strict=True):
                 place.copy_(tensor)
             state.tensors = places[layer]
         return logits
+
+
+def _seconds(graph: RecordedGraph, go_back: Callable[[], None]) -> float:
+    """The shortest of a few replays, each of the same step."""
+    seconds = []
+    for _ in range(REPLAYS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        go_back()
+        stop.synchronize()
+        seconds.append(start.elapsed_time(stop))
+    return min(seconds)
 
 
 def fixed_shape_step(
@@ -354,13 +459,43 @@ def _compiled_step() -> Step:
 
 def _addresses(model: Decoder) -> tuple[object, ...]:
     """The addresses of the weights, and the class and active adapters of every projection."""
-    tensors = (*model.parameters(), *model.buffers())
-    kinds = (
-        (type(module), module.__dict__.get("active"))
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-    )
-    return (*(tensor.data_ptr() for tensor in tensors), *kinds)
+    marks: list[object] = []
+    for module in model.modules():
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        marks += [tensor.data_ptr() for tensor in tensors if tensor is not None]
+        if isinstance(module, nn.Linear):
+            marks.append((type(module), module.__dict__.get("active")))
+    return tuple(marks)
+
+
+def _pads_unseen(model: Decoder) -> bool:
+    """Whether tokens behind the end of a prompt change nothing before it, and can be recorded.
+
+    A flash kernel reads the prompts, every layer attends, and no position depends on the length of
+    the longest text.
+    """
+    config, weight = model.config, next(model.parameters())
+    if weight.dtype not in triton_step.HALF or find_spec("triton") is None:
+        return False
+    if not isinstance(config.embedding.position, NoPosition):
+        return False
+    for layer in config.stack.layers:
+        if layer.attention is None or layer.mixer is not None:
+            return False
+        feedforward = None if layer.feedforward is None else layer.feedforward.inner
+        if isinstance(feedforward, Experts) and not grouped_at_once(feedforward, weight.dtype):
+            return False
+        attention = layer.attention.inner
+        if not isinstance(attention.position, NoPosition | Rotary) or attention.softcap != "none":
+            return False
+        position = attention.position
+        if isinstance(position, Rotary) and isinstance(position.scaling, ByLength):
+            return False
+        if masks.exact_band(attention.mask) is None or attention.groups is not None:
+            return False
+        if attention.size > fused.LARGEST_HEAD or attention.size % 8:
+            return False
+    return True
 
 
 def ignores_key_order(model: Decoder) -> bool:

@@ -307,6 +307,14 @@ def _attend(
     )
 
 
+def _attend_tile(programs: int) -> tuple[int, int, int]:
+    """Keys per iteration, warps and stages, measured on an H200.
+
+    Few programs have to be quick, many share what the device has.
+    """
+    return (128, 8, 2) if programs <= 64 else (128, 4, 2) if programs < 1024 else (64, 2, 2)
+
+
 def attend(
     projected: Float[Tensor, "b rows"],
     k: Float[Tensor, "b capacity g d"],
@@ -327,9 +335,7 @@ def attend(
     shared = heads // kv_heads
     query_norm, key_norm, shift, eps = norms if norms is not None else (k, k, 0.0, 0.0)
     y = projected.new_empty(batch, heads * size)
-    # Measured on an H200: few programs have to be quick, many share what the device has.
-    programs = batch * kv_heads
-    keys, warps = (128, 8) if programs <= 64 else (128, 4) if programs < 1024 else (64, 2)
+    keys, warps, stages = _attend_tile(batch * kv_heads)
     _attend[(kv_heads, batch)](
         projected,
         k,
@@ -353,7 +359,7 @@ def attend(
         ROTATE=frequencies is not None,
         NORM=norms is not None,
         num_warps=warps,
-        num_stages=2,
+        num_stages=stages,
         **_early(k),
     )
     return y
@@ -394,8 +400,8 @@ def rms_norm(
 
 @triton.jit
 def _silu_product(x_at, y_at, hidden, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < hidden
     _wait_for_the_kernel_before(EARLY)
     gate = tl.load(x_at + row * 2 * hidden + column, mask=inside, other=0.0).to(tl.float32)
@@ -408,5 +414,126 @@ def silu_product(x: Float[Tensor, "b hidden2"]) -> Float[Tensor, "b hidden"]:
     """SiLU of the first half of each row times the second."""
     hidden = x.shape[1] // 2
     y = x.new_empty(len(x), hidden)
-    _silu_product[(triton.cdiv(hidden, 1024), len(x))](x, y, hidden, COLUMNS=1024, **_early(x))
+    _silu_product[(len(x), triton.cdiv(hidden, 1024))](x, y, hidden, COLUMNS=1024, **_early(x))
+    return y
+
+
+@triton.jit
+def _rotate_and_store(
+    projected_at,
+    k_at,
+    v_at,
+    positions_at,
+    sequences_at,
+    frequencies_at,
+    query_norm_at,
+    key_norm_at,
+    capacity,
+    heads,
+    kv_heads,
+    stretch,
+    eps,
+    shift,
+    SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    ROTATE: tl.constexpr,
+    NORM: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Rotate queries and keys in place, and store keys and values: some heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    HALF: tl.constexpr = SIZE // 2
+    head, channel = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, HALF)
+    query, turned = head < heads, (head < heads + kv_heads)[:, None]
+    inside = (head < heads + 2 * kv_heads)[:, None]
+    position, sequence = tl.load(positions_at + token), tl.load(sequences_at + token)
+    at = projected_at + (token * (heads + 2 * kv_heads) + head)[:, None] * SIZE + channel[None, :]
+    _wait_for_the_kernel_before(EARLY)
+    a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        scale = 1.0 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / SIZE + eps)[:, None]
+        query_a = tl.load(query_norm_at + channel).to(tl.float32)[None, :]
+        query_b = tl.load(query_norm_at + HALF + channel).to(tl.float32)[None, :]
+        key_a = tl.load(key_norm_at + channel).to(tl.float32)[None, :]
+        key_b = tl.load(key_norm_at + HALF + channel).to(tl.float32)[None, :]
+        a = tl.where(turned, a * scale * (tl.where(query[:, None], query_a, key_a) + shift), a)
+        b = tl.where(turned, b * scale * (tl.where(query[:, None], query_b, key_b) + shift), b)
+    if ROTATE:
+        angle = position.to(tl.float32) * tl.load(frequencies_at + channel)
+        cos, sin = (tl.cos(angle) * stretch)[None, :], (tl.sin(angle) * stretch)[None, :]
+        a, b = tl.where(turned, a * cos - b * sin, a), tl.where(turned, b * cos + a * sin, b)
+    kind = projected_at.dtype.element_ty
+    tl.store(at, a.to(kind), mask=turned)
+    tl.store(at + HALF, b.to(kind), mask=turned)
+    slot = (sequence * capacity + position % capacity) * kv_heads
+    as_key = turned & (head >= heads)[:, None]
+    key_at = k_at + (slot + head - heads)[:, None] * SIZE + channel[None, :]
+    tl.store(key_at, a.to(kind), mask=as_key)
+    tl.store(key_at + HALF, b.to(kind), mask=as_key)
+    as_value = inside & (head >= heads + kv_heads)[:, None]
+    value_at = v_at + (slot + head - heads - kv_heads)[:, None] * SIZE + channel[None, :]
+    tl.store(value_at, a.to(kind), mask=as_value)
+    tl.store(value_at + HALF, b.to(kind), mask=as_value)
+
+
+def rotate_and_store(
+    projected: Float[Tensor, "n rows"],
+    k: Float[Tensor, "b capacity g d"],
+    v: Float[Tensor, "b capacity g d"],
+    positions: Int[Tensor, " n"],
+    sequences: Int[Tensor, " n"],
+    *,
+    heads: int,
+    frequencies: Float[Tensor, " half"] | None,
+    stretch: float = 1.0,
+    norms: tuple[Float[Tensor, " d"], Float[Tensor, " d"], float, float] | None = None,
+) -> None:
+    """Rotate the queries and keys of many tokens in place; their keys and values go to the cache.
+
+    `norms` are the weights of the RMS norms of queries and keys, their shift and their eps.
+    """
+    _, capacity, kv_heads, size = k.shape
+    query_norm, key_norm, shift, eps = norms if norms is not None else (k, k, 0.0, 0.0)
+    per_program = 16
+    _rotate_and_store[(len(projected), triton.cdiv(heads + 2 * kv_heads, per_program))](
+        projected,
+        k,
+        v,
+        positions,
+        sequences,
+        k if frequencies is None else frequencies,
+        query_norm,
+        key_norm,
+        capacity,
+        heads,
+        kv_heads,
+        stretch,
+        eps,
+        shift,
+        SIZE=size,
+        HEADS=per_program,
+        ROTATE=frequencies is not None,
+        NORM=norms is not None,
+        num_warps=4,
+        **_early(k),
+    )
+
+
+@triton.jit
+def _gather_rows(table_at, ids_at, y_at, columns, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    _wait_for_the_kernel_before(EARLY)
+    row = tl.load(ids_at + tl.program_id(0))
+    x = tl.load(table_at + row * columns + column, mask=column < columns)
+    tl.store(y_at + tl.program_id(0).to(tl.int64) * columns + column, x, mask=column < columns)
+
+
+def gather_rows(table: Float[Tensor, "v c"], ids: Int[Tensor, " b"]) -> Float[Tensor, "b c"]:
+    """Some rows of a table; that of torch takes five times as long for a few."""
+    columns = table.shape[1]
+    y = table.new_empty(len(ids), columns)
+    _gather_rows[(len(ids),)](
+        table, ids, y, columns, COLUMNS=triton.next_power_of_2(columns), **_early(table)
+    )
     return y

@@ -7,16 +7,18 @@ library, with three kernels between them.
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from manyheads.attention import AttentionConfig
-from manyheads.cache import Cache, LayerCache, StaticCachePlan
+from manyheads.attention import OUTPUT_ALONE, AttentionConfig
+from manyheads.cache import Cache, CachePlan, LayerCache, StaticCachePlan
 from manyheads.decoding.steps.ordinary import DecoderWeights, LayerWeights, why_not_ordinary
+from manyheads.kernels import choose
+from manyheads.kernels.contract import Request
 from manyheads.models.decoder import Decoder
 from manyheads.models.layer import Branch, FeedForwardConfig
 from manyheads.models.readout import LanguageHead
@@ -24,9 +26,12 @@ from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.norms import NoNorm, RMSNorm
 from manyheads.parts.positions import NoPosition, Rotary
 from manyheads.parts.positions.rotary import ByLength
+from manyheads.ragged import Ragged
 
 HALF = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
+# Up to so many sequences the products can be those of a kernel that reads the weights once.
+FEW = 16
 # One program reads all keys of a head: beyond this, several programs would be faster.
 MAX_CAPACITY = 8192
 
@@ -89,15 +94,25 @@ def _is_rms_norm(norm: object) -> bool:
 
 
 def llama_step(
-    model: Decoder, ids: Int[Tensor, " b"], cache: Cache, plan: StaticCachePlan
+    model: Decoder,
+    ids: Int[Tensor, " b"],
+    cache: Cache,
+    plan: StaticCachePlan,
+    *,
+    few: bool = False,
 ) -> Float[Tensor, "b v"]:
-    """The logits after one more token per sequence; the cache and the plan advance by one."""
-    from manyheads.decoding.steps.triton_kernels import product, rms_norm
+    """The logits after one more token per sequence; the cache and the plan advance by one.
+
+    For `few` sequences the products can be our own instead of the library's.
+    """
+    from manyheads.decoding.steps.triton_kernels import gather_rows, product, rms_norm
 
     weights = DecoderWeights.of(model)
     assert isinstance(weights.vocabulary, Tensor), "integer weights are on the CPU"
-    x = model.embedding.scaled(model.embedding.tokens(ids))
+    x = model.embedding.scaled(gather_rows(model.embedding.tokens.weight, ids))
     layer_step = _layer if len(ids) == 1 else _layer_of_several
+    if few:
+        layer_step = _layer_of_few
     for layer, store in zip(weights.layers, cache.stores, strict=True):
         assert store is not None
         x = layer_step(layer, x, store, plan)
@@ -106,6 +121,59 @@ def llama_step(
     if len(ids) == 1:
         return product(x, weights.vocabulary, norm=norm, bias=weights.vocabulary_bias)
     return linear(rms_norm(x, *norm), weights.vocabulary, weights.vocabulary_bias)
+
+
+def llama_read(
+    model: Decoder,
+    prompts: Ragged,
+    cache: Cache,
+    plan: CachePlan,
+    last: Int[Tensor, " b"],
+) -> Float[Tensor, "b v"]:
+    """The logits after prompts, whose last tokens are at `last`; the cache has room for them.
+
+    The products and the attention are those of the library; the rest is a kernel each.
+    """
+    from manyheads.decoding.steps.triton_kernels import rms_norm, silu_product
+
+    weights = DecoderWeights.of(model)
+    assert isinstance(weights.vocabulary, Tensor), "integer weights are on the CPU"
+    x = model.embedding.scaled(model.embedding.tokens(prompts.values))
+    for layer, store in zip(weights.layers, cache.stores, strict=True):
+        assert store is not None
+        normed = rms_norm(x, *_norm_arguments(layer.attention_norm))
+        attended = _attend_prompts(layer, layer.project(normed), store, plan)
+        x = _add_product(x, attended, layer.output)
+        normed = rms_norm(x, *_norm_arguments(layer.feedforward_norm))
+        x = _add_product(x, silu_product(layer.expand(normed)), layer.contract)
+    x = rms_norm(x[last], *_norm_arguments(weights.final_norm))
+    return linear(x, weights.vocabulary, weights.vocabulary_bias)
+
+
+def _attend_prompts(
+    layer: LayerWeights, projected: Float[Tensor, "n rows"], store: LayerCache, plan: CachePlan
+) -> Float[Tensor, "n hd"]:
+    from manyheads.decoding.steps.triton_kernels import rotate_and_store
+
+    config, lengths = layer.attention, plan.new
+    rotate_and_store(
+        projected,
+        store.k,
+        store.v,
+        plan.positions,
+        lengths.sequence_of_token,
+        **_position_arguments(layer, projected.device),
+    )
+    heads = projected.unflatten(1, (-1, config.size))
+    q, k, v = heads.split((config.heads, config.key_heads, config.key_heads), dim=1)
+    request = Request(
+        queries=lengths,
+        keys=lengths,
+        mask=config.mask,
+        scale=config.score_scale,
+        want=OUTPUT_ALONE,
+    )
+    return choose.attend(q, k, v, request).output.flatten(1)
 
 
 def _layer(
@@ -121,6 +189,21 @@ def _layer(
     norm = _norm_arguments(layer.feedforward_norm)
     inside = product(x, layer.expand.weight, norm=norm, bias=layer.expand.bias, gated=True)
     return product(inside, contract.weight, bias=contract.bias, residual=x)
+
+
+def _layer_of_few(
+    layer: LayerWeights, x: Float[Tensor, "b c"], store: LayerCache, plan: StaticCachePlan
+) -> Float[Tensor, "b c"]:
+    from manyheads.decoding.steps.triton_products import product_of_few
+
+    output, contract = layer.output, layer.contract
+    norm = _norm_arguments(layer.attention_norm)
+    projected = product_of_few(x, layer.project.weight, norm=norm, bias=layer.project.bias)
+    attended = _attend(layer, projected, store, plan)
+    x = product_of_few(attended, output.weight, bias=output.bias, residual=x)
+    norm = _norm_arguments(layer.feedforward_norm)
+    inside = product_of_few(x, layer.expand.weight, norm=norm, bias=layer.expand.bias, gated=True)
+    return product_of_few(inside, contract.weight, bias=contract.bias, residual=x)
 
 
 def _layer_of_several(
@@ -152,25 +235,32 @@ def _attend(
 ) -> Float[Tensor, "b hd"]:
     from manyheads.decoding.steps.triton_kernels import attend
 
+    return attend(
+        projected,
+        store.k,
+        store.v,
+        plan.positions,
+        scale=layer.attention.score_scale,
+        **_position_arguments(layer, projected.device),
+    )
+
+
+def _position_arguments(layer: LayerWeights, device: torch.device) -> dict[str, Any]:
+    """Heads, rotation and norms of queries and keys, as the kernels take them."""
     config, norms = layer.attention, None
     if layer.query_norm is not None and layer.key_norm is not None:
         query, key = _norm_arguments(layer.query_norm), _norm_arguments(layer.key_norm)
         norms = (query[0], key[0], *query[1:])
     frequencies, stretch = None, 1.0
     if isinstance(config.position, Rotary):
-        frequencies = config.position.frequencies_on(config.size, projected.device)
+        frequencies = config.position.frequencies_on(config.size, device)
         stretch = config.position.stretch
-    return attend(
-        projected,
-        store.k,
-        store.v,
-        plan.positions,
-        heads=config.heads,
-        scale=config.score_scale,
-        frequencies=frequencies,
-        stretch=stretch,
-        norms=norms,
-    )
+    return {
+        "heads": config.heads,
+        "frequencies": frequencies,
+        "stretch": stretch,
+        "norms": norms,
+    }
 
 
 def _norm_arguments(norm: nn.Module) -> tuple[Float[Tensor, " c"], float, float]:

@@ -72,6 +72,51 @@ def test_slow_decays_over_many_chunks(by_channel: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("by_channel", [False, True])
+def test_segments_of_long_sequences(
+    by_channel: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from manyheads.mixers.kernels import triton_delta
+
+    monkeypatch.setattr(triton_delta, "SEGMENT", 2)
+    lengths, heads = Lengths.of((85, 0, 1, 32, 67), device), 2
+    draw = torch.Generator().manual_seed(7)
+    q, k, v = torch.randn(3, lengths.total, heads, 16, generator=draw).to(device)
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    # Rates up to 2 turn round what is under a key.
+    beta = 2 * torch.rand(lengths.total, heads, generator=draw).to(device)
+    decay = -0.1 * torch.rand(q.shape if by_channel else beta.shape, generator=draw).to(device)
+    state = torch.randn(lengths.count, heads, 16, 16, generator=draw).to(device)
+    results = []
+    for by_triton in (True, False):
+        learned = [each.clone().requires_grad_() for each in (q, k, v, beta, decay, state)]
+        result = delta_in_chunks(*learned[:5], lengths, learned[5], chunk=16, by_triton=by_triton)
+        gradients = torch.autograd.grad(result, learned, (v, state))
+        results.append((*result, *gradients))
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_strong_decays_and_equal_keys(by_channel: bool, device: str) -> None:
+    """Neither exponentials nor the triangular inverse overflow."""
+    lengths = Lengths.of((100,), device)
+    draw = torch.Generator().manual_seed(9)
+    q, v = torch.randn(2, lengths.total, 1, 16, generator=draw).to(device)
+    k = F.normalize(torch.ones_like(q), dim=-1)
+    beta = torch.ones(lengths.total, 1, device=device)
+    shape = q.shape if by_channel else beta.shape
+    # Some tokens forget nothing, some nearly everything.
+    decay = -100 * (torch.rand(shape, generator=draw) < 0.3).to(device).float()
+    results = []
+    for by_triton in (True, False):
+        learned = [each.clone().requires_grad_() for each in (q, k, v, beta, decay)]
+        output, _ = delta_in_chunks(*learned, lengths, by_triton=by_triton)
+        results.append((output, *torch.autograd.grad(output, learned[:4], v)))
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
 def test_half_precision_stays_close(by_channel: bool, device: str) -> None:
     if device == "cpu":
         pytest.skip("Triton's interpreter cannot multiply half precision")

@@ -1,4 +1,4 @@
-"""Triton kernels of the delta rule: products inside chunks, and the walk of the state over chunks.
+"""Triton kernels of the delta rule: the walk of the state over chunks.
 
 Importing this file needs triton: import it inside a function that runs on CUDA.
 
@@ -9,15 +9,18 @@ With the letters of the WY form (arXiv 2406.06484, 2412.06464) and of fla, for e
 `h` is the state before a chunk, `h0` before and `ht` after a sequence. `u` is what the tokens write
 if `h` is zero, `w` how `h` corrects that, `k_decayed` the keys times the decay up to the end of the
 chunk, `g_chunk` the log decay of the chunk, and `d_x` the gradient of `x`. The loop over tokens is
-`naive_delta_rule`.
+`naive_delta_rule`; what a chunk needs is computed by `triton_delta_chunks`.
 
 The columns of the state never meet, so a program carries some of them for one head through a whole
-sequence. No product is ever transposed: Triton 3.4 to 3.7 gets that wrong on Hopper.
+sequence. Few long sequences would leave most of a GPU idle; their chunks are walked over in
+segments. All chunks of a segment together change the state as
 
-With a decay per channel, `g_cumsum` from the start of the chunk up to a token, a program computes
-the products of one head of one chunk, key by key, so that exp never sees a positive number:
+    h <- transition h + written
 
-    products_ij = sum_d q_id k_jd exp(g_cumsum_id - g_cumsum_jd)        for j <= i
+`written` is where a walk from a zero state ends, `transition` where it ends from the unit matrix if
+nothing is written. Both are computed for all segments at once, then the states before the segments
+one after another, then those before the chunks in all segments at once. No product is ever
+transposed: Triton 3.4 to 3.7 gets that wrong on Hopper.
 """
 
 from collections.abc import Callable
@@ -29,148 +32,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from manyheads.mixers.kernels.triton_delta_tiles import load_tile, store_tile, tile_side
+from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
 from manyheads.ragged import Lengths
 
 # Columns of the state that one program carries.
-COLUMNS = 32
-
-
-@triton.jit
-def _places(rows, columns, of_row, of_column, row_stride, column_stride):
-    """Where the numbers of a matrix are, and which of them there are."""
-    valid = (rows < of_row)[:, None] & (columns < of_column)[None, :]
-    return rows[:, None] * row_stride + columns[None, :] * column_stride, valid
-
-
-@triton.jit
-def _products(
-    key_at,
-    query_at,
-    g_cumsum_at,
-    overlaps_at,
-    weights_at,
-    size,
-    d,
-    SIZE: tl.constexpr,
-    D: tl.constexpr,
-):
-    matrix = tl.program_id(0).to(tl.int64)
-    token, channel = tl.arange(0, SIZE), tl.arange(0, D)
-    in_rows, rows_valid = _places(token, channel, size, d, d, 1)
-    in_square, square_valid = _places(token, token, size, size, size, 1)
-    rows, square = matrix * size * d, matrix * size * size
-    key = tl.load(key_at + rows + in_rows, mask=rows_valid, other=0.0)
-    query = tl.load(query_at + rows + in_rows, mask=rows_valid, other=0.0)
-    g_cumsum = tl.load(g_cumsum_at + rows + in_rows, mask=rows_valid, other=0.0)
-    overlaps = tl.zeros([SIZE, SIZE], dtype=tl.float32)
-    weights = tl.zeros([SIZE, SIZE], dtype=tl.float32)
-    for index in range(size):
-        at = rows + index * d + channel
-        key_row = tl.load(key_at + at, mask=channel < d, other=0.0)
-        g_row = tl.load(g_cumsum_at + at, mask=channel < d, other=0.0)
-        later = ((token >= index) & (token < size))[:, None]
-        decay = tl.exp(tl.where(later, g_cumsum - g_row[None, :], 0.0))
-        decayed = tl.where(later, decay * key_row[None, :], 0.0)
-        own = (token == index)[None, :]
-        overlaps = tl.where(own, tl.sum(key * decayed, 1)[:, None], overlaps)
-        weights = tl.where(own, tl.sum(query * decayed, 1)[:, None], weights)
-    tl.store(overlaps_at + square + in_square, overlaps, mask=square_valid)
-    tl.store(weights_at + square + in_square, weights, mask=square_valid)
-
-
-@triton.jit
-def _products_back(
-    key_at,
-    query_at,
-    g_cumsum_at,
-    d_overlaps_at,
-    d_weights_at,
-    d_key_at,
-    d_query_at,
-    d_g_cumsum_at,
-    size,
-    d,
-    SIZE: tl.constexpr,
-    D: tl.constexpr,
-):
-    matrix = tl.program_id(0).to(tl.int64)
-    token, channel = tl.arange(0, SIZE), tl.arange(0, D)
-    in_rows, rows_valid = _places(token, channel, size, d, d, 1)
-    rows, square = matrix * size * d, matrix * size * size
-    key = tl.load(key_at + rows + in_rows, mask=rows_valid, other=0.0)
-    query = tl.load(query_at + rows + in_rows, mask=rows_valid, other=0.0)
-    g_cumsum = tl.load(g_cumsum_at + rows + in_rows, mask=rows_valid, other=0.0)
-    # Of the later token of a pair, whose keys are the earlier ones; then of these keys.
-    d_query = tl.zeros([SIZE, D], dtype=tl.float32)
-    d_later = tl.zeros([SIZE, D], dtype=tl.float32)
-    d_earlier = tl.zeros([SIZE, D], dtype=tl.float32)
-    for index in range(size):
-        at = rows + index * d + channel
-        key_row = tl.load(key_at + at, mask=channel < d, other=0.0)
-        query_row = tl.load(query_at + at, mask=channel < d, other=0.0)
-        g_row = tl.load(g_cumsum_at + at, mask=channel < d, other=0.0)
-        # This token as the key of later ones: a column of the products.
-        later = (token >= index) & (token < size)
-        column = square + token * size + index
-        d_overlap = tl.load(d_overlaps_at + column, mask=later, other=0.0)
-        d_weight = tl.load(d_weights_at + column, mask=later, other=0.0)
-        decay = tl.exp(tl.where(later[:, None], g_cumsum - g_row[None, :], 0.0)) * key_row[None, :]
-        d_later += d_overlap[:, None] * decay
-        d_query += d_weight[:, None] * decay
-        # This token as the query of earlier ones: a row of the products.
-        earlier = token <= index
-        row = square + index * size + token
-        d_overlap = tl.load(d_overlaps_at + row, mask=earlier, other=0.0)
-        d_weight = tl.load(d_weights_at + row, mask=earlier, other=0.0)
-        decay = tl.exp(tl.where(earlier[:, None], g_row[None, :] - g_cumsum, 0.0))
-        d_earlier += (
-            d_overlap[:, None] * key_row[None, :] + d_weight[:, None] * query_row[None, :]
-        ) * decay
-    d_g_cumsum = key * (d_later - d_earlier) + query * d_query
-    tl.store(d_key_at + rows + in_rows, d_later + d_earlier, mask=rows_valid)
-    tl.store(d_query_at + rows + in_rows, d_query, mask=rows_valid)
-    tl.store(d_g_cumsum_at + rows + in_rows, d_g_cumsum, mask=rows_valid)
-
-
-class _DecayedProducts(torch.autograd.Function):
-    """Products of keys, then of queries, with earlier keys of their chunk; 0 with later ones.
-
-    `g_cumsum` is the log decay of every channel from the start of the chunk up to each token.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, key: Tensor, query: Tensor, g_cumsum: Tensor) -> tuple[Tensor, Tensor]:
-        key, query, g_cumsum = key.contiguous(), query.contiguous(), g_cumsum.contiguous()
-        overlaps, weights = (key.new_empty(*key.shape[:-1], key.shape[-2]) for _ in range(2))
-        _launch_products(_products, (key, query, g_cumsum, overlaps, weights))
-        ctx.save_for_backward(key, query, g_cumsum)
-        return overlaps, weights
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_overlaps: Tensor, d_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = ctx.saved_tensors
-        d_key, d_query, d_g_cumsum = (torch.empty_like(tensor) for tensor in inputs)
-        gradients = (d_overlaps.contiguous(), d_weights.contiguous())
-        _launch_products(_products_back, (*inputs, *gradients, d_key, d_query, d_g_cumsum))
-        return d_key, d_query, d_g_cumsum
-
-
-decayed_products: Callable[..., tuple[Tensor, Tensor]] = _DecayedProducts.apply
-
-
-def _launch_products(kernel: Any, tensors: tuple[Tensor, ...]) -> None:
-    """Run a kernel for every chunk and head; the first of the tensors is their keys."""
-    chunks, heads, size, d = tensors[0].shape
-    kernel[(chunks * heads,)](
-        *tensors,
-        size,
-        d,
-        SIZE=max(16, triton.next_power_of_2(size)),
-        D=max(16, triton.next_power_of_2(d)),
-        num_warps=4,
-        num_stages=1,
-    )
+COLUMNS = 64
+# Chunks of a segment, and the programs from which on all sequences are walked over whole.
+SEGMENT = 32
+PROGRAMS = 256
 
 
 @triton.jit
@@ -180,7 +50,8 @@ def _walk(
     k_decayed_at,
     g_chunk_at,
     h0_at,
-    offsets_at,
+    starts_at,
+    ends_at,
     h_at,
     v_new_at,
     ht_at,
@@ -188,35 +59,42 @@ def _walk(
     size,
     d,
     e,
+    segment,
+    channels,
+    SUMMARY: tl.constexpr,
     SIZE: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start = tl.load(offsets_at + sequence).to(tl.int64)
-    count = (tl.load(offsets_at + sequence + 1) - start).to(tl.int32)
+    group, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(starts_at + group).to(tl.int64)
+    count = tl.minimum(tl.load(ends_at + group) - start, segment).to(tl.int32)
     token, channel = tl.arange(0, SIZE), tl.arange(0, D)
+    in_chunk, exists, own = token < size, channel < d, group * heads + head
     column = tl.program_id(2) * E + tl.arange(0, E)
-    in_state, state_valid = _places(channel, column, d, e, e, 1)
-    in_value, value_valid = _places(token, column, size, e, e, 1)
-    in_key, key_valid = _places(token, channel, size, d, d, 1)
-    in_turned, turned_valid = _places(channel, token, d, size, 1, d)
-    own = (sequence * heads + head) * d * e
-    h = tl.load(h0_at + own + in_state, mask=state_valid, other=0.0)
+    if SUMMARY:
+        # The columns of the transition, then those of what is written.
+        columns, value = d + e, column - d
+        h = tl.where(channel[:, None] == column[None, :], 1.0, tl.zeros([D, E], dtype=tl.float32))
+    else:
+        columns, value = e, column
+        h = load_tile(h0_at + own * d * e, channel, column, e, 1, exists, column < e)
+    in_value = (value >= 0) & (value < e)
     for index in range(count):
         of_head = (start + index) * heads + head
         key_start, value_start = of_head * size * d, of_head * size * e
-        w = tl.load(w_at + key_start + in_key, mask=key_valid, other=0.0)
-        k_decayed = tl.load(k_decayed_at + key_start + in_turned, mask=turned_valid, other=0.0)
-        u = tl.load(u_at + value_start + in_value, mask=value_valid, other=0.0)
-        g_chunk = tl.load(g_chunk_at + of_head * d + channel, mask=channel < d, other=0.0)
-        tl.store(h_at + of_head * d * e + in_state, h, mask=state_valid)
+        w = load_tile(w_at + key_start, token, channel, d, 1, in_chunk, exists)
+        k_decayed = load_tile(k_decayed_at + key_start, channel, token, 1, d, exists, in_chunk)
+        u = load_tile(u_at + value_start, token, value, e, 1, in_chunk, in_value)
+        g_chunk = tl.load(g_chunk_at + of_head * channels + channel % channels)
         v_new = u - tl.dot(w, h, input_precision=PRECISION)
-        tl.store(v_new_at + value_start + in_value, v_new, mask=value_valid)
+        if not SUMMARY:
+            store_tile(h_at + of_head * d * e, h, channel, column, e, exists, in_value)
+            store_tile(v_new_at + value_start, v_new, token, column, e, in_chunk, in_value)
         kv = tl.dot(k_decayed, v_new, input_precision=PRECISION)
         h = h * tl.exp(g_chunk)[:, None] + kv
-    tl.store(ht_at + own + in_state, h, mask=state_valid)
+    store_tile(ht_at + own * d * columns, h, channel, column, columns, exists, column < columns)
 
 
 @triton.jit
@@ -227,7 +105,8 @@ def _walk_back(
     w_at,
     k_decayed_at,
     g_chunk_at,
-    offsets_at,
+    starts_at,
+    ends_at,
     d_h_after_at,
     d_u_at,
     d_h0_at,
@@ -235,37 +114,130 @@ def _walk_back(
     size,
     d,
     e,
+    segment,
+    channels,
+    SUMMARY: tl.constexpr,
     SIZE: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start = tl.load(offsets_at + sequence).to(tl.int64)
-    count = (tl.load(offsets_at + sequence + 1) - start).to(tl.int32)
+    group, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(starts_at + group).to(tl.int64)
+    count = tl.minimum(tl.load(ends_at + group) - start, segment).to(tl.int32)
     token, channel = tl.arange(0, SIZE), tl.arange(0, D)
     column = tl.program_id(2) * E + tl.arange(0, E)
-    in_state, state_valid = _places(channel, column, d, e, e, 1)
-    in_value, value_valid = _places(token, column, size, e, e, 1)
-    in_key, key_valid = _places(token, channel, size, d, d, 1)
-    in_turned, turned_valid = _places(channel, token, d, size, 1, d)
-    own = (sequence * heads + head) * d * e
-    d_state = tl.load(d_ht_at + own + in_state, mask=state_valid, other=0.0)
+    in_chunk, exists, below = token < size, channel < d, column < e
+    own = (group * heads + head) * d * e
+    d_state = tl.zeros([D, E], dtype=tl.float32)
+    if not SUMMARY:
+        d_state = load_tile(d_ht_at + own, channel, column, e, 1, exists, below)
     for index in range(count):
         of_head = (start + count - 1 - index) * heads + head
         key_start, value_start = of_head * size * d, of_head * size * e
-        state_start = of_head * d * e
-        w = tl.load(w_at + key_start + in_turned, mask=turned_valid, other=0.0)
-        k_decayed = tl.load(k_decayed_at + key_start + in_key, mask=key_valid, other=0.0)
-        d_v_new = tl.load(d_v_new_at + value_start + in_value, mask=value_valid, other=0.0)
-        d_h = tl.load(d_h_at + state_start + in_state, mask=state_valid, other=0.0)
-        g_chunk = tl.load(g_chunk_at + of_head * d + channel, mask=channel < d, other=0.0)
-        tl.store(d_h_after_at + state_start + in_state, d_state, mask=state_valid)
+        w = load_tile(w_at + key_start, channel, token, 1, d, exists, in_chunk)
+        k_decayed = load_tile(k_decayed_at + key_start, token, channel, d, 1, in_chunk, exists)
+        d_v_new = load_tile(d_v_new_at + value_start, token, column, e, 1, in_chunk, below)
+        d_h = load_tile(d_h_at + of_head * d * e, channel, column, e, 1, exists, below)
+        g_chunk = tl.load(g_chunk_at + of_head * channels + channel % channels)
         d_u = d_v_new + tl.dot(k_decayed, d_state, input_precision=PRECISION)
-        tl.store(d_u_at + value_start + in_value, d_u, mask=value_valid)
+        if not SUMMARY:
+            store_tile(d_h_after_at + of_head * d * e, d_state, channel, column, e, exists, below)
+            store_tile(d_u_at + value_start, d_u, token, column, e, in_chunk, below)
         d_read = tl.dot(w, d_u, input_precision=PRECISION)
         d_state = d_state * tl.exp(g_chunk)[:, None] + d_h - d_read
-    tl.store(d_h0_at + own + in_state, d_state, mask=state_valid)
+    store_tile(d_h0_at + own, d_state, channel, column, e, exists, below)
+
+
+@triton.jit
+def _chunks_back(
+    h_at,
+    d_h_after_at,
+    d_u_at,
+    v_new_at,
+    g_chunk_at,
+    d_w_at,
+    d_k_decayed_at,
+    d_g_chunk_at,
+    heads,
+    size,
+    d,
+    e,
+    channels,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradients of what a chunk brings to the walk, for all chunks at once."""
+    of_head = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
+    token, channel = tl.arange(0, SIZE), tl.arange(0, D)
+    in_chunk, exists = token < size, channel < d
+    keys, values, states = of_head * size * d, of_head * size * e, of_head * d * e
+    d_w = tl.zeros([SIZE, D], dtype=tl.float32)
+    d_k_decayed = tl.zeros([SIZE, D], dtype=tl.float32)
+    d_g_chunk = tl.zeros([D], dtype=tl.float32)
+    for begin in range(0, e, E):
+        column = begin + tl.arange(0, E)
+        below = column < e
+        h = load_tile(h_at + states, column, channel, 1, e, below, exists)
+        d_h_after = load_tile(d_h_after_at + states, column, channel, 1, e, below, exists)
+        d_u = load_tile(d_u_at + values, token, column, e, 1, in_chunk, below)
+        v_new = load_tile(v_new_at + values, token, column, e, 1, in_chunk, below)
+        d_w -= tl.dot(d_u, h, input_precision=PRECISION)
+        d_k_decayed += tl.dot(v_new, d_h_after, input_precision=PRECISION)
+        d_g_chunk += tl.sum(d_h_after * h, 0)
+    store_tile(d_w_at + keys, d_w, token, channel, d, in_chunk, exists)
+    store_tile(d_k_decayed_at + keys, d_k_decayed, token, channel, d, in_chunk, exists)
+    g_at = of_head * channels + channel % channels
+    d_g_chunk *= tl.exp(tl.load(g_chunk_at + g_at))
+    if channels == 1:
+        tl.store(d_g_chunk_at + of_head, tl.sum(d_g_chunk, 0))
+    else:
+        tl.store(d_g_chunk_at + g_at, d_g_chunk, mask=exists)
+
+
+@triton.jit
+def _join(
+    transition_at,
+    written_at,
+    h0_at,
+    offsets_at,
+    h_at,
+    ht_at,
+    transition_stride,
+    written_stride,
+    heads,
+    d,
+    e,
+    REVERSE: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The state before each segment of a sequence; for gradients that after it, from the end."""
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(offsets_at + sequence).to(tl.int64)
+    count = (tl.load(offsets_at + sequence + 1) - start).to(tl.int32)
+    channel, column = tl.arange(0, D), tl.program_id(2) * E + tl.arange(0, E)
+    exists, in_value = channel < d, column < e
+    own = (sequence * heads + head) * d * e
+    h = load_tile(h0_at + own, channel, column, e, 1, exists, in_value)
+    for index in range(count):
+        place = start + index
+        if REVERSE:
+            place = start + count - 1 - index
+        of_head = place * heads + head
+        at = transition_at + of_head * d * transition_stride
+        if REVERSE:
+            transition = load_tile(at, channel, channel, 1, transition_stride, exists, exists)
+        else:
+            transition = load_tile(at, channel, channel, transition_stride, 1, exists, exists)
+        at = written_at + of_head * d * written_stride
+        written = load_tile(at, channel, column, written_stride, 1, exists, in_value)
+        store_tile(h_at + of_head * d * e, h, channel, column, e, exists, in_value)
+        h = tl.dot(transition, h, input_precision=PRECISION) + written
+    store_tile(ht_at + own, h, channel, column, e, exists, in_value)
 
 
 class _Walk(torch.autograd.Function):
@@ -286,48 +258,121 @@ class _Walk(torch.autograd.Function):
         precision: str,
     ) -> tuple[Tensor, Tensor, Tensor]:
         u, w, k_decayed, g_chunk, h0 = (x.contiguous() for x in (u, w, k_decayed, g_chunk, h0))
-        h = h0.new_empty(len(u), *h0.shape[1:])
-        v_new, ht = torch.empty_like(u), torch.empty_like(h0)
-        inputs = (u, w, k_decayed, g_chunk, h0, counts.offsets)
-        _launch(_walk, (*inputs, h, v_new, ht), w, h0, precision)
-        ctx.save_for_backward(w, k_decayed, g_chunk, h, v_new)
-        ctx.counts, ctx.precision = counts, precision
+        d, e = h0.shape[2:]
+        route = _Route(counts, heads=h0.shape[1], size=w.shape[2], d=d, e=e, precision=precision)
+        h, v_new, ht = (
+            h0.new_empty(len(u), *h0.shape[1:]),
+            torch.empty_like(u),
+            torch.empty_like(h0),
+        )
+        inputs, transition = (u, w, k_decayed, g_chunk), h0
+        if route.segments is None:
+            route.walk(_walk, (*inputs, h0, *route.ends, h, v_new, ht), g_chunk)
+        else:
+            before = h0.new_empty(route.segments.counts.total, *h0.shape[1:])
+            summary = before.new_empty(*before.shape[:3], d + e)
+            places = (*inputs, before, *route.ends)
+            route.walk(_walk, (*places, h, v_new, summary), g_chunk, summary=d + e)
+            transition, written = summary.split([d, e], dim=3)
+            route.join(transition, written, h0, before, ht)
+            route.walk(_walk, (*places, h, v_new, torch.empty_like(before)), g_chunk)
+        ctx.save_for_backward(w, k_decayed, g_chunk, h, v_new, transition)
+        ctx.route = route
         return h, v_new, ht
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_h: Tensor, d_v_new: Tensor, d_ht: Tensor) -> tuple[Tensor | None, ...]:
-        w, k_decayed, g_chunk, h, v_new = ctx.saved_tensors
-        gradients = [tensor.contiguous() for tensor in (d_h, d_v_new, d_ht)]
-        d_h_after, d_u, d_h0 = (torch.empty_like(tensor) for tensor in gradients)
-        inputs = (*gradients, w, k_decayed, g_chunk, ctx.counts.offsets)
-        _launch(_walk_back, (*inputs, d_h_after, d_u, d_h0), w, d_h0, ctx.precision)
-        d_w = -d_u @ h.transpose(2, 3)
-        d_k_decayed = v_new @ d_h_after.transpose(2, 3)
-        d_g_chunk = g_chunk.exp() * torch.linalg.vecdot(d_h_after, h)
-        return d_u, d_w, d_k_decayed, d_g_chunk, d_h0, None, None
+        w, k_decayed, g_chunk, h, v_new, transition = ctx.saved_tensors
+        d_h, d_v_new, d_ht = (tensor.contiguous() for tensor in (d_h, d_v_new, d_ht))
+        d_h_after, d_u, d_h0 = (torch.empty_like(tensor) for tensor in (d_h, d_v_new, d_ht))
+        route, inputs = ctx.route, (w, k_decayed, g_chunk, *ctx.route.ends, d_h_after, d_u)
+        if route.segments is None:
+            route.walk(_walk_back, (d_h, d_v_new, d_ht, *inputs, d_h0), g_chunk)
+        else:
+            after = d_ht.new_empty(route.segments.counts.total, *d_ht.shape[1:])
+            written = torch.empty_like(after)
+            tensors = (d_h, d_v_new, after, *inputs, written)
+            route.walk(_walk_back, tensors, g_chunk, summary=d_ht.shape[3])
+            route.join(transition, written, d_ht, after, d_h0, reverse=True)
+            route.walk(_walk_back, tensors, g_chunk)
+        gradients = tuple(torch.empty_like(tensor) for tensor in (w, k_decayed, g_chunk))
+        route.differentiate((h, d_h_after, d_u, v_new, g_chunk, *gradients))
+        return d_u, *gradients, d_h0, None, None
 
 
-def _launch(
-    kernel: Any, tensors: tuple[Tensor, ...], w: Tensor, states: Tensor, precision: str
-) -> None:
-    """Run a walk over every sequence, head and block of columns."""
-    size, (sequences, heads, d, e) = w.shape[2], states.shape
-    wide = max(d, size) > 64
-    kernel[(sequences, heads, triton.cdiv(e, COLUMNS))](
-        *tensors,
-        heads,
-        size,
-        d,
-        e,
-        SIZE=max(16, triton.next_power_of_2(size)),
-        D=max(16, triton.next_power_of_2(d)),
-        E=COLUMNS,
-        PRECISION=precision,
-        num_warps=8 if wide else 4,
-        # The next chunk is loaded during the products of this one, where there is room for it.
-        num_stages=1 if wide else 2,
-    )
+class _Route:
+    """Which programs walk over which chunks: one for each sequence, or one for each segment."""
+
+    def __init__(
+        self, counts: Lengths, *, heads: int, size: int, d: int, e: int, precision: str
+    ) -> None:
+        self.counts, self.segments = counts, None
+        self.sizes = (heads, size, d, e)
+        self.wide = max(d, size) > 64
+        # So many columns of a state, and the products of the tokens, fit into registers.
+        columns = COLUMNS // 2 if self.wide or precision == "tf32x3" else COLUMNS
+        self.tiles = {"D": tile_side(d), "E": min(columns, tile_side(e)), "PRECISION": precision}
+        self.ends = counts.offsets[:-1], counts.offsets[1:]
+        programs = counts.count * heads * triton.cdiv(e, self.tiles["E"])
+        if counts.longest > 2 * SEGMENT and programs < PROGRAMS:
+            self.segments = ChunkLayout.of(counts, SEGMENT)
+            self.ends = self.segments.starts, self.segments.ends
+
+    def walk(
+        self, kernel: Any, tensors: tuple[Tensor, ...], g_chunk: Tensor, *, summary: int = 0
+    ) -> None:
+        """Run a walk for every head and block of columns; of a `summary` there are so many."""
+        heads, size, d, e = self.sizes
+        limit = self.counts.longest if self.segments is None else SEGMENT
+        channels = 1 if g_chunk.ndim == 2 else d
+        kernel[(len(self.ends[0]), heads, triton.cdiv(summary or e, self.tiles["E"]))](
+            *tensors,
+            *(heads, size, d, e, limit, channels),
+            SUMMARY=summary > 0,
+            SIZE=tile_side(size),
+            **self.tiles,
+            num_warps=8 if self.wide else 4,
+            # The next chunk is loaded during the products of this one, where there is room for it.
+            num_stages=1 if self.wide else 2,
+        )
+
+    def join(
+        self,
+        transition: Tensor,
+        written: Tensor,
+        h0: Tensor,
+        h: Tensor,
+        ht: Tensor,
+        *,
+        reverse: bool = False,
+    ) -> None:
+        """The states before all segments, one after another."""
+        heads, _, d, e = self.sizes
+        assert self.segments is not None
+        # One program after another: the fewer columns, the less each has to wait for.
+        tiles = {**self.tiles, "E": 16}
+        _join[(self.counts.count, heads, triton.cdiv(e, 16))](
+            *(transition, written, h0, self.segments.counts.offsets, h, ht),
+            *(transition.stride(2), written.stride(2), heads, d, e),
+            REVERSE=reverse,
+            **tiles,
+            num_warps=4,
+            num_stages=1 if self.wide else 2,
+        )
+
+    def differentiate(self, tensors: tuple[Tensor, ...]) -> None:
+        """Compute the gradients of what each chunk brings to the walk."""
+        heads, size, d, e = self.sizes
+        h, g_chunk = tensors[0], tensors[4]
+        _chunks_back[(len(h), heads)](
+            *tensors,
+            *(heads, size, d, e, 1 if g_chunk.ndim == 2 else d),
+            SIZE=tile_side(size),
+            **self.tiles,
+            num_warps=8 if self.wide else 4,
+            num_stages=1,
+        )
 
 
 walk_over_chunks: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Walk.apply

@@ -27,6 +27,8 @@ CHUNK = 64
 FAN = 4
 # Channels of a key or a value that the kernels take.
 LARGEST_OF_TRITON = 128
+# Channels of a key in a step of one token, whose state a program holds.
+LARGEST_KEY = 512
 
 # Of n tokens: values of h heads, of which some may share one of g keys; b states.
 Keys = Float[Tensor, "n g d"]
@@ -43,6 +45,12 @@ def suits_kernels(x: Tensor, largest: int) -> bool:
     Exact products of float32 are left to torch: their kernels take minutes to compile.
     """
     return runs_triton(x) and triton_precision(x) == "tf32" and largest <= LARGEST_OF_TRITON
+
+
+def steps_by_triton(x: Tensor, state: Tensor) -> bool:
+    """Whether a kernel serves one more token of each sequence."""
+    grad = torch.is_grad_enabled() and (x.requires_grad or state.requires_grad)
+    return runs_triton(x) and not grad and state.shape[2] <= LARGEST_KEY
 
 
 def naive_decay_recurrence(
@@ -66,8 +74,6 @@ def run_decay_recurrence(
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is None or lengths.longest != 1 or not lengths.uniform:
         return recur_in_chunks(q, k, v, log_decay, lengths, state)
-    if v.shape[1] != q.shape[1]:
-        q, k = (x.repeat_interleave(v.shape[1] // q.shape[1], dim=1) for x in (q, k))
     return recur_one_token(q, k, v, log_decay, state)
 
 
@@ -151,6 +157,12 @@ def _product_by_group(
 
 def recur_one_token(q: Keys, k: Keys, v: Values, log_decay: LogDecay, state: State) -> Result:
     """One more token of each sequence: its output and the new state."""
+    if steps_by_triton(v, state):
+        from manyheads.mixers.kernels.triton_one_token import one_token
+
+        return one_token(q, k, v, log_decay, None, state)
+    if v.shape[1] != q.shape[1]:
+        q, k = (x.repeat_interleave(v.shape[1] // q.shape[1], dim=1) for x in (q, k))
     if log_decay is not None:
         state = state * log_decay.float().exp()[..., None, None]
     state = state + k.float().unsqueeze(-1) * v.float().unsqueeze(-2)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from manyheads.devices import HAS_TRITON, runs_triton, triton_precision, without_autocast
 from manyheads.mixers.recurrent.chunk_layout import ChunkLayout
+from manyheads.mixers.recurrent.decay_recurrence import steps_by_triton
 from manyheads.ragged import Lengths
 
 # Tokens per chunk. With a decay per channel the products of a chunk have one more axis.
@@ -149,24 +150,38 @@ def delta_in_chunks(
     """
     if by_triton is None:
         by_triton = runs_triton(q) and q.shape[2] <= LARGEST_TRITON_KEY
-    by_channel = log_decay.ndim == 3
+    by_channel = log_decay.ndim == 3 and not by_triton
     chunks = ChunkLayout.of(lengths, chunk or (CHUNK_BY_CHANNEL if by_channel else CHUNK))
     h0 = v.new_zeros(lengths.count, *q.shape[1:], v.shape[2], dtype=torch.float32)
     h0 = h0 if state is None else state.float()
     if not lengths.total:
         return v, h0
-    parts = _prepare_chunks(q, k, v, beta, log_decay, chunks, by_triton)
     if by_triton:
-        from manyheads.mixers.kernels.triton_delta import walk_over_chunks
-
-        # All outputs are read at once when the kernel has walked over the chunks.
-        g_chunk = parts.g_chunk.squeeze(2).expand(-1, -1, q.shape[2])
-        inputs = (parts.u, parts.w, parts.k_decayed, g_chunk, h0)
-        h, v_new, ht = walk_over_chunks(*inputs, chunks.counts, triton_precision(q))
-        output = parts.q_decayed @ h + parts.weights @ v_new
-    else:
-        output, ht = _walk(parts, h0, chunks)
+        return _delta_by_triton(q, k, v, beta, log_decay, chunks, h0)
+    parts = _prepare_chunks(q, k, v, beta, log_decay, chunks)
+    output, ht = _walk(parts, h0, chunks)
     return chunks.join(output.transpose(1, 2)).to(v.dtype), ht
+
+
+def _delta_by_triton(
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, chunks: ChunkLayout, h0: State
+) -> Result:
+    """Chunks by kernels: their parts, the walk of the state over them, then all outputs."""
+    from manyheads.mixers.kernels import triton_delta, triton_delta_chunks
+
+    precision, dtype = triton_precision(q), v.dtype
+    if not q.dtype == k.dtype == v.dtype:
+        q, k, v = q.float(), k.float(), v.float()
+    g_cumsum = triton_delta_chunks.cumsum_in_chunks(log_decay, chunks)
+    parts = triton_delta_chunks.chunk_parts(q, k, v, beta, g_cumsum, chunks, precision)
+    q_decayed, weights, u, w, k_decayed, g_chunk = parts
+    h, v_new, ht = triton_delta.walk_over_chunks(
+        u, w, k_decayed, g_chunk, h0, chunks.counts, precision
+    )
+    output = triton_delta_chunks.chunk_outputs(
+        q_decayed, weights, h, v_new, chunks, dtype, precision
+    )
+    return output, ht
 
 
 class _ChunkParts(NamedTuple):
@@ -181,7 +196,7 @@ class _ChunkParts(NamedTuple):
 
 
 def _prepare_chunks(
-    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, chunks: ChunkLayout, by_triton: bool
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, chunks: ChunkLayout
 ) -> _ChunkParts:
     """All that does not depend on the state, for all chunks at once."""
     query, key, value = (chunks.cut(x).float().transpose(1, 2) for x in (q, k, v))
@@ -190,12 +205,7 @@ def _prepare_chunks(
     g_cumsum = chunks.cut(decay).float().transpose(1, 2).cumsum(2)
     # A token corrects what those before it in the chunk wrote: a triangular system.
     decay_so_far = g_cumsum.exp()
-    if by_triton and log_decay.ndim == 3:
-        from manyheads.mixers.kernels.triton_delta import decayed_products
-
-        products, weights = decayed_products(key, query, g_cumsum)
-    else:
-        products, weights = _decayed_products((key, query), key, g_cumsum)
+    products, weights = _decayed_products((key, query), key, g_cumsum)
     overlaps = beta * products.tril(-1)
     right = beta * torch.cat([value, key * decay_so_far], dim=-1)
     solved = torch.linalg.solve_triangular(overlaps, right, upper=False, unitriangular=True)
@@ -240,6 +250,10 @@ def delta_one_token(
     q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, state: State
 ) -> Result:
     """One more token of each sequence: its output and the new state."""
+    if steps_by_triton(v, state):
+        from manyheads.mixers.kernels.triton_one_token import one_token
+
+        return one_token(q, k, v, log_decay, beta, state)
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
     state = state * decay.float().exp().unsqueeze(-1)
     query, key = (x.float().unsqueeze(-2) for x in (q, k))

@@ -5,7 +5,6 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -120,7 +119,7 @@ class GatedDeltaLayer(DeltaMixer):
         repeats = config.heads // config.key_heads
         if repeats > 1:
             query, key = (part.repeat_interleave(repeats, dim=1) for part in (query, key))
-        decay = -self.A_log.float().exp() * F.softplus(dt.float() + self.dt_bias.float())
+        decay = time_step.log_decay(dt, self.dt_bias, self.A_log)
         beta = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
         heads = (query, key, by_head(value, config.heads))
         return self.run(heads, beta, decay, gate, x, cache, recent, context)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from manyheads.annotations import PositiveInt
@@ -64,8 +63,8 @@ class KimiDeltaLayer(gated_delta.DeltaMixer):
         mixed, recent = self.convolution(mixed, state_of(cache, 2)[1])
         query, key, value = split_heads(mixed, config.heads, 3)
         dt, gate, beta = self.narrow(x.values).split([rank, rank, config.heads], dim=-1)
-        dt = F.softplus(self.widen_dt(dt).float() + self.dt_bias.float())
-        decay = -self.A_log.float().exp().unsqueeze(-1) * by_head(dt, config.heads)
+        decay = time_step.log_decay(self.widen_dt(dt), self.dt_bias, self.A_log)
         heads = (head_norms.unit(query, rank**-0.5), head_norms.unit(key), value)
         gate = self.widen_gate(gate)
+        decay = by_head(decay, config.heads)
         return self.run(heads, beta.sigmoid(), decay, gate, x, cache, recent, context)

@@ -8,7 +8,13 @@ from side_by_side import Race, Work, count, peak_extra, race, say, show
 from torch import Tensor
 
 from manyheads.lens.measure import watcher
-from manyheads.lens.measure.row_sums import sum_rows
+from manyheads.lens.measure.row_sums import (
+    RowSums,
+    RowSumSpec,
+    stream_rows_and_output,
+    sum_rows,
+)
+from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.measure.statistics import statistics
 from manyheads.models.build import build
 from manyheads.models.decoder import Decoder
@@ -83,9 +89,16 @@ def _statistics(layers: int, tokens: int) -> Work:
 
 
 def _check(layers: int, tokens: int) -> None:
-    """Streamed sums are those of the strips."""
+    """Streamed sums are those of the strips, where both read the same activations."""
     result = _statistics(layers, tokens)()
-    with patch.object(watcher, "row_sums", sum_rows):
+    mix = stream_rows_and_output
+
+    def by_strips(
+        tiled: TiledScores, spec: RowSumSpec, value: Tensor | None
+    ) -> tuple[RowSums, Tensor | None]:
+        return sum_rows(tiled, spec), mix(tiled, spec, value)[1]
+
+    with patch.object(watcher, "stream_rows_and_output", by_strips):
         expected = _statistics(layers, tokens)()
     largest = expected.abs().amax(1).clamp(min=1e-3)
     worst = ((result - expected).abs().amax(1) / largest).max().item()

@@ -180,7 +180,7 @@ def test_the_kernel_named_is_the_kernel_that_runs(kernel: str) -> None:
     with refuses(
         KernelError,
         "there is no kernel 'fast'",
-        "auto, reference, fused, banded, batched, varlen, flex, step",
+        "auto, reference, fused, banded, batched, window, varlen, flex, step",
     ):
         made(kernel="fast")(drawn(3))
 
@@ -368,3 +368,34 @@ def test_a_config_is_a_value() -> None:
     choices = {"width": 16, "heads": 4, "mask": Causal() & Window(3), "position": Rotary()}
     assert AttentionConfig(**choices) == AttentionConfig(**choices)
     assert len({AttentionConfig(**choices), AttentionConfig(**choices)}) == 1
+
+
+class Mixer:
+    """Answers with what it is given, or leaves the output to the kernels."""
+
+    def __init__(self, answer: Tensor | None) -> None:
+        self.answer = answer
+        self.calls: list[tuple[Site, Any]] = []
+
+    def wants(self, site: Site) -> bool:  # noqa: ARG002
+        return False
+
+    def see(self, site: Site, value: Any) -> None: ...
+
+    def mix(self, site: Site, *inputs: Any) -> Tensor | None:
+        self.calls.append((site, inputs))
+        return self.answer
+
+
+def test_a_watcher_may_mix_the_values_itself() -> None:
+    layer, batch = made(), drawn(5, 3)
+    plain = layer(batch)
+    silent = Mixer(None)
+    assert torch.equal(layer(batch, context=WatchContext(silent, layer=2)).values, plain.values)
+    (site, (query, key, value, request)) = silent.calls[0]
+    assert site == Site(2, Tap.MIXED)
+    assert query.shape == key.shape == value.shape == (8, 4, 8)
+    assert request.queries.each == (5, 3)
+    zero = Mixer(torch.zeros_like(query))
+    written = layer(batch, context=WatchContext(zero, layer=2)).values
+    assert torch.equal(written, layer.output(torch.zeros(8, 32)))

@@ -13,7 +13,7 @@ from manyheads.annotations import DropoutRate, PositiveFloat, PositiveInt
 from manyheads.argument_checks import check_fields
 from manyheads.cache import CacheSlot, KeyValues, StaticCachePlan
 from manyheads.errors import ConfigError, InputError, ShapeError
-from manyheads.kernels import reference
+from manyheads.kernels import reference, ring
 from manyheads.kernels.choose import Choice, attend, choose
 from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts import head_groups, linear_layout, masks
@@ -272,7 +272,13 @@ class Attention(nn.Module):
         if encoding == "own":
             positions = x.lengths.positions if cache is None else cache.plan.positions
             encoding = self.encode_positions(positions, x.lengths)
-        parts, rotation = self._parts(x.values, encoding)
+        parts = self._parts(x.values)
+        # Keys in a cache, keys that processes pass on and what a watcher sees are rotated here;
+        # otherwise the kernel may do it.
+        alone = cache is None and context is None and x.lengths.shard is None
+        late = self.plain and alone
+        inside = encoding if late and isinstance(encoding, Rotation) else None
+        rotation = encoding if inside is None else None
         query = self._gated("query", self._heads(parts["query"]), parts, x, context)
         query = self._normed(self.query_norm, query)
         query = rotation(query) if isinstance(rotation, Rotation) else query
@@ -287,7 +293,7 @@ class Attention(nn.Module):
         by_content = isinstance(encoding, disentangled.RelativeVectors)
         key = Ragged(keys.k, keys.lengths) if by_content else None
         bias = self.bias(x.with_values(query), key, encoding)
-        request = self._request(x.lengths, keys.lengths, bias)
+        request = self._request(x.lengths, keys.lengths, bias, inside)
         output = mix(query, keys.k, keys.v, request, context, self.config.kernel)
         output = observe(context, Tap.MIXED, output, x)
         output = self.output_norm(output).to(output.dtype)
@@ -346,16 +352,17 @@ class Attention(nn.Module):
             columns |= _split(linear.weight.T, rows)
         return {name: part.T for name, part in columns.items()}
 
-    def _heads(self, x: Float[Tensor, "n hd"]) -> Float[Tensor, "n h d"]:
-        return rearrange(x, "n (h d) -> n h d", d=self.config.size)
+    def _heads(self, x: Float[Tensor, "n *rows"]) -> Float[Tensor, "n h d"]:
+        return x if x.dim() == 3 else rearrange(x, "n (h d) -> n h d", d=self.config.size)
 
-    def _parts(
-        self, x: Float[Tensor, "n c"], encoding: PositionEncoding
-    ) -> tuple[dict[str, Float[Tensor, "n rows"]], PositionEncoding]:
-        """The rows of the projection by name, and the rotation that is still to be applied."""
-        if self.plain and isinstance(encoding, Rotation) and encoding.splits(x, self.config.size):
-            return encoding.split(self.project(x), self.our_rows), None
-        return linear_layout.split_linear(self.project, x, self.our_rows), encoding
+    def _parts(self, x: Float[Tensor, "n c"]) -> dict[str, Float[Tensor, "n *rows"]]:
+        """The rows of the projection by name, of plain queries, keys and values by head."""
+        if self.plain and linear_layout.is_aligned(self.our_rows):
+            # Split by head, as kernels join the gradients of the three: nothing is copied.
+            heads = (self.config.heads, self.config.key_heads, self.config.key_heads)
+            parts = self._heads(self.project(x)).split(heads, dim=1)
+            return dict(zip(self.our_rows, parts, strict=True))
+        return linear_layout.split_linear(self.project, x, self.our_rows)
 
     def _key_value(
         self,
@@ -395,7 +402,13 @@ class Attention(nn.Module):
         ordered = _opens(context) or not isinstance(self.config.position, NoPosition | Rotary)
         return cache.store.append(key, value, cache.plan, ordered=ordered)
 
-    def _request(self, queries: Lengths, keys: Lengths, bias: Bias | None) -> Request:
+    def _request(
+        self,
+        queries: Lengths,
+        keys: Lengths,
+        bias: Bias | None,
+        rotation: Rotation | None = None,
+    ) -> Request:
         return Request(
             queries=queries,
             keys=keys,
@@ -406,6 +419,7 @@ class Attention(nn.Module):
             softcap=self.config.score_cap,
             dropout=self.config.dropout if self.training else 0.0,
             groups=self.config.groups,
+            rotation=rotation,
             want=OUTPUT_ALONE,
         )
 
@@ -486,9 +500,19 @@ def mix(
     context: WatchContext | None = None,
     kernel: str = "auto",
 ) -> Float[Tensor, "n h e"]:
-    """The output of each head; a watcher may replace the scores and the pattern."""
-    if context is None or not _opens(context):
+    """The output of each head; a watcher may replace the scores and the pattern, or compute it."""
+    if request.queries.shard is not None:
+        if _opens(context):
+            raise InputError(
+                "scores and patterns are of whole texts, which several processes share here",
+                "watch them in one process",
+            )
+        return ring.attend(query, key, value, request, kernel).output
+    if context is None:
         return attend(query, key, value, request, kernel).output
+    if not _opens(context):
+        mixed = context.mix(query, key, value, request)
+        return attend(query, key, value, request, kernel).output if mixed is None else mixed
     scores = context.at(Tap.SCORES, reference.scores(query, key, request))
     pattern = context.at(Tap.PATTERN, reference.patterns(scores, request))
     return reference.mix(pattern, value, request).reshape(*query.shape[:2], value.shape[2])

@@ -67,8 +67,7 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
 def runs_triton(x: Tensor) -> bool:
     """Whether Triton kernels can compute with `x`; they do it in float32."""
-    fits = x.is_cuda and x.dtype != torch.float64
-    return fits and HAS_TRITON and not torch.compiler.is_compiling()
+    return has_triton_kernels(x) and not torch.compiler.is_compiling()
 
 
 def triton_precision(x: Tensor) -> str:
@@ -80,7 +79,11 @@ def triton_precision(x: Tensor) -> str:
     return "tf32x3" if exact else "tf32"
 
 
+def has_triton_kernels(x: Tensor) -> bool:
+    """Whether Triton kernels run on the device of `x`, compiled or not; they compute in float32."""
+    return x.is_cuda and x.dtype != torch.float64 and HAS_TRITON
+
+
 def trains_compiled(x: Tensor) -> bool:
     """Whether `x` is in a compiled training step on CUDA; the Triton kernels compute in float32."""
-    training = torch.compiler.is_compiling() and torch.is_grad_enabled()
-    return training and x.is_cuda and x.dtype != torch.float64 and HAS_TRITON
+    return torch.compiler.is_compiling() and torch.is_grad_enabled() and has_triton_kernels(x)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import index
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
@@ -22,6 +23,129 @@ def check_dense(tensor: Tensor, name: str) -> None:
     if torch.compiler.is_compiling() or tensor.layout in (torch.strided, torch.jagged):
         return
     raise InputError(f"{name} must be dense, got a tensor of {tensor.layout}", "use to_dense()")
+
+
+# A text whose blocks would be shorter stays with one process.
+SMALLEST_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens from position `start` to `stop` of a text."""
+
+    text: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContextShard:
+    """The tokens of this process, number `rank` of those that share the texts.
+
+    `lengths` are those of the whole texts, and `spans` the tokens of every process in the order in
+    which it packs them. Of W processes number r holds the blocks r and 2W - 1 - r of each text, so
+    that all have the same work under a causal mask too. `group` is their process group.
+
+    >>> shard = ContextShard.of((100, 8), size=2, rank=0)
+    >>> shard.own[:2]
+    (Span(text=0, start=0, stop=25), Span(text=0, start=75, stop=100))
+    >>> shard.local_lengths, shard.spans[1]
+    ((50, 8), (Span(text=0, start=25, stop=75),))
+    """
+
+    lengths: tuple[int, ...]
+    spans: tuple[tuple[Span, ...], ...]
+    rank: int
+    group: Any = None
+
+    @classmethod
+    def of(
+        cls, lengths: Sequence[int], *, size: int, rank: int, group: Any = None
+    ) -> "ContextShard":
+        """Long texts in blocks; a short one with the process that has the fewest tokens."""
+        spans: list[list[Span]] = [[] for _ in range(size)]
+        tokens = [0] * size
+        for text, length in enumerate(lengths):
+            if length < 2 * size * SMALLEST_BLOCK:
+                process = tokens.index(min(tokens))
+                spans[process] += [Span(text, 0, length)] if length else []
+                tokens[process] += length
+                continue
+            ends = [length * block // (2 * size) for block in range(2 * size + 1)]
+            for process in range(size):
+                first, last = process, 2 * size - 1 - process
+                blocks = [Span(text, *ends[first : first + 2]), Span(text, *ends[last : last + 2])]
+                if first + 1 == last:
+                    blocks = [Span(text, ends[first], ends[last + 1])]
+                spans[process] += blocks
+                tokens[process] += sum(map(len, blocks))
+        return cls(tuple(lengths), tuple(map(tuple, spans)), rank, group)
+
+    @classmethod
+    def in_group(cls, lengths: Sequence[int], group: Any = None) -> "ContextShard":
+        """The tokens of this process in a group, by default that of all processes."""
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        return cls.of(lengths, size=size, rank=rank, group=group)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(self.spans)
+
+    @property
+    def own(self) -> tuple[Span, ...]:
+        """The tokens of this process."""
+        return self.spans[self.rank]
+
+    @property
+    def local_lengths(self) -> tuple[int, ...]:
+        """How many tokens of each text this process holds."""
+        counts = [0] * len(self.lengths)
+        for span in self.own:
+            counts[span.text] += len(span)
+        return tuple(counts)
+
+    def first_rows(self, process: int) -> tuple[int, ...]:
+        """The row of each span of a process in its packed tokens, and their total."""
+        return (0, *accumulate(map(len, self.spans[process])))
+
+    def positions(self) -> Int[Tensor, " n"]:
+        """The positions of the own tokens in their texts."""
+        return _joined([torch.arange(span.start, span.stop) for span in self.own])
+
+    def rows(self) -> Int[Tensor, " n"]:
+        """The own tokens as rows of the packed whole texts."""
+        starts = (0, *accumulate(self.lengths))
+        return _joined(
+            [torch.arange(span.start, span.stop) + starts[span.text] for span in self.own]
+        )
+
+    def take(self, values: Shaped[Tensor, "m *rest"]) -> Shaped[Tensor, "n *rest"]:
+        """The rows of this process."""
+        return values[self.rows().to(values.device)]
+
+    def reduce(self, numbers: Tensor, *, largest: bool = False) -> Tensor:
+        """The sum over the processes, or the largest."""
+        if self.size > 1:
+            numbers = numbers.contiguous()
+            op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+            dist.all_reduce(numbers, op=op, group=self.group)
+        return numbers
+
+    def gather(self, numbers: Tensor) -> Tensor:
+        """The numbers of all processes, one process per row."""
+        if self.size == 1:
+            return numbers[None]
+        rows = [torch.empty_like(numbers) for _ in range(self.size)]
+        dist.all_gather(rows, numbers.contiguous(), group=self.group)
+        return torch.stack(rows)
+
+    def global_rank(self, rank: int) -> int:
+        """The number of a process of this group among all processes."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
 class HostLengths:
@@ -44,7 +168,8 @@ class Lengths:
     `each` and `starts` are on the host, so that no kernel waits for the device to know a shape.
     Code that reads only `longest`, `uniform` and the tensors compiles once for all batches.
     Sequences lie end to end (`tight`) except in a cache, which has free slots behind each. In a
-    step of fixed shape only the device knows how many slots of a sequence are `filled`.
+    step of fixed shape only the device knows how many slots of a sequence are `filled`. Where
+    processes share texts, these are the tokens of one `shard`, at their positions in the texts.
 
     >>> lengths = Lengths.of([2, 0, 3])
     >>> lengths.total, lengths.longest, lengths.positions.tolist()
@@ -59,6 +184,7 @@ class Lengths:
     uniform: bool
     tight: bool
     filled: Int[Tensor, " b"] | None = None
+    shard: ContextShard | None = None
 
     @classmethod
     def of(cls, each: Sequence[int], device: torch.device | str = "cpu") -> "Lengths":
@@ -96,6 +222,12 @@ class Lengths:
         # Free slots behind the last sequence count too: they are part of the packed tensor.
         tight = all(length == capacity for length in packed.each)
         return replace(packed, host=HostLengths(packed.each, starts), tight=tight)
+
+    @classmethod
+    def of_shard(cls, shard: ContextShard, device: torch.device | str = "cpu") -> "Lengths":
+        """The tokens that this process holds of each text, possibly none."""
+        packed = cls.of(shard.local_lengths, device)
+        return replace(packed, positions=shard.positions().to(device), shard=shard)
 
     @property
     def each(self) -> tuple[int, ...]:
@@ -264,6 +396,10 @@ class Ragged:
         """Other values for the same sequences."""
         return Ragged(values, self.lengths)
 
+    def shard(self, shard: ContextShard) -> "Ragged":
+        """The tokens of this process, where several share the texts."""
+        return Ragged(shard.take(self.values), Lengths.of_shard(shard, self.device))
+
     def map(self, function: Callable[[Tensor], Tensor]) -> "Ragged":
         return self.with_values(function(self.values))
 
@@ -283,3 +419,7 @@ def _are_integers(each: object) -> bool:
         return all(index(length) == length for length in each)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         return False
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -144,7 +144,11 @@ Seen = TypeVar("Seen", Ragged, Patterns)
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Watches a model: `see` may return another value, which the model then uses."""
+    """Watches a model: `see` may return another value, which the model then uses.
+
+    A watcher that has a method `mix(site, query, key, value, request)` may compute the output of
+    the heads itself, if it passes over all pairs anyway; it returns None where it does not.
+    """
 
     def wants(self, site: Site) -> bool: ...
 
@@ -197,6 +201,15 @@ class WatchContext:
 
     def wants(self, tap: Tap) -> bool:
         return self.watcher.wants(Site(self.layer, tap, self.sublayer, self.stack))
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, request: Any) -> Tensor | None:
+        """The output of the heads from a watcher that computes it; None from all others."""
+        mix = getattr(self.watcher, "mix", None)
+        if mix is None:
+            return None
+        site = Site(self.layer, Tap.MIXED, self.sublayer, self.stack)
+        output: Tensor | None = mix(site, query, key, value, request)
+        return output
 
     def at(self, tap: Tap, value: Seen) -> Seen:
         """Show the watcher the value, if it wants it, and return the value to continue with."""

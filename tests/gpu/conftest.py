@@ -4,8 +4,10 @@ The table is printed when all tests have run. `--on cpu` tries the tests themsel
 without a GPU; it says nothing of the CUDA kernels.
 """
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +50,23 @@ def pytest_terminal_summary(
         terminalreporter.section("worst output and gradient error against reference (cases)")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+def teach_interpreter() -> None:
+    """Triton's interpreter takes arrays of one number for numbers; numpy 2.4 does not."""
+    from triton.runtime import interpreter
+
+    original: Any = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    teach_interpreter()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KERNELS = ("fused", "varlen", "flex", "batched", "reference")
+KERNELS = ("fused", "window", "varlen", "flex", "batched", "reference")
 DTYPES = ("float32", "bfloat16", "float16")
 
 

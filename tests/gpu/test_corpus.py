@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from manyheads.lens.corpus.corpus_pass import PassSettings, read_corpus
+from manyheads.lens.corpus.corpus_pass import read_corpus
+from manyheads.lens.corpus.pass_state import PassSettings
 from manyheads.models.build import build
 
 

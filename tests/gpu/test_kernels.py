@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Past its limit of recompilations torch would quietly form the n x n pattern.
 pytestmark = pytest.mark.filterwarnings("error:flex_attention called without torch.compile")
 
-UNCOMPILED = ("fused", "varlen", "batched", "reference")
+UNCOMPILED = ("fused", "window", "varlen", "batched", "reference")
 BANDS = ("all", "causal", "window before", "window both")
 SHARED = ("mha", "gqa", "mqa")
 
@@ -130,7 +130,10 @@ def must_do(reason: str | None, device: str) -> None:
 
 
 def isolated(kernel: str) -> list[Case]:
-    masks = {"flex": ("longformer",), "fused": ("all", "causal")}.get(kernel, BANDS)
+    masks = {
+        "flex": ("longformer",),
+        "fused": ("all", "causal"),
+    }.get(kernel, BANDS)
     bias = "alibi" if kernel == "flex" else "none"
     dtype = "float16" if kernel != "reference" else "float32"
     return [Case(kernel=kernel, mask=mask, dtype=dtype, bias=bias) for mask in masks]
@@ -199,8 +202,10 @@ def test_a_batch_seen_in_inference_can_be_trained_on(device: str) -> None:
     ("each", "mask", "dtype", "kernel"),
     [
         ((512, 512), Causal(), "bfloat16", "fused"),
-        ((512, 300), Causal(), "bfloat16", "varlen"),
-        ((512, 512), Window(9, 9), "bfloat16", "varlen"),
+        ((512, 300), Causal(), "bfloat16", "window"),
+        ((512, 512), Window(9, 9), "bfloat16", "window"),
+        ((512, 300), Window(99), "float16", "window"),
+        ((5000, 300), Window(4096), "bfloat16", "window"),
         ((512, 300), MASKS["longformer"], "bfloat16", "flex"),
         ((512, 300), Causal(), "float32", "fused"),
         (tuple(range(100, 1000, 100)), Causal(), "float32", "flex"),
@@ -219,9 +224,9 @@ def test_the_fastest_kernel_is_chosen(
 
 
 @pytest.mark.shapes_unchecked
-@pytest.mark.parametrize("kernel", ["fused", "varlen", "flex"])
+@pytest.mark.parametrize("kernel", ["fused", "window", "varlen", "flex"])
 def test_compiled_whole_it_gives_the_same(kernel: str, device: str) -> None:
-    mask = MASKS["longformer"] if kernel == "flex" else Causal()
+    mask = {"flex": MASKS["longformer"], "window": Window(20, 9)}.get(kernel, Causal())
     dtype = DTYPES["bfloat16"]
     torch.manual_seed(0)
     weight = torch.randn(64, 3 * 4 * 64, device=device, dtype=dtype) / 8

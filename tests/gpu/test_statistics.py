@@ -12,8 +12,18 @@ from kernel_cases import MASKS
 from torch import Tensor
 
 from manyheads import build
+from manyheads.kernels import reference
 from manyheads.kernels.contract import Request
-from manyheads.lens.measure.row_sums import RowSums, RowSumSpec, cannot, stream_rows, sum_rows
+from manyheads.lens.measure import watcher
+from manyheads.lens.measure.row_sums import (
+    RowSums,
+    RowSumSpec,
+    cannot,
+    cannot_mix,
+    stream_rows,
+    stream_rows_and_output,
+    sum_rows,
+)
 from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.measure.statistics import statistics
 from manyheads.lens.measure.triton_row_sums import count_below
@@ -130,6 +140,59 @@ def test_queries_stand_at_the_end_of_their_keys(band: str, device: str) -> None:
     check(tiled, spec_for(tiled, same=False))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("band", "size", "wide", "sink"),
+    [("causal", 64, 64, False), ("window both", 128, 128, True), ("all", 20, 40, False)],
+)
+def test_output_of_the_pass_that_sums_is_attention(
+    band: str, size: int, wide: int, sink: bool, dtype: torch.dtype, device: str
+) -> None:
+    tiled = tiled_of(BANDS[band], device, size=size, dtype=dtype, sink=sink)
+    draw = torch.Generator().manual_seed(7)
+    # Larger than float16 can hold, where the dtype can.
+    value = torch.randn(len(tiled.key), 2, wide, generator=draw) * (
+        1e5 if tiled.key.dtype == torch.bfloat16 else 10
+    )
+    value = value.to(device, tiled.key.dtype)
+    spec = spec_for(tiled)
+    assert device == "cpu" or cannot_mix(tiled, spec, value) is None
+    sums, output = stream_rows_and_output(tiled, spec, value)
+    exact = replace_values(tiled)
+    expected = reference.attend(exact.query, exact.key, value.float(), tiled.request).output
+    assert output is not None
+    assert off(output.float() / value.abs().max(), expected / value.abs().max()) <= 4e-3
+    alone = stream_rows(tiled, spec)
+    for name in ("mass", "entropy", "distance", "marks"):
+        assert off(getattr(sums, name), getattr(alone, name)) <= 3e-4, name
+
+
+def test_whole_models_mix_in_the_pass_that_sums(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu":
+        pytest.skip("streaming needs CUDA")
+    changes = {"layers": 2, "width": 256, "heads": 8, "vocabulary": 300, "hidden": 512}
+    model = build("llama-1b-shape", seed=0, **changes).to(device, torch.bfloat16)
+    texts = [torch.randint(300, (length,)).tolist() for length in (700, 3, 260)]
+    calls = []
+
+    def spy(*inputs: object) -> object:
+        calls.append(inputs)
+        return stream_rows_and_output(*inputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(watcher, "stream_rows_and_output", spy)
+    mixed = statistics(model, texts, progress=False)
+    assert len(calls) == 2
+    monkeypatch.setattr(watcher, "cannot_mix", lambda *_: "not this time")
+    alone = statistics(model, texts, progress=False)
+    assert len(calls) == 2
+    assert mixed.names == alone.names
+    for name in mixed.names:
+        one, other = torch.from_numpy(mixed.means[name]), torch.from_numpy(alone.means[name])
+        assert torch.allclose(one, other, rtol=2e-2, atol=5e-3), name
+
+
 @pytest.mark.parametrize("marks", [0, 1, 17])
 def test_any_number_of_marks(marks: int, device: str) -> None:
     tiled = tiled_of(Causal(), device, queries=(90,))
@@ -178,7 +241,7 @@ def test_others_say_why_they_are_not_streamed(device: str) -> None:
     assert reason == (
         "the mask is not a band around the diagonal"
         if device == "cuda"
-        else "streaming runs on CUDA and this is cpu"
+        else "streaming needs CUDA, got cpu"
     )
 
 

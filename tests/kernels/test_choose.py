@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from manyheads.errors import KernelError
+from manyheads.kernels import window
 from manyheads.kernels.choose import KERNELS, Choice, attend, choose
 from manyheads.kernels.contract import Request, TensorFacts, Want
 from manyheads.parts.masks import Blocks, Causal, Full, GlobalTokens, Mask, RandomBlocks, Window
@@ -60,6 +61,11 @@ def request_for(
     )
 
 
+@pytest.fixture(autouse=True)
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "HAS_TRITON", True)
+
+
 @pytest.mark.parametrize(
     ("request_", "facts", "kernel"),
     [
@@ -85,9 +91,17 @@ def request_for(
         (request_for(Window(64), pattern=True), CPU, "reference"),
         (request_for(Window(64)), replace(CPU, value_size=32), "fused"),
         (request_for(Causal()), CUDA, "varlen"),
-        (request_for(Window(64, 64)), CUDA, "varlen"),
+        (request_for(Window(64, 64)), CUDA, "window"),
+        (request_for(Window(64, 64)), replace(CUDA, size=80, value_size=80), "varlen"),
+        (request_for(Window(64) & Causal()), replace(CUDA, dtype=torch.float16), "window"),
+        (request_for(Window(600)), CUDA, "varlen"),
+        (request_for(Causal()), replace(CUDA, grad=False), "window"),
         (request_for(Causal(), EQUAL), CUDA, "fused"),
-        (request_for(Window(64), EQUAL), CUDA, "varlen"),
+        (request_for(Window(64), EQUAL), CUDA, "window"),
+        (request_for(Window(300), EQUAL), CUDA, "fused"),
+        (request_for(Window(64), sink=True), CUDA, "flex"),
+        (request_for(Window(64), sink=True), replace(CUDA, grad=False), "window"),
+        (request_for(Window(64), dropout=0.1), CUDA, "batched"),
         (request_for(Causal(), bias=ALIBI), CUDA, "flex"),
         (request_for(Causal(), sink=True), CUDA, "flex"),
         (request_for(Window(64) | GlobalTokens()), CUDA, "flex"),
@@ -112,6 +126,20 @@ def test_a_choice_has_the_reason_of_each_skipped_kernel() -> None:
     )
     assert str(choose(request_for(Window(400)), CPU)) == "banded"
     assert str(Choice("varlen", ())) == "varlen"
+
+
+def test_without_triton_flash_attention_serves_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "HAS_TRITON", False)
+    choice = choose(request_for(Window(64, 64)), CUDA)
+    assert choice.kernel == "varlen"
+    assert dict(choice.skipped)["window"] == "triton is not installed"
+
+
+def test_a_cached_step_has_fewer_queries_than_the_kernel_for_windows_needs() -> None:
+    request_ = replace(request_for(Window(64)), queries=Lengths.of([3, 1, 2]))
+    assert choose(request_, CUDA).kernel == "varlen"
+    same = replace(request_for(Window(64)), queries=Lengths.of(MIXED.each))
+    assert choose(same, CUDA).kernel == "window"
 
 
 def test_a_window_that_saves_nothing_is_no_reason_for_bands() -> None:
@@ -148,7 +176,7 @@ def test_an_unknown_kernel_is_an_error_that_lists_the_known() -> None:
     with refuses(
         KernelError,
         "there is no kernel 'flash': "
-        "use auto, reference, fused, banded, batched, varlen, flex, step.",
+        "use auto, reference, fused, banded, batched, window, varlen, flex, step.",
     ):
         attend(q, q, q, request_for(Full(), Lengths.of([5])), "flash")
 

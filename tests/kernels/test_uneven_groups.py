@@ -11,10 +11,10 @@ from manyheads.attention import AttentionConfig
 from manyheads.errors import ConfigError
 from manyheads.kernels import fused
 from manyheads.kernels.choose import attend
-from manyheads.kernels.contract import Request, Want
-from manyheads.kernels.uneven_groups import attend_repeated
+from manyheads.kernels.contract import AttentionResult, Request, Want
+from manyheads.kernels.uneven_groups import attend_by_group, attend_repeated
 from manyheads.parts.masks import Causal, Window
-from manyheads.parts.positions import Alibi
+from manyheads.parts.positions import Alibi, Rotary
 from manyheads.parts.positions.relative import BucketBias, ShawBias, T5Buckets
 from manyheads.ragged import Lengths
 
@@ -116,3 +116,16 @@ def test_equal_groups_become_their_number() -> None:
     for wrong, match in (((4, 4), "must sum to heads=7"), ((7, 0), "at least 1")):
         with pytest.raises(ConfigError, match=match):
             AttentionConfig(width=64, heads=7, head_size=8, kv_heads=wrong)
+
+
+@pytest.mark.parametrize("unevenly", [attend_repeated, attend_by_group])
+def test_a_kernel_receives_the_rotation(unevenly: Any) -> None:
+    rotation = Rotary().rotation(LENGTHS.positions, 8)
+    seen = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, query: Request) -> AttentionResult:
+        seen.append(query.rotation)
+        return fused.attend(q, k, v, query)
+
+    unevenly(kernel, *tensors(), request(rotation=rotation))
+    assert set(map(id, seen)) == {id(rotation)}

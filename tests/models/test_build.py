@@ -136,6 +136,8 @@ def test_a_seed_leaves_the_generators_of_other_devices(monkeypatch: pytest.Monke
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
+    # That of tests seeds no other device.
+    monkeypatch.setattr(torch, "manual_seed", torch.random.manual_seed)
     build(ENCODERS["bert"], seed=7)
     assert seeded == []
 

@@ -59,7 +59,7 @@ OutFolder = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
 OptionalOutFolder = Annotated[Path | None, metavar("FOLDER", aliases=["-o"])]
 OutFile = Annotated[Path | None, metavar("FILE", aliases=["-o"])]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-WeightName = Annotated[Literal["int8", "int4"] | None, metavar("{int8,int4}")]
+WeightName = Annotated[Literal["int8", "int4", "stored"] | None, metavar("{int8,int4,stored}")]
 OF_HELP = "Of an encoder-decoder: the decoder's self-attention, the encoder's, or cross-attention."
 AttentionName = Annotated[Literal["attention", "encoder", "cross"], tyro.conf.arg(help=OF_HELP)]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]

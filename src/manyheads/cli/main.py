@@ -155,20 +155,16 @@ def _parse(words: list[str]) -> Command:
         if command is None
         else partial(tyro.cli, command, prog=f"manyheads {words[0]}", args=words[1:])
     )
-    parse = partial(read, config=(tyro.conf.OmitArgPrefixes,))
+    text = _Captured()
     try:
         # What tyro prints of wrong use is longer than one line.
-        with redirect_stderr(StringIO()):
-            return parse(console_outputs=False)
+        with redirect_stdout(text), redirect_stderr(StringIO()):
+            return read(config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as ended:
         if ended.code == WRONG_USE:
             raise wrong_use(words, ALL_COMMANDS) from None
-    text = _Captured()
-    try:
-        with redirect_stdout(text):
-            return parse(console_outputs=True)
-    finally:
         print(wrapped(text.getvalue()), end="")
+        raise
 
 
 class _Captured(StringIO):

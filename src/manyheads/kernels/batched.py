@@ -25,8 +25,9 @@ from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias
 from manyheads.ragged import Lengths
 
-# Padding that takes as long as one more block, in multiply-adds of queries with keys.
-PADDING_PER_BLOCK = 2**23
+# Padding that takes as long as one more block, in multiply-adds of queries with keys. A GPU has
+# done much before it has been told of another block.
+PADDING_PER_BLOCK, CUDA_PADDING_PER_BLOCK = 2**23, 2**31
 # The pattern of a query with at most so many keys is kept for the backward pass and that of a
 # longer one is recomputed, so memory is linear in the tokens.
 KEPT_KEYS = 256
@@ -82,7 +83,8 @@ def _blocks(request: Request, heads: int, size: int) -> list[_Block]:
     any_shift = request.bias is None and isinstance(request.mask, Full)
     shift = [0 if any_shift else s - t for t, s in zip(queries, keys, strict=True)]
     order = _descending(list(zip(shift, keys, queries, strict=True)))
-    most_padding = PADDING_PER_BLOCK // (heads * size)
+    per_block = CUDA_PADDING_PER_BLOCK if request.queries.offsets.is_cuda else PADDING_PER_BLOCK
+    most_padding = per_block // (heads * size)
     groups: list[list[int]] = []
     useful = widest = 0
     for index in order:
@@ -260,7 +262,12 @@ def _bias(
         rows, columns = distance.shape
         # A bucket per diagonal, not per pair.
         diagonal = torch.arange(1 - rows, columns, device=distance.device) + distance[0, 0]
-        bucket = bias.config.bucket(diagonal)[distance - diagonal[0]]
+        bucket = bias.config.bucket(diagonal)
+        if distance.is_cuda:
+            # Threads would wait for each other where they all add gradients to the same few
+            # cells of the table: each of these sums a diagonal.
+            return bias.table.T.index_select(1, bucket).unfold(1, columns, 1).flip(1)[None]
+        bucket = bucket[distance - diagonal[0]]
         return bias.table.T.index_select(1, bucket.flatten()).unflatten(1, distance.shape)[None]
     head = torch.arange(heads, device=distance.device)[:, None, None]
     zero = torch.zeros_like(distance)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.parts.masks import Mask
 from manyheads.parts.positions.relative import Bias
+from manyheads.parts.positions.rotary import Rotation
 from manyheads.ragged import Lengths
 from manyheads.taps import Patterns
 
@@ -33,7 +34,8 @@ class Request:
     Queries are aligned to the END of their keys, so that a step with a cache is the same request.
     `sink` is an additional score per head in the softmax, without a value. `softcap` bends scaled
     scores s to softcap * tanh(s / softcap), before bias and mask. `groups` is how many query heads
-    each key head serves, if not all serve the same number.
+    each key head serves, if not all serve the same number. A `rotation` turns queries and keys
+    first: kernels that do not rotate themselves receive them rotated.
     """
 
     queries: Lengths
@@ -45,6 +47,7 @@ class Request:
     softcap: float | None = None
     dropout: float = 0.0
     groups: tuple[int, ...] | None = None
+    rotation: Rotation | None = None
     want: Want = Want()
 
     @property

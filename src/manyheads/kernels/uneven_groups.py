@@ -66,6 +66,7 @@ def _part(request: Request, queries: list[slice]) -> Request:
         sink=None if request.sink is None else torch.cat([request.sink[span] for span in queries]),
         softcap=request.softcap,
         dropout=request.dropout,
+        rotation=request.rotation,
         want=request.want,
     )
 

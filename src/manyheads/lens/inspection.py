@@ -10,7 +10,7 @@ import numpy as np
 
 from manyheads.argument_checks import checked
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.checkpoints.layer_stream import LayerStream
+from manyheads.checkpoints.deferred.layer_stream import LayerStream
 from manyheads.formatting import UNKNOWN, listed, number, pluralise
 from manyheads.lens.causal.head_importance import HeadImportance
 from manyheads.lens.head_kinds import criteria, head_tests
@@ -297,6 +297,7 @@ def inspect(
     measured: Statistics | None = None,
     remeasure: bool = False,
     batch_tokens: int | None = None,
+    context_parallel: bool = False,
     progress: bool = True,
     on_progress: Callable[[str], None] = lambda _: None,
     on_statistics: Callable[["Inspection"], None] = lambda _: None,
@@ -308,7 +309,8 @@ def inspect(
     statistics, positional kinds, sinks and dead heads, and twice for `redundancy` (only the first
     `redundancy_texts` of them); `kinds` adds `sequences` of random tokens, and `syntax` and
     `coreference` for it are files of annotated text; with `remeasure` it ignores what is cached.
-    `measured` are the statistics of the texts, where they are known.
+    `measured` are the statistics of the texts, where they are known. With `context_parallel`
+    processes share the texts, as in `statistics`, and kinds and duplicates are left out.
     `on_progress` receives the name of each step, and `on_statistics` an inspection that has nothing
     but the statistics, as soon as these are measured.
 
@@ -325,10 +327,14 @@ def inspect(
     shared: dict[str, Any] = {"batch_tokens": batch_tokens, "progress": progress}
     on_progress("head statistics")
     if measured is None:
-        measured = statistics(model, inputs, offsets=offsets, **shared)
+        measured = statistics(
+            model, inputs, offsets=offsets, context_parallel=context_parallel, **shared
+        )
     metadata = {"complete": measured.complete, "seed": seed, "default_texts": texts is None}
     first_result = Inspection(model=summarize_model(model), statistics=measured, metadata=metadata)
     complete, classified, redundant = measured.complete, None, []
+    if context_parallel:
+        return first_result
     try:
         on_statistics(first_result)
         # Kinds are decided on texts, or on sounds with theirs, not on images with text.

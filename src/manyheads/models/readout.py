@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.annotations import PositiveFloat, Probability
 from manyheads.argument_checks import check_fields
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.models.provenance import Provenance
 from manyheads.parts import feedforward, norms
 from manyheads.ragged import Lengths, Ragged
@@ -259,6 +259,11 @@ def pooled(
     mean_from: int = 0,
 ) -> Float[Tensor, "b c"]:
     """One vector per sequence, zeros if it is empty; a mean is of tokens from `mean_from` on."""
+    if lengths.shard is not None:
+        raise InputError(
+            "a vector of a whole text is pooled from tokens of several processes",
+            "read such a model in one process",
+        )
     counts = lengths.offsets.diff().unsqueeze(1)
     if pool == "mean":
         if mean_from:

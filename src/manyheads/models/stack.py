@@ -23,6 +23,7 @@ from manyheads.cache import (
 from manyheads.errors import ConfigError, InputError
 from manyheads.kernels.choose import Choice
 from manyheads.kernels.contract import Request
+from manyheads.models.context_parallel import check_context_parallel
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.parts.halting import AddedLoss, Halting, HaltingSteps
 from manyheads.parts.norms import NoNorm, Norm, make_norm
@@ -226,6 +227,8 @@ class Stack(nn.Module):
         context: WatchContext | None,
         stop: int | None = None,
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
+        if x.lengths.shard is not None:
+            check_context_parallel(self.config, trains=self.training)
         places = x.lengths.positions if positions is None else positions
         encodings = self.encode_positions(places, x.lengths)
         losses: list[AddedLoss] = []

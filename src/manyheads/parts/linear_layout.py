@@ -53,12 +53,17 @@ ALIGNMENT, PADDED = 8, 64
 MIN_PADDED_TOKENS = 64
 
 
+def is_aligned(rows: Mapping[str, int]) -> bool:
+    """Whether no part needs padding."""
+    return all(_padded_size(size) == size for size in rows.values())
+
+
 def split_linear(
     linear: nn.Module, x: Float[Tensor, "n c"], rows: Mapping[str, int]
 ) -> dict[str, Float[Tensor, "n rows"]]:
     """The parts of `linear(x)` by name; `rows` are their sizes."""
-    unaligned = any(_padded_size(size) > size for size in rows.values())
-    if unaligned and x.is_cuda and type(linear) is nn.Linear and x.shape[0] >= MIN_PADDED_TOKENS:
+    pads = x.is_cuda and x.shape[0] >= MIN_PADDED_TOKENS and not is_aligned(rows)
+    if pads and type(linear) is nn.Linear:
         return split_padded(linear, x, rows)
     return dict(zip(rows, linear(x).split(list(rows.values()), dim=-1), strict=True))
 

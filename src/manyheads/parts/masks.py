@@ -276,6 +276,48 @@ class MaskBySequence(Mask):
         return Band(max(band.before for band in bands), max(band.after for band in bands))
 
 
+@dataclass(frozen=True, slots=True)
+class Shifted(Mask):
+    """A mask on part of a text of `length` tokens: the positions of its first query and key."""
+
+    mask: Mask
+    query: int
+    key: int
+    length: int
+
+    def allows(self, query: At, key: At, length: At) -> Sees:
+        whole = length * 0 + self.length
+        return self.mask.allows(query + self.query, key + self.key, whole)
+
+    @property
+    def reach(self) -> Band:
+        band, ahead = self.mask.reach, self.query - self.key
+        return Band(band.before - ahead, band.after + ahead)
+
+
+def part_of(mask: Mask, query: range, key: range, length: int) -> Mask:
+    """The mask between some queries and keys of a text, as kernels see it.
+
+    They count keys from the first one and align the last query to the last key.
+
+    >>> part_of(Causal(), range(8, 12), range(0, 4), 12)
+    Full()
+    >>> part_of(Causal(), range(8, 12), range(8, 12), 12)
+    Causal()
+    >>> part_of(Window(5), range(8, 12), range(6, 10), 12)
+    Shifted(mask=Window(before=5, after=0), query=8, key=6, length=12)
+    """
+    ahead = query.start - key.start
+    first = query.start - (len(key) - len(query))
+    band = mask.reach
+    to_all = band.before >= query.stop - 1 - key.start and band.after >= key.stop - 1 - query.start
+    if mask.fills_reach and to_all:
+        return Full()
+    if mask.fills_reach and len(query) == len(key) and not ahead:
+        return mask
+    return Shifted(mask, first, key.start, length)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorMask(Mask):
     """A tensor that says which keys each query sees; the last query is at the last key."""

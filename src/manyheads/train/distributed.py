@@ -11,7 +11,7 @@ Several machines, the same command on each; HOST is the first of them, and all s
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,10 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.checkpoints.deferred.sharded_load import model_layers, shard_module
 from manyheads.errors import ConfigError
 from manyheads.models.build import Model
-from manyheads.models.layer import Layer
-from manyheads.ragged import Ragged
 
 Distributed = Literal["none", "ddp", "fsdp"]
 
@@ -35,6 +34,7 @@ Distributed = Literal["none", "ddp", "fsdp"]
 class ProcessGroup:
     """The rank of this process, the number of processes, and collective operations.
 
+    Each `context` processes in a row share the texts of a micro-batch, and are a `context_group`.
     Checkpoints are written in a thread while training continues, so they have a process group of
     their own: collectives of two threads in one group could be mixed up.
     """
@@ -43,6 +43,18 @@ class ProcessGroup:
     world_size: int = 1
     device: torch.device = torch.device("cpu")
     checkpoint_group: Any = None
+    context: int = 1
+    context_group: Any = None
+
+    @property
+    def data_rank(self) -> int:
+        """The number of those with which this process shares texts, which read the same data."""
+        return self.rank // self.context
+
+    @property
+    def data_size(self) -> int:
+        """How many read different data."""
+        return self.world_size // self.context
 
     @property
     def is_main(self) -> bool:
@@ -73,9 +85,16 @@ class ProcessGroup:
 
 
 @contextmanager
-def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGroup]:
+def join_processes(
+    distributed: Distributed, device: str, context: int = 1
+) -> Iterator[ProcessGroup]:
     """Join the processes that torchrun started, or run in this one alone."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size % context:
+        raise ConfigError(
+            f"run.context_parallel={context}, and there are {world_size} processes",
+            f"start a multiple of {context} with torchrun --nproc-per-node, or set it to 1",
+        )
     if world_size == 1:
         yield ProcessGroup(device=torch.device(device))
         return
@@ -98,11 +117,21 @@ def join_processes(distributed: Distributed, device: str) -> Iterator[ProcessGro
             world_size=world_size,
             device=home,
             checkpoint_group=dist.new_group(backend="gloo"),
+            context=context,
+            context_group=_context_group(context),
         )
     finally:
         # A group that was initialized elsewhere is not ours to destroy.
         if not joined:
             dist.destroy_process_group()
+
+
+def _context_group(context: int) -> Any:
+    """The group of this process; all processes make all groups."""
+    if context == 1:
+        return None
+    group, _ = dist.new_subgroups(context)
+    return group
 
 
 Recompute = Literal["none", "all"] | tuple[int, ...]
@@ -124,7 +153,8 @@ class ModelWrapper:
     """A model with recomputed layers, distributed over processes by DDP or FSDP.
 
     Objectives may call any part of the model, so the call is wrapped and not the model itself.
-    `find_unused` allows parameters that get no gradient, as in DDP.
+    `find_unused` allows parameters that get no gradient, as in DDP. With FSDP `unread` allocates
+    and reads weights that are still on the meta device.
     """
 
     def __init__(
@@ -136,6 +166,7 @@ class ModelWrapper:
         half: bool = False,
         recompute: Recompute = "none",
         find_unused: bool = False,
+        unread: Callable[[torch.device], None] | None = None,
     ) -> None:
         self.model = model
         self.processes = processes
@@ -148,7 +179,9 @@ class ModelWrapper:
             setattr(layers[index], "forward", forward)  # noqa: B010, mypy allows no method
         self._ddp: nn.parallel.DistributedDataParallel | None = None
         if distributed == "fsdp" and not processes.is_single:
-            _shard(self.module, layers, processes, half)
+            shard_module(self.module, layers, processes.device, half=half)
+            if unread is not None:
+                unread(processes.device)
         elif distributed == "ddp" and not processes.is_single:
             self._ddp = nn.parallel.DistributedDataParallel(
                 self.module, find_unused_parameters=find_unused
@@ -185,32 +218,3 @@ class ModelWrapper:
     def gradient_scale(self) -> float:
         """DDP and FSDP average gradients over processes; this factor makes them a sum."""
         return float(self.processes.world_size)
-
-
-def model_layers(model: nn.Module) -> list[Layer]:
-    return [module for module in model.modules() if isinstance(module, Layer)]
-
-
-def _shard(module: nn.Module, layers: Sequence[Layer], processes: ProcessGroup, half: bool) -> None:
-    """FSDP2 on each layer, then on the rest. In bfloat16 half the bytes are gathered.
-
-    Embedding, final norm and readout stay in float32, so that the residual stream is the same as
-    under autocast.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.export import register_dataclass
-    from torch.utils._pytree import SUPPORTED_NODES
-
-    if Ragged not in SUPPORTED_NODES:
-        # FSDP's hooks look for tensors in the inputs and outputs of a layer.
-        register_dataclass(Ragged)
-    mesh = init_device_mesh(processes.device.type, (processes.world_size,))
-    # Only CUDA's autocast computes norms in float32.
-    kind = torch.bfloat16 if half and processes.device.type == "cuda" else None
-    policy = MixedPrecisionPolicy(
-        param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))

@@ -54,6 +54,7 @@ def test_a_race_on_two_texts_is_undecided(
     said = " ".join(capsys.readouterr().out.split())
     assert said.index("By gradients") < said.index("The loss of the full model")
     assert "too few for the top 2 at 90 %" in said
+    assert "nan" not in said
     result = lens.load(out)
     assert not result.metadata["race"]["decided"]
     assert (result["texts"].means == 2).all()

@@ -1,6 +1,7 @@
 """manyheads inspect as a person at a terminal meets it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 from manyheads import lens, load
 from manyheads.cli.main import main
 from tests.cli.heads import TEXT, write_models
+from tests.processes import in_processes
+
+# Long enough to be divided between processes.
+LONG = " ".join([TEXT] * 10)
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +139,23 @@ def test_layers_streamed_from_disk_give_the_same_statistics(
     np.testing.assert_array_equal(entropy, seen.means["entropy"])
     assert main([*arguments, "--syntax", str(place / "texts.txt")]) != 0
     assert "--stream" in capsys.readouterr().err
+
+
+def test_processes_that_share_the_texts_save_the_same_statistics(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "shared.json"
+    arguments = ["inspect", str(place / "small"), "--context-parallel", "--text", LONG]
+    assert main(arguments) == 2
+    assert "torchrun" in capfd.readouterr().err
+
+    def inspect() -> None:
+        os.environ["WORLD_SIZE"] = "2"
+        assert main([*arguments, "--json", str(out), "--device", "cpu"]) == 0
+
+    assert in_processes(2, inspect)
+    assert capfd.readouterr().out.count("Dead heads") == 1
+    expected = lens.statistics(load(place / "small"), [LONG], progress=False)
+    result = lens.load(out).statistics
+    for name in expected.names:
+        np.testing.assert_allclose(result.means[name], expected.means[name], atol=1e-4)

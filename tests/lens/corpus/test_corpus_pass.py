@@ -13,7 +13,8 @@ import pytest
 from manyheads import lens
 from manyheads.errors import InputError
 from manyheads.lens.corpus import corpus_pass
-from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings, _ChunkReader, read_corpus
+from manyheads.lens.corpus.corpus_pass import _ChunkReader, read_corpus
+from manyheads.lens.corpus.pass_state import CorpusPass, PassSettings
 from manyheads.models.build import Model, build
 from manyheads.progress import MeasuredStream, listening
 

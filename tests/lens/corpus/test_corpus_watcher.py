@@ -6,7 +6,8 @@ import torch
 
 from manyheads import lens
 from manyheads.lens.corpus import corpus_watcher
-from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings, read_corpus
+from manyheads.lens.corpus.corpus_pass import read_corpus
+from manyheads.lens.corpus.pass_state import CorpusPass, PassSettings
 from manyheads.lens.measure import row_sums
 from manyheads.models.build import Model, build
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from manyheads import lens
+from manyheads.checkpoints.deferred.layer_stream import LayerStream
 from manyheads.checkpoints.folder import load, save
-from manyheads.checkpoints.layer_stream import LayerStream
 from manyheads.errors import InputError
 from manyheads.lens.measure import streamed_statistics
 from manyheads.lens.measure.statistics import Statistics

@@ -145,7 +145,7 @@ def test_a_compiled_step_may_hold_it_with_any_number_of_tokens() -> None:
                 *arguments, smoothing=0.1, squares=squares, max_logits=20 * WORDS
             )
 
-        compiled = torch.compile(losses, dynamic=True, backend="aot_eager")
+        compiled = torch.compile(losses, dynamic=True, backend="aot_eager_default_partitioner")
         weights = (1.0, 0.1 if squares else 0.0)
         for tokens in (37, 64):
             arguments = inputs(tokens=tokens)

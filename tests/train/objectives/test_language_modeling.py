@@ -287,7 +287,7 @@ def test_a_step_compiles_with_its_loss_apart() -> None:
     # One bare layer: shapes that are free make every operation dear to trace.
     model = fresh(decoder(layer(own(mask=Causal()), None)))
     objective = CausalLM()
-    compiled = torch.compile(objective.score, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(objective.score, dynamic=True, backend="aot_eager_default_partitioner")
     prepared = objective.prepare(model, Batch(texts=ids((5, 7))), generator())
     result, expected = compiled(model, prepared), objective.score(model, prepared)
     assert result.targets == expected.targets

@@ -1,6 +1,6 @@
 """manyheads inspect: what every head of a model does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +52,10 @@ class Inspect:
     """Read the layers one by one from disk, for a model larger than memory; measures statistics,
     sinks and dead heads."""
 
+    context_parallel: arguments.Flag = False
+    """Share the tokens of every text among the processes that torchrun started, for texts longer
+    than one device can hold; measures statistics, sinks and dead heads."""
+
     input: TextOptions = TextOptions()
     annotated: AnnotatedTextOptions = AnnotatedTextOptions()
     compute: CorpusEngineOptions = CorpusEngineOptions()
@@ -60,17 +64,19 @@ class Inspect:
         """Print the page and save the file, if any; 1 if the measurement was interrupted."""
         from manyheads.console import TerminalPage
         from manyheads.lens import inspect
-        from manyheads.lens.inputs.texts import default_batch_tokens
+        from manyheads.lens.inputs.texts import large_batch_tokens
 
         arguments.check_json(self.json)
         arguments.check_minimum("--tokens", self.input.tokens, 1)
         self.compute.check()
+        if self.context_parallel:
+            return self._run_shared()
         if self.stream:
             return self._run_streamed()
         model = self.compute.open_for_engine(self.model)
         batch_tokens = self.compute.batch_tokens
         if batch_tokens is None and next(model.parameters()).device.type == "cpu":
-            batch_tokens = min(CPU_BATCH_TOKENS, default_batch_tokens(model))
+            batch_tokens = min(CPU_BATCH_TOKENS, large_batch_tokens(model))
         texts = self._inputs(model)
         measured = (
             self._measure_on_workers(model, texts, batch_tokens) if self.compute.ray else None
@@ -106,21 +112,62 @@ class Inspect:
             **self.compute.ray_options,
         )
 
+    def _run_shared(self) -> int:
+        from manyheads.console import TerminalPage
+        from manyheads.devices import resolve_device
+        from manyheads.lens import inspect
+        from manyheads.train.distributed import join_processes
+
+        self._check_measures_statistics("--context-parallel")
+        if self.stream:
+            raise InputError("--stream reads in one process", "leave --context-parallel out")
+        device = str(resolve_device(self.compute.device, "--device"))
+        with join_processes("ddp", device) as processes:
+            if processes.is_single:
+                raise InputError(
+                    "--context-parallel needs several processes, and there is one",
+                    "start it with torchrun --nproc-per-node 2 -m manyheads inspect ...",
+                )
+            compute = replace(self.compute, device=str(processes.device))
+            model = compute.open(self.model)
+            inspection = inspect(
+                model,
+                self._inputs(model),
+                seed=self.seed,
+                batch_tokens=compute.batch_tokens,
+                context_parallel=True,
+            )
+            if not processes.is_main:
+                return 0
+            page = TerminalPage(table_width=TABLE_WIDTH)
+            page.title(self.model)
+            _print_statistics(page, inspection, tokenizer=model.tokenizer)
+            _print_rest(page, inspection)
+            arguments.save_result(self.json, inspection)
+        return 0 if inspection.complete else 1
+
+    def _check_measures_statistics(self, option: str) -> None:
+        """Refuse options of kinds, which only a whole model in one process can measure."""
+        if self.annotated.syntax or self.annotated.coreference:
+            raise InputError(
+                f"--syntax and --coreference find kinds of heads, which {option} does not measure",
+                f"leave them out, or inspect without {option}",
+            )
+        if self.compute.ray:
+            raise InputError(
+                f"{option} and --engine ray are two ways to divide the work",
+                "leave one of them out",
+            )
+
     def _run_streamed(self) -> int:
         import torch
 
-        from manyheads.checkpoints.layer_stream import LayerStream
+        from manyheads.checkpoints.deferred.layer_stream import LayerStream
         from manyheads.console import TerminalPage
         from manyheads.devices import resolve_device
         from manyheads.lens import inspect_from_folder
 
-        if self.annotated.syntax or self.annotated.coreference:
-            raise InputError(
-                "--syntax and --coreference find kinds of heads, which --stream does not measure",
-                "leave them out, or inspect without --stream",
-            )
-        if self.compute.ray:
-            raise InputError("--stream reads the layers in one process", "leave --engine ray out")
+        self._check_measures_statistics("--stream")
         device = resolve_device(self.compute.device, "--device")
         # Without instructions for it, a CPU computes hundreds of times as long in half precision.
         dtype = torch.float32 if device.type == "cpu" else None
@@ -181,6 +228,8 @@ def _print_statistics(page: "TerminalPage", inspection: "Inspection", *, tokeniz
         )
     for activation in inspection.activations:
         page.paragraph(_activation(activation, tokenizer))
+    # The kinds take longer, and a reader of a pipe waits too.
+    page.console.file.flush()
 
 
 def _print_rest(page: "TerminalPage", inspection: "Inspection") -> None:

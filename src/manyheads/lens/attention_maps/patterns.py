@@ -97,10 +97,11 @@ def softmax(
     A query without visible keys gets zeros.
     """
     hidden = scored <= HIDDEN_SCORE / 10
+    if sink is None:
+        # Beside any other score, that of a hidden key has no weight.
+        return scored.softmax(-1).masked_fill_(hidden.all(-1, keepdim=True), 0.0), hidden
     scored = scored.masked_fill(hidden, -torch.inf)
-    total = scored.logsumexp(-1, keepdim=True)
-    if sink is not None:
-        total = torch.logaddexp(total, sink)
+    total = torch.logaddexp(scored.logsumexp(-1, keepdim=True), sink)
     return torch.where(total > -torch.inf, (scored - total).exp(), 0.0), hidden
 
 

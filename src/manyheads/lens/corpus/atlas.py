@@ -16,9 +16,10 @@ from manyheads.lens.causal.head_importance import (
     ImportanceMethod,
     measure_importance,
 )
-from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings, cut_texts, read_corpus
+from manyheads.lens.corpus.corpus_pass import cut_texts, read_corpus
 from manyheads.lens.corpus.corpus_watcher import ExampleSettings, HeadSums
 from manyheads.lens.corpus.examples import HeadExample
+from manyheads.lens.corpus.pass_state import CorpusPass, PassSettings
 from manyheads.lens.corpus.token_sums import TokenLift, top_lifts
 from manyheads.lens.head_kinds import head_tests
 from manyheads.lens.head_kinds.kinds import Kinds

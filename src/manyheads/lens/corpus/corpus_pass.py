@@ -10,31 +10,28 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from manyheads.encoding import text_reader
 from manyheads.errors import InputError
 from manyheads.lens.corpus import pass_files
-from manyheads.lens.corpus.corpus_watcher import CorpusSums, CorpusWatcher, ExampleSettings
+from manyheads.lens.corpus.corpus_watcher import CorpusWatcher
+from manyheads.lens.corpus.pass_state import CorpusPass, PassSettings
 from manyheads.lens.inputs.texts import (
     Inputs,
-    PassSummary,
     announce_long_text,
     default_batch_tokens,
     read_inputs,
 )
 from manyheads.lens.measure.statistics import (
     Statistics,
-    StatisticsTotals,
     check_heads,
     ids_by_stack,
     make_plan,
@@ -51,55 +48,6 @@ TEXTS_PER_CHUNK, CHUNK_LENGTH = 64, 65_536
 SECONDS_BETWEEN_SAVES = 30.0
 FIRST_TEXTS = 8
 NOTICE = "interrupted: finishing this batch; press Ctrl-C again to stop at once"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassSettings:
-    """How a corpus is read. A pass that goes on must have the same."""
-
-    max_length: int | None
-    offsets: tuple[int, ...] = ()
-    examples: ExampleSettings = ExampleSettings()
-
-
-@dataclass(slots=True, eq=False)
-class CorpusPass:
-    """What has been added up so far."""
-
-    totals: StatisticsTotals
-    sums: CorpusSums
-    # Texts of whole chunks, and the passages that they were cut into.
-    texts: int = 0
-    passages: int = 0
-    tokens: int = 0
-    # Of the texts so far.
-    digest: str = ""
-    # The passages of the chunk after them that were read before an interruption, and its hash.
-    ahead: set[int] = field(default_factory=set)
-    ahead_digest: str = ""
-    complete: bool = False
-    # The first texts, for what is measured on a few.
-    first: list[Any] = field(default_factory=list)
-    # The token ids of the passages that examples show, for each stack.
-    pool: dict[int, dict[str, Int[np.ndarray, " n"]]] = field(default_factory=dict)
-
-    @classmethod
-    def begin(cls, settings: PassSettings) -> "CorpusPass":
-        return cls(StatisticsTotals(), CorpusSums(settings.examples))
-
-    @property
-    def passages_read(self) -> int:
-        return self.passages + len(self.ahead)
-
-    def statistics(self, model: build.Model, plan: MeasurementPlan) -> Statistics:
-        summary = PassSummary(self.passages_read, self.tokens, self.complete)
-        return self.totals.result(model, plan, summary)
-
-    def forget_unused(self) -> None:
-        """Keep only passages that some example shows."""
-        books = [sums.book for sums in self.sums.blocks.values()]
-        used = {text for book in books for examples in book.stored for text in examples}
-        self.pool = {text: ids for text, ids in self.pool.items() if text in used}
 
 
 def read_corpus(

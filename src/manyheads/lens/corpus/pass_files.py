@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,12 @@ from manyheads.atomic_write import atomic_write
 from manyheads.encoding.fingerprints import exact_fingerprint
 from manyheads.errors import InputError
 from manyheads.lens.corpus.examples import HeadExample
+from manyheads.lens.corpus.pass_state import CorpusPass, PassSettings
 from manyheads.lens.measure.statistics import StatisticsTotals
 from manyheads.lens.measure.watcher import Activation
 from manyheads.lens.results.addresses import Block
 from manyheads.models.build import Model
 from manyheads.taps import Sublayer
-
-if TYPE_CHECKING:
-    from manyheads.lens.corpus.corpus_pass import CorpusPass, PassSettings
 
 HEADER_KEY = "manyheads.atlas"
 # The parts of sums over one attention that are arrays.
@@ -42,7 +40,7 @@ def weights_fingerprint(model: Model) -> str:
         return str(sum(parameter.numel() for parameter in model.parameters()))
 
 
-def _describe(model: Model, settings: "PassSettings") -> dict[str, Any]:
+def _describe(model: Model, settings: PassSettings) -> dict[str, Any]:
     """What a pass must have been made with to go on."""
     return json.loads(json.dumps({"model": weights_fingerprint(model), **asdict(settings)}))
 
@@ -77,7 +75,7 @@ def unpack_totals(arrays: Arrays, about: dict[str, Any]) -> StatisticsTotals:
     return totals
 
 
-def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSettings") -> None:
+def save_pass(done: CorpusPass, file: Path, model: Model, settings: PassSettings) -> None:
     arrays, values = pack_totals(done.totals)
     for block, head_sums in done.sums.blocks.items():
         place = f"corpus/{_name(block)}"
@@ -107,9 +105,7 @@ def save_pass(done: "CorpusPass", file: Path, model: Model, settings: "PassSetti
         beside.write_bytes(content)
 
 
-def restore_pass(file: Path, model: Model, settings: "PassSettings") -> "CorpusPass":
-    from manyheads.lens.corpus.corpus_pass import CorpusPass
-
+def restore_pass(file: Path, model: Model, settings: PassSettings) -> CorpusPass:
     try:
         with safe_open(file, framework="np") as opened:
             about = json.loads((opened.metadata() or {})[HEADER_KEY])
@@ -125,7 +121,7 @@ def restore_pass(file: Path, model: Model, settings: "PassSettings") -> "CorpusP
     return done
 
 
-def _restore(done: "CorpusPass", about: dict[str, Any], arrays: Arrays) -> None:
+def _restore(done: CorpusPass, about: dict[str, Any], arrays: Arrays) -> None:
     done.texts, done.passages, done.tokens, tokens = map(int, about["counts"])
     done.totals = unpack_totals(arrays, about | {"tokens": tokens})
     done.digest = about["digest"]

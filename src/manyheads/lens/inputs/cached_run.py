@@ -232,6 +232,10 @@ class _EndingWatcher:
     def wants(self, site: Site) -> bool:
         return self.watcher.wants(site)
 
+    def mix(self, *inputs: Any) -> Any:
+        mix = getattr(self.watcher, "mix", None)
+        return None if mix is None else mix(*inputs)
+
     def see(self, site: Site, value: Ragged | Patterns) -> Ragged | Patterns | None:
         result = self.watcher.see(site, value)
         if site == self.last:

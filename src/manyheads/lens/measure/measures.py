@@ -1,7 +1,7 @@
 """The measures of a head: their values from the sums of each row, and sums over all texts."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -11,16 +11,27 @@ from torch import Tensor
 from manyheads.lens.measure.row_sums import RowSums, RowSumSpec
 from manyheads.lens.measure.score_tiles import TiledScores
 from manyheads.lens.results.addresses import Block
-from manyheads.ragged import Lengths
+from manyheads.ragged import ContextShard, Lengths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceGroups:
-    """To which of `sequences` sequences each value belongs, and which values are `valid`."""
+    """To which of `sequences` sequences each value belongs, and which values are `valid`.
+
+    With a `shard` other processes have the other values of the sequences.
+    """
 
     owner: Int[Tensor, " n"]
     sequences: int
     valid: Bool[Tensor, " n"] | Bool[Tensor, "n h"] | None = None
+    shard: ContextShard | None = None
+
+    @classmethod
+    def of(
+        cls, lengths: Lengths, valid: Bool[Tensor, " n"] | Bool[Tensor, "n h"] | None = None
+    ) -> "SequenceGroups":
+        """Of one value per token."""
+        return cls(lengths.sequence_of_token, len(lengths), valid, lengths.shard)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,17 +55,41 @@ class MeasureSums:
             valid = groups.valid if groups.valid.dim() == 2 else groups.valid[:, None]
             weight = valid.double().expand_as(x)
             x = torch.where(valid, x, 0.0)
-        by, number = sum_by_sequence(x, groups), sum_by_sequence(weight, groups)
+        if groups.shard is None:
+            by, number = sum_by_sequence(x, groups), sum_by_sequence(weight, groups)
+            squares = x.square().sum(0)
+        else:
+            # All at once: each sum is a message.
+            joined = torch.cat((x, weight, x.square()), dim=1)
+            by, number, by_square = sum_by_sequence(joined, groups).chunk(3, dim=1)
+            squares = by_square.sum(0)
         parts = (
             number.sum(0),
             by.sum(0),
-            x.square().sum(0),
+            squares,
             (number > 0).double().sum(0),
             by.square().sum(0),
             (by * number).sum(0),
             number.square().sum(0),
         )
         self._add((block, name), torch.stack(parts))
+
+    def add_columns(
+        self,
+        block: Block,
+        names: Sequence[str],
+        values: Float[Tensor, "n h columns"],
+        groups: SequenceGroups,
+    ) -> None:
+        """The same for several measures at once; `valid` has a column for each."""
+        assert groups.valid is not None, "each measure counts for queries of its own"
+        valid = groups.valid[:, None].expand(values.shape).flatten(1)
+        heads = MeasureSums()
+        wide = Block(block.layer, values.shape[1] * len(names), block.stack, block.sublayer)
+        heads.add(wide, "", values.flatten(1), replace(groups, valid=valid))
+        columns = heads.sums[wide, ""].unflatten(1, (values.shape[1], len(names)))
+        for name, sums in zip(names, columns.unbind(2), strict=True):
+            self._add((block, name), sums)
 
     def merge(self, other: "MeasureSums") -> None:
         for key, sums in other.sums.items():
@@ -80,7 +115,8 @@ class MeasureSums:
         clusters); over queries, all are taken as independent.
         """
         error = _error_over_sequences if over_sequences else _error_over_queries
-        return _concatenate([error(self._get(block, name)) for block in blocks])
+        sums = [self._get(block, name) for block in blocks]
+        return error(torch.cat(sums, dim=1)).numpy() if sums else _concatenate([])
 
     def _get(self, block: Block, name: str) -> Float[Tensor, "7 h"]:
         none = torch.zeros(7, block.heads, dtype=torch.float64)
@@ -91,9 +127,11 @@ def sum_by_sequence(values: Float[Tensor, "n h"], groups: SequenceGroups) -> Flo
     """Sum the values of each sequence."""
     if groups.sequences == 1:
         # On a GPU, adding all rows to the same index would serialize them.
-        return values.sum(0, keepdim=True)
-    zeros = values.new_zeros(groups.sequences, values.shape[1])
-    return zeros.index_add(0, groups.owner, values)
+        summed = values.sum(0, keepdim=True)
+    else:
+        zeros = values.new_zeros(groups.sequences, values.shape[1])
+        summed = zeros.index_add(0, groups.owner, values)
+    return summed if groups.shard is None else groups.shard.reduce(summed)
 
 
 def _mean(sums: Float[Tensor, "7 h"]) -> Float[Tensor, " h"]:
@@ -125,6 +163,8 @@ SINK_ABOVE = 0.3
 GATE_CLOSED_BELOW = 0.1
 NEIGHBORS = {-1: "previous_token", 0: "self", 1: "next_token"}
 
+# Offsets whose values are added in one go.
+OFFSETS_AT_ONCE = 8
 # The smallest weight on keys that is more than rounding error.
 LEAST_MASS = 1e-6
 
@@ -191,8 +231,9 @@ def add_measures(
     """Add every measure of one attention on one batch."""
     lengths = tiled.request.queries
     for name, values, valid in _query_measures(tiled, spec, sums, scope):
-        groups = SequenceGroups(lengths.sequence_of_token, len(lengths), valid)
-        totals.add(block, name, values, groups)
+        totals.add(block, name, values, SequenceGroups.of(lengths, valid))
+    if scope.same and spec.offsets:
+        _add_offsets(totals, block, spec.offsets, sums, lengths)
     for name, values, valid in _sequence_measures(sums, scope, lengths):
         owner = torch.arange(len(lengths), device=values.device)
         totals.add(block, name, values, SequenceGroups(owner, len(lengths), valid))
@@ -220,25 +261,48 @@ def _query_measures(
     yield "spread", sums.variance.sqrt(), attends
     if sums.memory is not None:
         yield "memory_length", sums.memory, attends
-    lengths = tiled.request.queries
-    length = lengths.offsets.diff().long()[lengths.sequence_of_token]
-    for column, offset in enumerate(spec.offsets):
-        # An offset counts for queries that have a token there.
-        key = lengths.positions + offset
-        yield offset_name(offset), sums.offsets[..., column], (key >= 0) & (key < length)
-        if offset == -1:
-            # arXiv 1906.04341 divides by all queries, including the first.
-            yield "previous_token_all_queries", sums.offsets[..., column], sees_key
+    if -1 in spec.offsets:
+        # arXiv 1906.04341 divides by all queries, including the first.
+        previous = sums.offsets[..., spec.offsets.index(-1)]
+        yield "previous_token_all_queries", previous, sees_key
     if scope.repeats is not None:
         yield "duplicate_token", sums.duplicate, scope.repeats
         yield "induction", sums.induction, scope.repeats
+
+
+def _text_lengths(lengths: Lengths) -> Int[Tensor, " b"]:
+    if lengths.shard is None:
+        return lengths.offsets.diff().long()
+    return torch.tensor(lengths.shard.lengths, device=lengths.offsets.device)
+
+
+def _add_offsets(
+    totals: MeasureSums,
+    block: Block,
+    offsets: tuple[int, ...],
+    sums: RowSums,
+    lengths: Lengths,
+) -> None:
+    """The weight at each offset, which counts for queries that have a token there."""
+    length = _text_lengths(lengths)[lengths.sequence_of_token]
+    key = lengths.positions[:, None] + torch.tensor(offsets, device=lengths.positions.device)
+    valid = (key >= 0) & (key < length[:, None])
+    # In float64 they would take much memory all at once.
+    for columns in range(0, len(offsets), OFFSETS_AT_ONCE):
+        part = slice(columns, columns + OFFSETS_AT_ONCE)
+        totals.add_columns(
+            block,
+            list(map(offset_name, offsets[part])),
+            sums.offsets[..., part],
+            SequenceGroups.of(lengths, valid[:, part]),
+        )
 
 
 def _sequence_measures(
     sums: RowSums, scope: MeasureScope, lengths: Lengths
 ) -> Iterator[tuple[str, Float[Tensor, "b h"], Bool[Tensor, "b h"]]]:
     """One value per sequence: whether its first token is a sink, and the detector's scores."""
-    every_query = SequenceGroups(lengths.sequence_of_token, len(lengths))
+    every_query = SequenceGroups.of(lengths)
     number = sum_by_sequence((sums.visible > 0).double()[:, None], every_query)
     first, mass = (sum_by_sequence(x.double(), every_query) for x in (sums.first, sums.mass))
     has_queries = (number > 0).expand_as(first)

@@ -6,6 +6,7 @@ one call of the fused kernel. On CUDA a Triton kernel streams over the keys inst
 """
 
 import math
+from concurrent.futures import wait
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import pairwise
@@ -17,7 +18,13 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyheads.lens.measure.score_tiles import HIDDEN_SCORE, Tile, TiledScores, TiledWeights
+from manyheads.lens.measure.score_tiles import (
+    HIDDEN_SCORE,
+    Tile,
+    TiledPart,
+    TiledScores,
+    TiledWeights,
+)
 from manyheads.parts.masks import exact_band
 from manyheads.parts.positions.alibi import AlibiBias
 
@@ -212,6 +219,7 @@ def _spread_sums(
     if tiled.request.mask.reach.after:
         # Later keys, which a causal head does not see, count the other way round.
         start = max(0, tile.rows.start + tiled.query_offset(tile.sequence) - tile.keys.start)
+        start = min(start, len(tile.keys))
         later = tile.keys.start + torch.arange(start, len(tile.keys), device=powers.device)
         distance = (later - position[:, None]).clamp(min=0).float()
         far = far + 2 * (powers[..., start:] * distance).sum(-1) / total
@@ -255,14 +263,14 @@ def _columns(tiled: TiledScores, spec: RowSumSpec, tile: Tile) -> Float[Tensor, 
 
 def _find_repeats(tiled: TiledScores, ids: Int[Tensor, " n"], tile: Tile) -> Repeats:
     """Pairs of a row and an earlier copy of its token."""
-    start = tiled.request.queries.starts[tile.sequence]
+    text, query, key = tiled.token_rows(tile.sequence)
     # The token after a copy may be in the tile even if the copy itself is not.
-    before = max(0, tile.keys.start - 1)
-    earlier = range(before, min(tile.keys.stop, tile.rows.stop))
-    own = ids[start + tile.rows.start : start + tile.rows.stop, None]
-    same: Bool[Tensor, "t s"] = own == ids[None, start + earlier.start : start + earlier.stop]
+    before = max(text - key, tile.keys.start - 1)
+    earlier = range(before, max(before, min(tile.keys.stop, tile.rows.stop + query - key)))
+    own = ids[query + tile.rows.start : query + tile.rows.stop, None]
+    same: Bool[Tensor, "t s"] = own == ids[None, key + earlier.start : key + earlier.stop]
     # Copies lie before the row itself.
-    same = same.tril(tile.rows.start - earlier.start - 1)
+    same = same.tril(tile.rows.start + query - key - earlier.start - 1)
     rows, copies = same.nonzero(as_tuple=True)
     return rows, copies + (earlier.start - tile.keys.start)
 
@@ -279,6 +287,8 @@ def _repeat_sum(
 
 
 MAX_HEAD_SIZE = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
+# Of queries and values, where the output is computed in the same pass.
+MAX_MIXED_SIZE, MAX_MIXED_MARKS = 128, 12
 # Marks take shared memory beside the products; by default texts have five classes.
 MAX_MARKS = 64
 # Larger than any distance between two tokens, and far from the limit of 32 bits.
@@ -294,11 +304,28 @@ def row_sums(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
         return stream_rows(tiled, spec)
 
 
+def cannot_mix(tiled: TiledScores, spec: RowSumSpec, value: Float[Tensor, "m g e"]) -> str | None:
+    """Why the pass that sums the weights cannot give the output too; None if it can."""
+    if (reason := cannot(tiled, spec)) is not None:
+        return reason
+    if value.dtype == torch.float32:
+        return "it takes several products of tensor cores for each of float32"
+    if max(tiled.query.shape[2], value.shape[2]) > MAX_MIXED_SIZE:
+        return f"heads of more than {MAX_MIXED_SIZE} channels do not fit"
+    if spec.marks.shape[1] > MAX_MIXED_MARKS:
+        return f"there are {spec.marks.shape[1]} marks, at most {MAX_MIXED_MARKS} fit"
+    if torch.cuda.get_device_capability(value.device) < (9, 0):
+        return "older devices have less shared memory, and no copies of blocks"
+    return None
+
+
 def cannot(tiled: TiledScores, spec: RowSumSpec) -> str | None:
     """Why this attention cannot be streamed; None if it can."""
     request, size = tiled.request, tiled.query.shape[2]
     if isinstance(tiled, TiledWeights):
         return "the weights of a mixer are not the softmax of products"
+    if isinstance(tiled, TiledPart):
+        return "the keys are only a part of the text"
     if tiled.query.device.type != "cuda":
         return f"streaming needs CUDA, got {tiled.query.device.type}"
     if find_spec("triton") is None:
@@ -322,12 +349,21 @@ def cannot(tiled: TiledScores, spec: RowSumSpec) -> str | None:
 
 def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
     """All sums of one attention in one pass over its keys; needs CUDA and Triton."""
+    return stream_rows_and_output(tiled, spec, None)[0]
+
+
+def stream_rows_and_output(
+    tiled: TiledScores, spec: RowSumSpec, value: Float[Tensor, "m g e"] | None
+) -> tuple[RowSums, Float[Tensor, "n h e"] | None]:
+    """All sums, and from the same pass what the heads mix of the values, if they are given."""
+    from manyheads.lens.measure import triton_pair_weights as pairs
     from manyheads.lens.measure import triton_row_sums as kernels
 
     request = tiled.request
     queries, keys = request.queries, request.keys
     if queries.longest == 0:
-        return RowSums.empty(tiled, spec)
+        output = None if value is None else value.new_zeros(0, tiled.query.shape[1], value.shape[2])
+        return RowSums.empty(tiled, spec), output
     band = exact_band(request.mask)
     assert band is not None, "checked by `cannot`"
     before, after = (int(min(side, UNLIMITED)) for side in (band.before, band.after))
@@ -336,36 +372,42 @@ def stream_rows(tiled: TiledScores, spec: RowSumSpec) -> RowSums:
         key=_channels_last(tiled.key),
         query_starts=queries.offsets,
         key_starts=keys.offsets,
+        key_position=keys.positions,
         longest=queries.longest,
         reach=(before, after),
         scale=request.scale,
         marks=spec.marks,
+        value=None if value is None else _channels_last(value),
         slopes=request.bias.slopes.float() if isinstance(request.bias, AlibiBias) else None,
         sink=None if request.sink is None else request.sink.float(),
     )
     owner = queries.sequence_of_token
     count = keys.offsets.diff()[owner]
     position = (queries.positions + (count - queries.offsets.diff()[owner])).int()
-    at = kernels.QueryPositions(position, keys.offsets[owner], count)
-    fields, marks = kernels.stream(inputs)
+    at = pairs.QueryPositions(position, keys.offsets[owner], count)
+    others = pairs.compile_in_background(inputs, at)
+    streamed = kernels.stream(inputs)
+    wait(others)
+    fields = dict(streamed.fields)
     level = fields.pop("level")
-    gathered = kernels.offset_weights(inputs, at, level, spec.offsets)
+    gathered = pairs.offset_weights(inputs, at, level, spec.offsets)
     repeats = torch.zeros(2, *level.shape, device=level.device)
     if spec.ids is not None:
-        repeats = kernels.repeat_weights(inputs, at, level, *_sort_by_token(spec.ids, owner))
+        repeats = pairs.repeat_weights(inputs, at, level, *_sort_by_token(spec.ids, owner))
     # The log-sum-exp is to base 2.
     score = (level + fields["largest"].log2()) * math.log(2)
     low, high = (position - before).clamp(min=0), torch.minimum(position + after + 1, count)
-    return RowSums(
+    sums = RowSums(
         visible=(high - low).clamp(min=0).float(),
         first=gathered[..., 0],
         offsets=gathered[..., 1:],
         duplicate=repeats[0],
         induction=repeats[1],
-        marks=marks,
+        marks=streamed.marks,
         score=score.masked_fill(fields["largest"] == 0, 0.0),
         **fields,
     )
+    return sums, streamed.output
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -2,24 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.kernels.contract import Request
 from manyheads.lens.results.addresses import attention_at, mixer_at
 from manyheads.mixers.head_weights import HeadWeights
 from manyheads.models.stack import Stack
-from manyheads.parts.masks import Causal, Full, exact_band
+from manyheads.parts.masks import Band, Causal, Full, exact_band
 from manyheads.parts.positions.relative import Bias
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
 # Below every score, and finite: zero times minus infinity is NaN.
 HIDDEN_SCORE = -1e30
+# Larger edges of tiles are checked anew in each layer.
+CACHED_PAIRS = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ class TiledScores:
     def query_offset(self, sequence: int) -> int:
         """The key position of the first query; the last query is at the last key."""
         return self.request.keys.each[sequence] - self.request.queries.each[sequence]
+
+    def token_rows(self, sequence: int) -> tuple[int, int, int]:
+        """The rows of packed ids that hold the first token of the text, query and key."""
+        start = self.request.queries.starts[sequence]
+        return start, start, start
 
     def positions(self, tile: Tile) -> Int[Tensor, " t"]:
         """The key positions of the queries of a tile."""
@@ -106,17 +114,30 @@ class TiledScores:
 
     def _hide(self, scored: Float[Tensor, "h t w"], tile: Tile) -> Float[Tensor, " t"]:
         """Overwrite the scores that the mask hides; of a band only the two edges need checking."""
-        inner, device = self._unmasked(tile), self.query.device
+        inner = self._unmasked(tile)
         count = scored.new_full((scored.shape[1],), float(len(inner)))
         for edge in (range(inner.start), range(inner.stop, len(tile.keys))):
             if len(edge):
-                key = torch.arange(edge.start, edge.stop, device=device)[None] + tile.keys.start
-                length = torch.full((1, 1), self.request.keys.each[tile.sequence], device=device)
-                mask = self.request.mask.of_sequence(tile.sequence)
-                allowed = mask.allows(self.positions(tile)[:, None], key, length)
-                count += allowed.sum(-1)
-                scored[:, :, edge.start : edge.stop].masked_fill_(~allowed, HIDDEN_SCORE)
+                hidden, seen = self._edge(tile, edge)
+                count += seen
+                scored[:, :, edge.start : edge.stop].masked_fill_(hidden, HIDDEN_SCORE)
         return count
+
+    def _edge(self, tile: Tile, edge: range) -> tuple[Bool[Tensor, "t w"], Int[Tensor, " t"]]:
+        """Which of some keys of a tile are hidden, and how many each query sees."""
+        band, device = exact_band(self.request.mask), self.query.device
+        start = tile.keys.start + edge.start
+        if band is not None:
+            # Only distances count: layers, and sequences of one length, share the answer.
+            ahead = start - tile.rows.start - self.query_offset(tile.sequence)
+            small = len(tile.rows) * len(edge) <= CACHED_PAIRS
+            hidden = _hidden_in_band if small else _hidden_in_band.__wrapped__
+            return hidden(band, ahead, len(tile.rows), len(edge), device)
+        key = torch.arange(start, start + len(edge), device=device)[None]
+        length = torch.full((1, 1), self.request.keys.each[tile.sequence], device=device)
+        mask = self.request.mask.of_sequence(tile.sequence)
+        allowed = mask.allows(self.positions(tile)[:, None], key, length)
+        return ~allowed, allowed.sum(-1)
 
     def _unmasked(self, tile: Tile) -> range:
         """The keys of a tile that are known to be visible to all its queries."""
@@ -128,6 +149,34 @@ class TiledScores:
         start = int(max(tile.keys.start, min(last - band.before, tile.keys.stop)))
         stop = int(max(start, min(first + band.after + 1, tile.keys.stop)))
         return range(start - tile.keys.start, stop - tile.keys.start)
+
+
+@lru_cache(maxsize=64)
+def _hidden_in_band(
+    band: Band, ahead: int, rows: int, keys: int, device: torch.device
+) -> tuple[Bool[Tensor, "t w"], Int[Tensor, " t"]]:
+    """The keys that a band hides, of which the first is `ahead` of the first query."""
+    # Watchers with gradients may use it after one without.
+    with torch.inference_mode(False):
+        query = torch.arange(rows, device=device)[:, None]
+        away = torch.arange(ahead, ahead + keys, device=device)[None] - query
+        allowed = (away >= -band.before) & (away <= band.after)
+        return ~allowed, allowed.sum(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TiledPart(TiledScores):
+    """Some queries and keys of one text: the positions of the first ones, and the text's row."""
+
+    first_query: int
+    first_key: int
+    text_row: int
+
+    def query_offset(self, sequence: int) -> int:  # noqa: ARG002, there is one
+        return self.first_query - self.first_key
+
+    def token_rows(self, sequence: int) -> tuple[int, int, int]:  # noqa: ARG002
+        return self.text_row, self.text_row + self.first_query, self.text_row + self.first_key
 
 
 @dataclass(frozen=True, slots=True, eq=False)

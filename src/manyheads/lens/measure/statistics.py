@@ -19,8 +19,9 @@ from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
 from manyheads.lens.measure import measures
 from manyheads.lens.measure.watcher import Activation, MeasurementPlan, StatisticsWatcher
 from manyheads.lens.results import addresses, measure_names, tables
-from manyheads.models import build, model_interface, vision
-from manyheads.ragged import Ragged
+from manyheads.models import build, encoder, model_interface, vision
+from manyheads.models.context_parallel import check_context_parallel
+from manyheads.ragged import ContextShard, Ragged
 from manyheads.taps import Site
 
 KIND = "statistics"
@@ -107,6 +108,7 @@ def statistics(
     sink_above: float = measures.SINK_ABOVE,
     max_length: int | None = None,
     batch_tokens: int | None = None,
+    context_parallel: bool = False,
     progress: bool = True,
 ) -> Statistics:
     """Measure every head on texts, in a streaming pass that never stores an n x n pattern.
@@ -137,6 +139,10 @@ def statistics(
     negative: A is the absolute weight over the sum of those of its row. Mixers without a pattern
     have only output_norm and output_share; those without heads have no row.
 
+    With `context_parallel` the processes of `torch.distributed`, each of which makes this call,
+    share the tokens of every text, and no process has the activations of a whole one. All get the
+    same result as one process (see `docs/guides/many-gpus.md`).
+
     Ctrl-C ends the measurement and keeps the finished batches.
 
     >>> from manyheads.models.build import build
@@ -146,9 +152,18 @@ def statistics(
     ['entropy', 'induction', 'offset-2']
     """
     check_heads(model)
+    if context_parallel:
+        check_shares_texts(model)
+        progress = progress and torch.distributed.get_rank() == 0
     plan = make_plan(model, classes, offsets, sink_above)
     return measure_by_plan(
-        model, texts, plan, max_length=max_length, batch_tokens=batch_tokens, progress=progress
+        model,
+        texts,
+        plan,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        context_parallel=context_parallel,
+        progress=progress,
     )
 
 
@@ -160,13 +175,14 @@ def measure_by_plan(
     last: Site | None = None,
     max_length: int | None = None,
     batch_tokens: int | None = None,
+    context_parallel: bool = False,
     progress: bool = True,
 ) -> Statistics:
     """The same, with a plan that several passes share; each may end after a site."""
     totals = StatisticsTotals()
 
     def visit(inputs: model_interface.ModelInputs, numbers: list[int]) -> None:
-        totals.add(watch_batch(model, plan, inputs, numbers, last))
+        totals.add(watch_batch(model, plan, inputs, numbers, last, context_parallel))
 
     summary = for_each_batch(
         model,
@@ -186,12 +202,32 @@ def watch_batch(
     inputs: model_interface.ModelInputs,
     numbers: list[int],
     last: Site | None = None,
+    context_parallel: bool = False,
 ) -> StatisticsWatcher:
     """Measure one batch, whose texts have these numbers, up to a site."""
     watcher = StatisticsWatcher(plan, ids_by_stack(model, inputs), numbers)
+    if context_parallel:
+        assert inputs.ids is not None, "checked by `check_shares_texts`"
+        shard = ContextShard.in_group(inputs.ids.lengths.each)
+        inputs = model_interface.ModelInputs(ids=inputs.ids.shard(shard))
     with torch.inference_mode():
         run_until(partial(model.run_hidden, inputs), watcher, last)
     return watcher
+
+
+def check_shares_texts(model: build.Model) -> None:
+    """Refuse to share the texts of this model among processes, or to do so without any."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise InputError(
+            "context_parallel=True needs the processes of torch.distributed, and there are none",
+            "start this program with torchrun and call torch.distributed.init_process_group first",
+        )
+    if not isinstance(model, encoder.TextModel):
+        raise InputError(
+            f"processes cannot share the inputs of a {type(model).__name__}",
+            "use an encoder or a decoder of manyheads, or one process",
+        )
+    check_context_parallel(model.config.stack, trains=False)
 
 
 def check_heads(model: build.Model) -> None:

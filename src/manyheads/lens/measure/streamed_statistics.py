@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from manyheads.argument_checks import checked
-from manyheads.checkpoints.layer_stream import LayerStream
+from manyheads.checkpoints.deferred.layer_stream import LayerStream
 from manyheads.errors import InputError
 from manyheads.lens.inputs.cached_run import run_until
 from manyheads.lens.inputs.texts import Inputs, NumberedBatch, PassSummary, read_batches

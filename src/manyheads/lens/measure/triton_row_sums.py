@@ -2,11 +2,12 @@
 
 As in flash attention (arXiv 2205.14135), each program takes a tile of queries of one head through
 all blocks of keys: products on the tensor cores, statistics in float32, only sums over rows stored.
-The weights of single pairs (offsets, repeated tokens) follow once the log-sum-exp is known.
+The weights of single pairs (`triton_pair_weights.py`) follow once the log-sum-exp is known.
 Importing this file needs Triton: import it only where there is a CUDA device.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -22,8 +23,13 @@ FAR = tl.constexpr(-1e30)
 LOW = tl.constexpr(-1e29)
 TINY = tl.constexpr(1e-30)
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
-# Shared memory of 128 queries and three stages of 128 keys of 128 channels, with their marks.
-LARGE_TILE_BYTES = 160_000
+# Shared memory of 128 queries and two stages of 128 keys of 128 channels, with their marks; and
+# with their values.
+LARGE_TILE_BYTES, MIXED_TILE_BYTES = 110_000, 185_000
+# Columns of the values before those of marks: ones, places, squares in two parts.
+MOMENTS = 4
+# Squares of places in a block are multiples of this, and a rest below it.
+LOW_SQUARES = 64
 # In the order in which the kernel stores them.
 FIELDS = ("mass", "entropy", "squares", "largest", "distance", "variance", "level")
 
@@ -36,120 +42,34 @@ class StreamInputs:
     key: Float[Tensor, "m g d"]
     query_starts: Int[Tensor, " b_plus_1"]
     key_starts: Int[Tensor, " b_plus_1"]
+    key_position: Int[Tensor, " m"]
     longest: int
     reach: tuple[int, int]
     scale: float
     marks: Float[Tensor, "m marks"]
+    value: Float[Tensor, "m g e"] | None
     slopes: Float[Tensor, " h"] | None
     sink: Float[Tensor, " h"] | None
 
 
-@triton.jit
-def _meet(
-    top,
-    total,
-    inverse,
-    surprise,
-    squares,
-    moment,
-    scatter,
-    ahead,
-    marked,
-    q,
-    place,
-    key_at,
-    marks_at,
-    start,
-    count,
-    slope,
-    scale,
-    reach_before,
-    reach_after,
-    key_stride,
-    EDGE: tl.constexpr,
-    AHEAD: tl.constexpr,
-    ALIBI: tl.constexpr,
-    MARKS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-    KEYS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-):
-    """Add one block of keys to the sums; only at an `EDGE` are some keys hidden from a row."""
-    step = tl.arange(0, KEYS)
-    key = start + step
-    channel = tl.arange(0, PADDED)
-    at = key_at + tl.cast(start, tl.int64) * key_stride
-    at = at + step[:, None] * key_stride + channel[None, :]
-    if EDGE:
-        k = tl.load(at, mask=(key < count)[:, None] & (channel < SIZE)[None, :], other=0.0)
-    elif SIZE == PADDED:
-        k = tl.load(at)
-    else:
-        k = tl.load(at, mask=(channel < SIZE)[None, :], other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if EDGE or ALIBI or AHEAD:
-        away = key[None, :] - place[:, None]
-    if EDGE or ALIBI:
-        scores = scores * scale
-        if ALIBI:
-            scores = scores - slope * tl.abs(away).to(tl.float32)
-        if EDGE:
-            seen = (key < count)[None, :] & (away >= -reach_before) & (away <= reach_after)
-            scores = tl.where(seen, scores, FAR)
-        best = tl.maximum(top, tl.max(scores, 1))
-        below = scores - (best - LIFT)[:, None]
-    else:
-        best = tl.maximum(top, tl.max(scores, 1) * scale)
-        below = scores * scale - (best - LIFT)[:, None]
-    powers = tl.exp2(below)
-    fade = tl.exp2(top - best)
-    here = tl.sum(powers, 1)
-    surprise = fade * (surprise + (top - best) * total) + tl.sum(powers * below, 1)
-    squares = squares * (fade * fade) + tl.sum(powers * powers, 1)
-    # Mean and variance of the block, then merged with those before (Chan's rule): squares of
-    # distant positions would cancel.
-    column = step.to(tl.float32)
-    inside = tl.sum(powers * column[None, :], 1)
-    middle = inside / tl.maximum(here, TINY)
-    gap = column[None, :] - middle[:, None]
-    offset = (start - place).to(tl.float32)
-    apart = offset + middle - moment * inverse
-    old = total * fade
-    total = old + here
-    inverse = 1.0 / tl.maximum(total, TINY)
-    scatter = scatter * fade + tl.sum(powers * gap * gap, 1)
-    scatter += apart * apart * old * (here * inverse)
-    moment = moment * fade + (here * offset + inside)
-    if AHEAD:
-        ahead = ahead * fade + tl.sum(powers * tl.maximum(away, 0).to(tl.float32), 1)
-    if MARKS > 0:
-        mark = tl.arange(0, MARKS)
-        at = marks_at + key[:, None] * MARKS + mark[None, :]
-        if EDGE:
-            marks = tl.load(at, mask=(key < count)[:, None], other=0.0)
-        else:
-            marks = tl.load(at)
-        half = powers.to(tl.float16)
-        marked = tl.dot(half, marks, acc=marked * fade[:, None])
-        if SPLIT:
-            rest = (powers - half.to(tl.float32)).to(tl.float16)
-            marked = tl.dot(rest, marks, acc=marked)
-    return best, total, inverse, surprise, squares, moment, scatter, ahead, marked
-
-
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "tiles", "heads", "share", "queries", "reach_before", "reach_after",
+    ]
+)  # fmt: skip
 def _stream(
     query_at,
     key_at,
+    value_at,
     query_starts_at,
     key_starts_at,
-    marks_at,
+    columns_at,
     slopes_at,
     sink_at,
+    value_scale_at,
     out_at,
-    marked_at,
+    summed_at,
+    mixed_at,
     tiles,
     heads,
     share,
@@ -161,18 +81,23 @@ def _stream(
     query_head,
     key_stride,
     key_head,
+    value_stride,
+    value_head,
+    MIX: tl.constexpr,
     AHEAD: tl.constexpr,
     ALIBI: tl.constexpr,
     SINK: tl.constexpr,
-    MARKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
+    OUT: tl.constexpr,
+    OUT_PADDED: tl.constexpr,
 ):
-    """A tile of queries of one head and all keys that they see."""
+    """A tile of queries of one head and all keys that they see; with `MIX` also their output."""
     # Programs that run at the same time read the same keys; the longest start first.
     tile = tiles - 1 - tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
@@ -184,17 +109,29 @@ def _stream(
     if tile * ROWS >= rows:
         return
     row = tile * ROWS + tl.arange(0, ROWS)
+    held = row < rows
     shift = count - rows
     place = row + shift
     channel = tl.arange(0, PADDED)
+    column = tl.arange(0, COLUMNS)
     at = query_at + head * query_head + (query_start + row).to(tl.int64)[:, None] * query_stride
-    inside = (row < rows)[:, None] & (channel < SIZE)[None, :]
-    q = tl.load(at + channel[None, :], mask=inside, other=0.0)
+    q = tl.load(at + channel[None, :], mask=held[:, None] & (channel < SIZE)[None, :], other=0.0)
+    lane = tl.arange(0, KEYS)
     key_at += key_start.to(tl.int64) * key_stride + (head // share) * key_head
-    marks_at += key_start.to(tl.int64) * MARKS
+    # Beyond the last key of the sequence they give zeros.
+    keys = tl.make_tensor_descriptor(key_at, [count, SIZE], [key_stride, 1], [KEYS, PADDED])
+    columns_at += key_start.to(tl.int64) * COLUMNS
+    columns = tl.make_tensor_descriptor(columns_at, [count, COLUMNS], [COLUMNS, 1], [KEYS, COLUMNS])
+    out_channel = tl.arange(0, OUT_PADDED)
+    value_at += key_start.to(tl.int64) * value_stride + (head // share) * value_head
+    if MIX:
+        values = tl.make_tensor_descriptor(
+            value_at, [count, OUT], [value_stride, 1], [KEYS, OUT_PADDED]
+        )
     slope = scale
     if ALIBI:
         slope = tl.load(slopes_at + head) * LOG2_E
+    hidden = FAR / scale
 
     top = tl.full((ROWS,), LOW, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -204,30 +141,60 @@ def _stream(
     moment = tl.zeros((ROWS,), tl.float32)
     scatter = tl.zeros((ROWS,), tl.float32)
     ahead = tl.zeros((ROWS,), tl.float32)
-    marked = tl.zeros((ROWS, MARKS if MARKS > 0 else 1), tl.float32)
+    summed = tl.zeros((ROWS, COLUMNS), tl.float32)
+    mixed = tl.zeros((ROWS, OUT_PADDED if MIX else 1), tl.float32)
 
-    # Some row sees keys `low` to `high`; every row sees the blocks from `clear` to `clear_end`.
+    # Some row sees blocks `low` to `high`; every row sees all of `clear` to `clear_end`.
     first = tile * ROWS + shift
     last = tl.minimum(first + ROWS, count) - 1
-    low = tl.maximum(first - reach_before, 0)
-    high = tl.minimum(last + reach_after + 1, count)
-    edges = tl.cdiv(tl.maximum(last - reach_before - low, 0), KEYS)
-    clear = low + edges * KEYS
-    clear_end = tl.minimum(first + reach_after + 1, count)
-    clear_end = clear + tl.maximum(clear_end - clear, 0) // KEYS * KEYS
-    for start in range(clear, clear_end, KEYS):
-        top, total, inverse, surprise, squares, moment, scatter, ahead, marked = _meet(
-            top, total, inverse, surprise, squares, moment, scatter, ahead, marked,
-            q, place, key_at, marks_at, start, count, slope, scale, reach_before, reach_after,
-            key_stride, False, AHEAD, ALIBI, MARKS, SPLIT, PRECISION, KEYS, SIZE, PADDED,
-        )  # fmt: skip
-    for step in range(edges + tl.cdiv(tl.maximum(high - clear_end, 0), KEYS)):
-        start = tl.where(step < edges, low + step * KEYS, clear_end + (step - edges) * KEYS)
-        top, total, inverse, surprise, squares, moment, scatter, ahead, marked = _meet(
-            top, total, inverse, surprise, squares, moment, scatter, ahead, marked,
-            q, place, key_at, marks_at, start, count, slope, scale, reach_before, reach_after,
-            key_stride, True, AHEAD, ALIBI, MARKS, SPLIT, PRECISION, KEYS, SIZE, PADDED,
-        )  # fmt: skip
+    low = tl.maximum(first - reach_before, 0) // KEYS
+    high = tl.cdiv(tl.maximum(tl.minimum(last + reach_after + 1, count), 0), KEYS)
+    clear = tl.cdiv(tl.maximum(last - reach_before, 0), KEYS)
+    clear_end = tl.maximum(tl.minimum(first + reach_after + 1, count), 0) // KEYS
+    for step in range(low, high):
+        start = step * KEYS
+        key = start + lane
+        scores = tl.dot(q, tl.trans(keys.load([start, 0])), input_precision=PRECISION)
+        if ALIBI:
+            scores -= slope / scale * tl.abs(key[None, :] - place[:, None]).to(tl.float32)
+        if (step < clear) | (step >= clear_end):
+            away = key[None, :] - place[:, None]
+            seen = (key < count)[None, :] & (away >= -reach_before) & (away <= reach_after)
+            scores = tl.where(seen, scores, hidden)
+        best = tl.maximum(top, tl.max(scores, 1) * scale)
+        below = scores * scale - best[:, None]
+        # The surprise is summed without the lift, which would multiply the rounding of `total`.
+        powers = tl.exp2(below + LIFT)
+        fade = tl.exp2(top - best)
+        surprise = fade * (surprise + (top - best) * total) + tl.sum(powers * below, 1)
+        squares = squares * (fade * fade) + tl.sum(powers * powers, 1)
+        if AHEAD:
+            later = tl.maximum(key[None, :] - place[:, None], 0).to(tl.float32)
+            ahead = ahead * fade + tl.sum(powers * later, 1)
+        # Ones, places in the block, their squares in two parts, and marks, by one product.
+        half = powers.to(tl.float16)
+        spread = columns.load([start, 0])
+        block = tl.dot(half, spread)
+        if SPLIT:
+            block = tl.dot((powers - half.to(tl.float32)).to(tl.float16), spread, acc=block)
+        if MIX:
+            mixed = tl.dot(half, values.load([start, 0]), acc=mixed * fade[:, None])
+        summed = summed * fade[:, None] + block
+        here = tl.sum(tl.where((column == 0)[None, :], block, 0.0), 1)
+        within = tl.sum(tl.where((column == 1)[None, :], block, 0.0), 1)
+        second = tl.sum(tl.where(((column == 2) | (column == 3))[None, :], block, 0.0), 1)
+        # Mean and variance of the block, then merged with those before (Chan's rule): squares of
+        # distant positions would cancel.
+        middle = within / tl.maximum(here, TINY)
+        offset = (start + KEYS // 2 - place).to(tl.float32)
+        apart = offset + middle - moment * inverse
+        old = total * fade
+        total = old + here
+        inverse = 1.0 / tl.maximum(total, TINY)
+        scatter = scatter * fade + tl.maximum(second - within * middle, 0.0)
+        scatter += apart * apart * old * (here * inverse)
+        moment = moment * fade + (here * offset + within)
+        top = best
 
     some = tl.maximum(total, TINY)
     level = tl.log2(some) + (top - LIFT)
@@ -238,10 +205,9 @@ def _stream(
     # Powers times this are weights; a row without visible keys has none.
     factor = tl.where(total > 0, tl.exp2(top - LIFT - level), 0.0)
     mass = factor * total
-    entropy = tl.where(total > 0, (level - (top - LIFT)) * mass - factor * surprise, 0.0) * LN_2
+    entropy = tl.where(total > 0, (level - top) * mass - factor * surprise, 0.0) * LN_2
     distance = mass * ((2 * ahead - moment) / some)
     cell = (query_start + row).to(tl.int64) * heads + head
-    held = row < rows
     field = tl.cast(queries, tl.int64) * heads
     tl.store(out_at + cell, mass, mask=held)
     tl.store(out_at + field + cell, entropy, mask=held)
@@ -250,43 +216,110 @@ def _stream(
     tl.store(out_at + 4 * field + cell, distance, mask=held)
     tl.store(out_at + 5 * field + cell, scatter / some, mask=held)
     tl.store(out_at + 6 * field + cell, level, mask=held)
-    if MARKS > 0:
-        at = marked_at + cell[:, None] * MARKS + tl.arange(0, MARKS)[None, :]
-        tl.store(at, marked * factor[:, None], mask=held[:, None])
+    at = summed_at + cell[:, None] * COLUMNS + column[None, :]
+    tl.store(at, summed * factor[:, None], mask=held[:, None])
+    if MIX:
+        at = mixed_at + cell[:, None] * OUT + out_channel[None, :]
+        mixed = mixed * (factor / tl.load(value_scale_at))[:, None]
+        mixed = mixed.to(mixed_at.dtype.element_ty)
+        tl.store(at, mixed, mask=held[:, None] & (out_channel < OUT)[None, :])
 
 
-def stream(
-    inputs: StreamInputs,
-) -> tuple[dict[str, Float[Tensor, "n h"]], Float[Tensor, "n h marks"]]:
-    """Every sum by name (`level` is the log-sum-exp to base 2), and the weight on marked keys."""
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamedSums:
+    """Sums by name (`level` is the log-sum-exp to base 2), weights on marked keys, and outputs."""
+
+    fields: dict[str, Float[Tensor, "n h"]]
+    marks: Float[Tensor, "n h marks"]
+    output: Float[Tensor, "n h e"] | None
+
+
+def stream(inputs: StreamInputs) -> StreamedSums:
+    """Every sum, and the output where the values are given."""
     (queries, heads, size), device = inputs.query.shape, inputs.query.device
+    marks, value = inputs.marks.shape[1], inputs.value
+    columns = max(16, triton.next_power_of_2(MOMENTS + marks))
+    shape = choose_tile_shape(inputs.query, columns, mixes=value is not None)
+    wide = 16 if value is None else value.shape[2]
     out = torch.zeros(len(FIELDS), queries, heads, device=device)
-    wide = max(16, triton.next_power_of_2(inputs.marks.shape[1])) if inputs.marks.shape[1] else 0
-    marks = torch.zeros(len(inputs.marks), wide, device=device, dtype=torch.float16)
-    marks[:, : inputs.marks.shape[1]] = inputs.marks
-    marked = torch.zeros(queries, heads, wide, device=device)
-    shape = choose_tile_shape(inputs.query, wide)
+    summed = torch.zeros(queries, heads, columns, device=device)
+    output = None if value is None else value.new_zeros(queries, heads, wide)
     tiles = triton.cdiv(inputs.longest, shape.rows)
+    # Descriptors of the keys of a sequence are made by each program, in memory of its own.
+    triton.set_allocator(partial(_allocate, device))
+    key = align_rows(inputs.key)
+    scaled, scale = (key, out) if value is None else _scale_to_half(value)
     _stream[(tiles * heads * (len(inputs.query_starts) - 1),)](
-        *(inputs.query, inputs.key, inputs.query_starts, inputs.key_starts, marks),
+        *(inputs.query, key, scaled, inputs.query_starts, inputs.key_starts),
+        _value_columns(inputs, columns, shape.keys),
         *(inputs.query if tensor is None else tensor for tensor in (inputs.slopes, inputs.sink)),
-        *(out, marked, tiles, heads, heads // inputs.key.shape[1], queries),
+        *(scale, out, summed, out if output is None else output),
+        *(tiles, heads, heads // inputs.key.shape[1], queries),
         *(inputs.scale * LOG2_E.value, *inputs.reach),
-        *(*inputs.query.stride()[:2], *inputs.key.stride()[:2]),
+        *(*inputs.query.stride()[:2], *key.stride()[:2], *scaled.stride()[:2]),
+        MIX=value is not None,
         AHEAD=inputs.reach[1] > 0,
         ALIBI=inputs.slopes is not None,
         SINK=inputs.sink is not None,
-        MARKS=wide,
+        COLUMNS=columns,
         SPLIT=inputs.query.dtype == torch.float32,
         PRECISION="tf32x3" if inputs.query.dtype == torch.float32 else "tf32",
         ROWS=shape.rows,
         KEYS=shape.keys,
         SIZE=size,
         PADDED=max(16, triton.next_power_of_2(size)),
+        OUT=wide,
+        OUT_PADDED=max(16, triton.next_power_of_2(wide)),
         num_warps=shape.warps,
         num_stages=shape.stages,
     )
-    return dict(zip(FIELDS, out, strict=True)), marked[..., : inputs.marks.shape[1]]
+    fields = dict(zip(FIELDS, out, strict=True))
+    return StreamedSums(fields, summed[..., MOMENTS : MOMENTS + marks], output)
+
+
+def _allocate(device: torch.device, size: int, alignment: int, stream: int | None) -> Tensor:  # noqa: ARG001
+    return torch.empty(size, device=device, dtype=torch.int8)
+
+
+def align_rows(x: Float[Tensor, "m g d"]) -> Float[Tensor, "m g d"]:
+    """The same numbers, each head 16 bytes or a multiple of them from the next, as copies need."""
+    apart = [stride * x.element_size() % 16 == 0 for stride in x.stride()[:2]]
+    if x.stride(-1) == 1 and all(apart) and x.data_ptr() % 16 == 0:
+        return x
+    size = x.shape[2]
+    padded = x.new_zeros(*x.shape[:2], size + -size % (16 // x.element_size()))
+    padded[..., :size] = x
+    return padded[..., :size]
+
+
+def _scale_to_half(value: Float[Tensor, "m g e"]) -> tuple[Float[Tensor, "m g e"], Tensor]:
+    """Values in float16, multiplied by a power of 2 that lets all of bfloat16 fit, and that power.
+
+    Weights are in float16 for the sums, and a product needs the same dtype on both sides.
+    """
+    if value.dtype == torch.float16 or not value.numel():
+        return align_rows(value), torch.ones(1, device=value.device)
+    largest = value.abs().amax().float().clamp(min=1e-30)
+    scale = torch.exp2(torch.floor(15 - largest.log2())).clamp(max=2.0**60)
+    return align_rows((value * scale).half()), scale.reshape(1)
+
+
+def _value_columns(inputs: StreamInputs, columns: int, block: int) -> Float[Tensor, "m columns"]:
+    """What the weights are multiplied with: ones, places in a block of keys, squares, marks.
+
+    All are exact in float16: of squares, which have more digits, the low bits are a column of
+    their own.
+    """
+    keys, device = len(inputs.marks), inputs.query.device
+    values = torch.zeros(keys, columns, device=device, dtype=torch.float16)
+    if keys:
+        place = inputs.key_position % block - block // 2
+        square = place.square()
+        low = square % LOW_SQUARES
+        moments = (torch.ones_like(place), place, square - low, low)
+        values[:, :MOMENTS] = torch.stack(moments, dim=1)
+        values[:, MOMENTS : MOMENTS + inputs.marks.shape[1]] = inputs.marks
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,22 +332,28 @@ class TileShape:
     stages: int
 
 
-def choose_tile_shape(query: Float[Tensor, "n h d"], marks: int) -> TileShape:
-    """Tuned on an H200, where 128 by 128 is 7% faster than 64 by 128.
+def choose_tile_shape(
+    query: Float[Tensor, "n h d"], columns: int, *, mixes: bool = False
+) -> TileShape:
+    """Tuned on an H200 with heads of 128; float32 takes three products instead of one.
 
-    Smaller GPUs lack the shared memory for it, and float32 takes three products instead of one.
+    Milliseconds at 131,072 tokens, 8 heads and two stages: 128 by 128 49.9, with three stages 59.8,
+    128 by 64 59.6, 64 by 128 57.7; with the values 82.0, 128 by 64 with three stages 90.7.
     """
-    large = False
+    shared = 0
     if query.device.type == "cuda":
         driver = triton.runtime.driver.active
         properties = driver.utils.get_device_properties(query.device.index)
-        large = int(properties["max_shared_mem"]) > LARGE_TILE_BYTES
+        shared = int(properties["max_shared_mem"])
     if query.dtype == torch.float32 or query.shape[2] > 128:
-        return TileShape(64, 32, 4, 2 if large else 1)
-    return TileShape(128, 128, 8, 3) if large and marks <= 16 else TileShape(64, 64, 4, 2)
+        return TileShape(64, 32, 4, 2 if shared > LARGE_TILE_BYTES else 1)
+    if mixes and shared <= MIXED_TILE_BYTES:
+        return TileShape(64, 32, 4, 2)
+    large = shared > LARGE_TILE_BYTES and columns <= 16
+    return TileShape(128, 128, 8, 2) if large or mixes else TileShape(64, 64, 4, 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "width"])
 def _below(
     values_at, kept_at, limit_at, out_at, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -343,203 +382,3 @@ def count_below(
         values, rows.to(torch.uint8), limit, count, *values.shape, ROWS=tile, COLUMNS=1024
     )
     return count
-
-
-@triton.jit
-def _at_offsets(
-    query_at,
-    key_at,
-    place_at,
-    origin_at,
-    count_at,
-    offsets_at,
-    slopes_at,
-    level_at,
-    out_at,
-    queries,
-    heads,
-    share,
-    columns,
-    scale,
-    reach_before,
-    reach_after,
-    query_stride,
-    query_head,
-    key_stride,
-    key_head,
-    ALIBI: tl.constexpr,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-):
-    """The weight on the first key, then on the key at each offset."""
-    head = tl.program_id(0) % heads
-    row = tl.program_id(0) // heads * ROWS + tl.arange(0, ROWS)
-    held = row < queries
-    place = tl.load(place_at + row, mask=held, other=0)
-    origin = tl.load(origin_at + row, mask=held, other=0)
-    count = tl.load(count_at + row, mask=held, other=0)
-    cell = row.to(tl.int64) * heads + head
-    level = tl.load(level_at + cell, mask=held, other=0.0)
-    channel = tl.arange(0, PADDED)
-    inside = held[:, None] & (channel < SIZE)[None, :]
-    at = query_at + head * query_head + row.to(tl.int64)[:, None] * query_stride + channel[None, :]
-    q = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    key_at += head // share * key_head
-    for column in range(columns):
-        offset = tl.load(offsets_at + tl.maximum(column - 1, 0))
-        key = tl.where(column == 0, 0, place + offset)
-        away = key - place
-        seen = held & (key >= 0) & (key < count)
-        seen = seen & (away >= -reach_before) & (away <= reach_after)
-        at = key_at + (origin + key).to(tl.int64)[:, None] * key_stride + channel[None, :]
-        k = tl.load(at, mask=seen[:, None] & (channel < SIZE)[None, :], other=0.0).to(tl.float32)
-        score = tl.sum(q * k, 1) * scale
-        if ALIBI:
-            score -= tl.load(slopes_at + head) * LOG2_E * tl.abs(away).to(tl.float32)
-        weight = tl.exp2(tl.where(seen, score - level, float("-inf")))
-        tl.store(out_at + cell * columns + column, weight, mask=held)
-
-
-@triton.jit
-def _on_repeats(
-    query_at,
-    key_at,
-    place_at,
-    order_at,
-    group_at,
-    slopes_at,
-    level_at,
-    out_at,
-    tiles,
-    queries,
-    heads,
-    share,
-    scale,
-    reach_before,
-    query_stride,
-    query_head,
-    key_stride,
-    key_head,
-    ALIBI: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-):
-    """Rows sorted by token: the earlier copies of a row are those from its group's start on."""
-    tile = tl.program_id(0) % tiles
-    head = tl.program_id(0) // tiles
-    rank = tile * ROWS + tl.arange(0, ROWS)
-    held = rank < queries
-    row = tl.load(order_at + rank, mask=held, other=0)
-    group = tl.load(group_at + rank, mask=held, other=queries)
-    place = tl.load(place_at + row)
-    cell = row.to(tl.int64) * heads + head
-    level = tl.load(level_at + cell)
-    channel = tl.arange(0, PADDED)
-    at = query_at + head * query_head + row.to(tl.int64)[:, None] * query_stride + channel[None, :]
-    q = tl.load(at, mask=held[:, None] & (channel < SIZE)[None, :], other=0.0)
-    key_at += head // share * key_head
-    slope = scale
-    if ALIBI:
-        slope = tl.load(slopes_at + head) * LOG2_E
-    duplicate = tl.zeros((ROWS,), tl.float32)
-    induction = tl.zeros((ROWS,), tl.float32)
-    end = tl.minimum(tile * ROWS + ROWS, queries)
-    for start in range(tl.min(group, 0), end, KEYS):
-        other = start + tl.arange(0, KEYS)
-        there = other < end
-        token = tl.load(order_at + other, mask=there, other=0)
-        stands = tl.load(place_at + token)
-        earlier = (other[None, :] >= group[:, None]) & (other[None, :] < rank[:, None])
-        for further in tl.static_range(2):
-            # The last token has none after it, and no later row needs it.
-            real = there & (token + further < queries)
-            at = key_at + (token + further).to(tl.int64)[:, None] * key_stride + channel[None, :]
-            k = tl.load(at, mask=real[:, None] & (channel < SIZE)[None, :], other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-            away = (stands + further)[None, :] - place[:, None]
-            if ALIBI:
-                scores -= slope * tl.abs(away).to(tl.float32)
-            seen = earlier & (away >= -reach_before)
-            weights = tl.exp2(tl.where(seen, scores - level[:, None], float("-inf")))
-            if further == 0:
-                duplicate += tl.sum(weights, 1)
-            else:
-                induction += tl.sum(weights, 1)
-    tl.store(out_at + cell, duplicate, mask=held)
-    tl.store(out_at + tl.cast(queries, tl.int64) * heads + cell, induction, mask=held)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QueryPositions:
-    """Each query is at `place` among the `count` keys of its sequence, which start at `origin`."""
-
-    place: Int[Tensor, " n"]
-    origin: Int[Tensor, " n"]
-    count: Int[Tensor, " n"]
-
-
-def offset_weights(
-    inputs: StreamInputs,
-    positions: QueryPositions,
-    level: Float[Tensor, "n h"],
-    offsets: tuple[int, ...],
-) -> Float[Tensor, "n h columns"]:
-    """Weights on the first key and on the key at each offset."""
-    queries, heads, size = inputs.query.shape
-    columns, rows = 1 + len(offsets), 32
-    out = torch.empty(queries, heads, columns, device=inputs.query.device)
-    ahead = torch.tensor(offsets or (0,), dtype=torch.int32).to(
-        inputs.query.device, non_blocking=True
-    )
-    _at_offsets[(triton.cdiv(queries, rows) * heads,)](
-        *(inputs.query, inputs.key, positions.place, positions.origin, positions.count, ahead),
-        *(inputs.query if inputs.slopes is None else inputs.slopes, level, out),
-        *(queries, heads, heads // inputs.key.shape[1], columns),
-        *(inputs.scale * LOG2_E.value, *inputs.reach),
-        *(*inputs.query.stride()[:2], *inputs.key.stride()[:2]),
-        ALIBI=inputs.slopes is not None,
-        ROWS=rows,
-        SIZE=size,
-        PADDED=max(16, triton.next_power_of_2(size)),
-        num_warps=4,
-    )
-    return out
-
-
-def repeat_weights(
-    inputs: StreamInputs,
-    positions: QueryPositions,
-    level: Float[Tensor, "n h"],
-    order: Int[Tensor, " n"],
-    group: Int[Tensor, " n"],
-) -> Float[Tensor, "2 n h"]:
-    """Weights on earlier copies of a query's token, and on the tokens after them.
-
-    `order` holds the tokens sorted by sequence and id, `group` the start of each one's run of equal
-    ids. The cost grows with the number of repeated pairs.
-    """
-    queries, heads, size = inputs.query.shape
-    full = inputs.query.dtype == torch.float32
-    rows = keys = 32 if full or size > 128 else 64
-    out = torch.empty(2, queries, heads, device=inputs.query.device)
-    tiles = triton.cdiv(queries, rows)
-    _on_repeats[(tiles * heads,)](
-        *(inputs.query, inputs.key, positions.place, order, group),
-        *(inputs.query if inputs.slopes is None else inputs.slopes, level, out),
-        *(tiles, queries, heads, heads // inputs.key.shape[1]),
-        *(inputs.scale * LOG2_E.value, inputs.reach[0]),
-        *(*inputs.query.stride()[:2], *inputs.key.stride()[:2]),
-        ALIBI=inputs.slopes is not None,
-        PRECISION="tf32x3" if full else "tf32",
-        ROWS=rows,
-        KEYS=keys,
-        SIZE=size,
-        PADDED=max(16, triton.next_power_of_2(size)),
-        num_warps=4,
-        num_stages=2,
-    )
-    return out

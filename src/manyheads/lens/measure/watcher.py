@@ -11,14 +11,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyheads.attention import Attention
+from manyheads.kernels.contract import Request
 from manyheads.lens.inputs.cached_run import layer_output_site
 from manyheads.lens.measure import measures, score_tiles
-from manyheads.lens.measure.row_sums import RowSums, RowSumSpec, row_sums
+from manyheads.lens.measure.row_sums import (
+    RowSums,
+    RowSumSpec,
+    cannot,
+    cannot_mix,
+    row_sums,
+    stream_rows_and_output,
+)
+from manyheads.lens.measure.shared_row_sums import shared_row_sums
 from manyheads.lens.results.addresses import Block, heads_at, output_weight
 from manyheads.mixers.mixer import Mixer
 from manyheads.models.stack import Stack
 from manyheads.parts.gates import GATE_TAPS
-from manyheads.ragged import Ragged
+from manyheads.ragged import ContextShard, Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 
 # Integers of a size, whose order is that of non-negative floats of that size.
@@ -63,14 +72,38 @@ def masked_median(sizes: Float[Tensor, "n c"], rows: Bool[Tensor, " n"]) -> Floa
     return _bisect_median(sizes, rows)
 
 
-def _bisect_median(sizes: Float[Tensor, "n c"], rows: Bool[Tensor, " n"]) -> Float[Tensor, ""]:
+def find_shared_peak(value: Ragged, ids: Ragged | None) -> Float[Tensor, "6"]:
+    """The same as `find_peak` where processes share the texts, of which `ids` are the whole ones.
+
+    The median is found by bisection, in which the processes add up what they count.
+    """
+    shard, sizes = value.lengths.shard, value.values.abs()
+    assert shard is not None, "the caller has checked that texts are shared"
+    peak = torch.full((5,), -1.0, dtype=torch.float64, device=value.device)
+    if value.values.numel():
+        local = None if ids is None else ids.shard(shard)
+        largest, _, *places = find_peak(value, local).unbind()
+        peak = torch.stack((largest, *places))
+    peaks = shard.gather(peak).tolist()
+    # As in one process, the first of equal ones.
+    largest, sequence, *places = min(peaks, key=lambda row: (-row[0], row[1], row[2]))
+    of_text = value.lengths.sequence_of_token == int(sequence)
+    median = float(_bisect_median(sizes, of_text, shard))
+    return torch.tensor([largest, median, sequence, *places], dtype=torch.float64)
+
+
+def _bisect_median(
+    sizes: Float[Tensor, "n c"], rows: Bool[Tensor, " n"], shard: ContextShard | None = None
+) -> Float[Tensor, ""]:
     """The largest value with at most half of all values below it."""
     integer = INTEGERS[sizes.element_size()]
-    rank = (rows.sum() * sizes.shape[1] - 1) // 2
+    count = rows.sum() if shard is None else shard.reduce(rows.sum())
+    rank = (count * sizes.shape[1] - 1) // 2
     median = torch.zeros((), dtype=integer, device=sizes.device)
     for bit in reversed(range(8 * sizes.element_size() - 1)):
         tried = median | 2**bit
         below = _count_below(sizes, rows, tried.view(sizes.dtype))
+        below = below if shard is None else shard.reduce(below)
         median = torch.where(below <= rank, tried, median)
     return median.view(sizes.dtype).float()
 
@@ -130,6 +163,15 @@ class MeasurementPlan:
     grams: dict[Site, Float[Tensor, "h d d"]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PendingScores:
+    """An attention whose weights are still to be summed."""
+
+    site: Site
+    tiled: score_tiles.TiledScores
+    spec: RowSumSpec
+
+
 class StatisticsWatcher:
     """Measures one batch into `sums`; of each attention it stores no more than the queries.
 
@@ -153,6 +195,7 @@ class StatisticsWatcher:
         self._patches = 0
         self._residual: Float[Tensor, " n"] | None = None
         self._peaks: dict[tuple[str, int], Float[Tensor, "6"]] = {}
+        self._pending: _PendingScores | None = None
         # See `_mark`: all layers of a stack share them.
         self._shared: dict[str, tuple[Float[Tensor, "n marks"], Bool[Tensor, " n"]]] = {}
 
@@ -201,8 +244,15 @@ class StatisticsWatcher:
         if self._reader.wants(site):
             tiled = self._reader.see(site, value)
             if tiled is not None:
-                self._see_scores(site, tiled)
+                self._sum_pending()
+                spec = self._spec(site, tiled)
+                self._pending = _PendingScores(site, tiled, spec)
+                # Attentions that are not ours do not ask for their output.
+                ours = isinstance(self._heads_at(site), Attention)
+                if not ours or self._sum_attention is not None or cannot(tiled, spec) is not None:
+                    self._sum_pending()
             return
+        self._sum_pending()
         assert isinstance(value, Ragged), "no other patterns are watched"
         match site.tap:
             case Tap.BEFORE:
@@ -210,6 +260,9 @@ class StatisticsWatcher:
                 self._residual = norms
             case Tap.HEAD_OUTPUT:
                 self._see_output(site, value)
+            case Tap.AFTER if value.lengths.shard is not None:
+                ids = self._ids.get(site.stack)
+                self._peaks[site.stack, site.layer] = find_shared_peak(value, ids)
             case Tap.AFTER if value.values.numel():
                 ids = self._ids.get(site.stack)
                 self._peaks[site.stack, site.layer] = find_peak(value, ids)
@@ -218,6 +271,44 @@ class StatisticsWatcher:
             case _:
                 self._see_gate(site, value)
 
+    def mix(
+        self,
+        site: Site,  # noqa: ARG002, that of the scores which were seen last
+        query: Float[Tensor, "n h d"],
+        key: Float[Tensor, "m g d"],
+        value: Float[Tensor, "m g e"],
+        request: Request,
+    ) -> Float[Tensor, "n h e"] | None:
+        """The output of the heads from the pass that sums their weights, where it can give it."""
+        pending = self._pending
+        if pending is None or request.groups is not None:
+            return None
+        if pending.tiled.query is not query or pending.tiled.key is not key:
+            return None
+        if request.dropout or (torch.is_grad_enabled() and value.requires_grad):
+            return None
+        if cannot_mix(pending.tiled, pending.spec, value) is not None:
+            return None
+        self._pending = None
+        # Triton runs on the current device, not on that of the tensors.
+        with torch.cuda.device_of(value):
+            sums, output = stream_rows_and_output(pending.tiled, pending.spec, value)
+        self._add_sums(pending, sums)
+        return output
+
+    def _sum_pending(self) -> None:
+        """Sum the weights of an attention whose output is computed elsewhere."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if pending.tiled.request.keys.shard is not None:
+            sums = shared_row_sums(pending.tiled, pending.spec)
+        elif self._sum_attention is None:
+            sums = row_sums(pending.tiled, pending.spec)
+        else:
+            sums = self._sum_attention(self._block(pending.site), pending.tiled, pending.spec)
+        self._add_sums(pending, sums)
+
     def _heads_at(self, site: Site) -> Attention | Mixer:
         return heads_at(self._plan.stacks[site.stack], site.layer, site.sublayer)
 
@@ -225,40 +316,59 @@ class StatisticsWatcher:
         heads = self._heads_at(site).config.heads
         return Block(site.layer, heads, site.stack, site.sublayer)
 
-    def _see_scores(self, site: Site, tiled: score_tiles.TiledScores) -> None:
-        self._patches = tiled.request.queries.total
-        same, plan, keys = site.sublayer is Sublayer.ATTENTION, self._plan, tiled.request.keys
-        stack = site.stack if same else "encoder"
-        ids = self._ids.get(stack)
-        marks, repeats = torch.zeros(keys.total, 0, device=keys.offsets.device), None
-        if ids is not None and ids.lengths.each != keys.each:
-            # A wrapped model may have other tokens between those that it reads.
-            ids = None
-        if ids is not None:
-            if stack not in self._shared:
-                self._shared[stack] = self._mark(ids)
-            marks, repeats = self._shared[stack]
-        spec = RowSumSpec(
-            offsets=plan.offsets if same else (),
+    def _ids_of(self, site: Site, tiled: score_tiles.TiledScores) -> Ragged | None:
+        """The tokens that are the keys of an attention, where they are known."""
+        ids = self._ids.get(site.stack if site.sublayer is Sublayer.ATTENTION else "encoder")
+        keys = tiled.request.keys
+        lengths = keys.each if keys.shard is None else keys.shard.lengths
+        # A wrapped model may have other tokens between those that it reads.
+        return None if ids is None or ids.lengths.each != lengths else ids
+
+    def _spec(self, site: Site, tiled: score_tiles.TiledScores) -> RowSumSpec:
+        same, keys = site.sublayer is Sublayer.ATTENTION, tiled.request.keys
+        ids = self._ids_of(site, tiled)
+        if ids is None:
+            marks = torch.zeros(keys.total, 0, device=keys.offsets.device)
+        else:
+            marks, _ = self._marks_of(site, ids)
+        return RowSumSpec(
+            offsets=self._plan.offsets if same else (),
             marks=marks,
             ids=ids.values if same and ids is not None else None,
         )
+
+    def _add_sums(self, pending: "_PendingScores", sums: RowSums) -> None:
+        site, tiled, plan = pending.site, pending.tiled, self._plan
+        same, ids = site.sublayer is Sublayer.ATTENTION, self._ids_of(site, tiled)
+        self._patches, shard = tiled.request.queries.total, tiled.request.keys.shard
+        repeats = self._marks_of(site, ids)[1] if same and ids is not None else None
         scope = measures.MeasureScope(
             classes=() if ids is None else tuple(plan.classes),
-            repeats=repeats if same else None,
+            repeats=repeats if repeats is None or shard is None else shard.take(repeats),
             same=same,
             sink_above=plan.sink_above,
         )
         block = self._block(site)
-        if self._sum_attention is None:
-            sums = row_sums(tiled, spec)
-        else:
-            sums = self._sum_attention(block, tiled, spec)
-        measures.add_measures(self.sums, block, tiled, spec, sums, scope)
+        measures.add_measures(self.sums, block, tiled, pending.spec, sums, scope)
         # Mixers, and attentions that only return their weights, have no scores.
         scored = getattr(self._heads_at(site), "has_scores", True)
-        if len(sums.score) and scored and not isinstance(tiled, score_tiles.TiledWeights):
-            self.scores[block] = sums.score.masked_fill(sums.largest == 0, -math.inf).amax(0)
+        if not scored or isinstance(tiled, score_tiles.TiledWeights):
+            return
+        scores = sums.score.masked_fill(sums.largest == 0, -math.inf)
+        if shard is not None:
+            lowest = scores.new_full((1, block.heads), -math.inf)
+            self.scores[block] = shard.reduce(torch.cat((scores, lowest)).amax(0), largest=True)
+        elif len(scores):
+            self.scores[block] = scores.amax(0)
+
+    def _marks_of(
+        self, site: Site, ids: Ragged
+    ) -> tuple[Float[Tensor, "n marks"], Bool[Tensor, " n"]]:
+        """Those of `_mark`, which all layers of a stack share."""
+        stack = site.stack if site.sublayer is Sublayer.ATTENTION else "encoder"
+        if stack not in self._shared:
+            self._shared[stack] = self._mark(ids)
+        return self._shared[stack]
 
     def _mark(self, ids: Ragged) -> tuple[Float[Tensor, "n marks"], Bool[Tensor, " n"]]:
         """Which tokens belong to each class, and which have an earlier copy."""
@@ -276,7 +386,7 @@ class StatisticsWatcher:
         owners = [head * gates // config.heads for head in range(config.heads)]
         if gates == config.key_heads and site.tap in (Tap.GATE_KEY, Tap.GATE_VALUE):
             owners = list(config.owners)
-        groups = measures.SequenceGroups(value.lengths.sequence_of_token, len(value))
+        groups = measures.SequenceGroups.of(value.lengths)
         closed = (gate < measures.GATE_CLOSED_BELOW).float()
         for ending, values in (("", gate), ("_closed", closed)):
             self.sums.add(block, f"gate_{name}{ending}", values.mean(-1)[:, owners], groups)
@@ -293,12 +403,12 @@ class StatisticsWatcher:
             read = rearrange(chunk.float(), "n h d -> h n d").contiguous()
             norms.append((read @ grams.mT).mul_(read).sum(-1).clamp_(min=0).sqrt().T)
         norm = torch.cat(norms) if norms else value.values.new_zeros(value.values.shape[:2]).float()
-        owner, block = value.lengths.sequence_of_token, self._block(site)
-        self.sums.add(block, "output_norm", norm, measures.SequenceGroups(owner, len(value)))
+        block = self._block(site)
+        self.sums.add(block, "output_norm", norm, measures.SequenceGroups.of(value.lengths))
         if self._residual is None or len(self._residual) != len(norm):
             return
         residual = self._residual[:, None]
-        groups = measures.SequenceGroups(owner, len(value), self._residual > 0)
+        groups = measures.SequenceGroups.of(value.lengths, self._residual > 0)
         self.sums.add(block, "output_share", norm / residual, groups)
         self._residual = None
 

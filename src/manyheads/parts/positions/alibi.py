@@ -75,9 +75,10 @@ class Alibi:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlibiBias:
-    """The slopes in the form that kernels use."""
+    """The slopes in the form that kernels use; queries are `shift` positions further on."""
 
     slopes: Float[Tensor, " h"]
+    shift: int = 0
 
     @property
     def requires_grad(self) -> bool:
@@ -85,7 +86,7 @@ class AlibiBias:
 
     def of_heads(self, spans: Sequence[slice]) -> "AlibiBias":
         """The bias of these heads only."""
-        return AlibiBias(torch.cat([self.slopes[span] for span in spans]))
+        return AlibiBias(torch.cat([self.slopes[span] for span in spans]), self.shift)
 
     def score(self, head: At, row: At, query: At, key: At) -> Scores:  # noqa: ARG002
-        return -self.slopes[head] * (query - key).abs()
+        return -self.slopes[head] * (query + self.shift - key).abs()

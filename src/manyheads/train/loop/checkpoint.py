@@ -380,6 +380,7 @@ CHANGEABLE = {
     *("run.folder", "run.steps", "run.tokens", "run.device", "run.distributed", "run.compile"),
     *("run.recompute", "run.checkpoint_every", "run.keep", "run.keep_every", "run.log_every"),
     *("run.validate_every", "run.telemetry_every", "run.tensorboard", "data.store"),
+    "run.context_parallel",
 }
 
 

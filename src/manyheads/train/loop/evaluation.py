@@ -22,6 +22,7 @@ from manyheads.progress import interrupt_requested
 from manyheads.ragged import Ragged
 from manyheads.taps import Patterns, Site, Sublayer, Tap
 from manyheads.train import distributed
+from manyheads.train.context_parallel import own_part
 from manyheads.train.loop.train_step import micro_batch_generator
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss
@@ -54,11 +55,11 @@ class Validation:
         has_accuracy = False
         # Sharded weights are gathered by all processes at once, so all take equally many turns.
         done = 0
-        for turn in range(0, len(epoch), self.processes.world_size):
+        for turn in range(0, len(epoch), self.processes.data_size):
             if turn and self._interrupted():
                 break
-            done = min(turn + self.processes.world_size, len(epoch))
-            index = turn + self.processes.rank
+            done = min(turn + self.processes.data_size, len(epoch))
+            index = turn + self.processes.data_rank
             last = min(index, len(epoch) - 1)
             loss = self._loss(wrapper, epoch[last], last)
             has_accuracy = loss.correct is not None
@@ -91,7 +92,8 @@ class Validation:
     def _loss(self, wrapper: distributed.ModelWrapper, texts: Sequence[int], index: int) -> Loss:
         batch, device = self.stream.chunks.batch(texts), self.processes.device
         generator = micro_batch_generator(self.seed, 0, index)
-        prepared = self.objective.prepare(wrapper.model, batch, generator).to(device)
+        prepared = self.objective.prepare(wrapper.model, batch, generator)
+        prepared = own_part(prepared, self.processes).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.half):
             return wrapper.evaluate(lambda model: self.objective.score(model, prepared))
 

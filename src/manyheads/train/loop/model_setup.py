@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoints import classification_head
+from manyheads.checkpoints.deferred.sharded_load import ShardedFolder
 from manyheads.checkpoints.folder import Saved, load, save
 from manyheads.checkpoints.side_files import TOKENIZER, read_tokenizer
 from manyheads.data import images
@@ -19,13 +20,14 @@ from manyheads.models.readout import ClassHead, ClassifierSettings, TokenHead, c
 from manyheads.models.recipes import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.vision import Vision
-from manyheads.train.distributed import ModelWrapper
+from manyheads.train.distributed import ModelWrapper, ProcessGroup
 from manyheads.train.objectives import CausalLM, MultiLabelClassification, Objective, Seq2SeqLM
+from manyheads.train.objectives.language_modeling import LanguageModeling
 from manyheads.train.objectives.late_interaction import fold_projection
 from manyheads.train.objectives.text_similarity import TextSimilarity
 from manyheads.train.regularizers import fold_gates
 from manyheads.train.run_file import data_config
-from manyheads.train.run_file.run_config import ModelSource, without_head_dropping
+from manyheads.train.run_file.run_config import ModelSource, Run, without_head_dropping
 from manyheads.train.tiling import tile
 
 if TYPE_CHECKING:
@@ -53,6 +55,19 @@ def initial_model(source: ModelSource, seed: int, classified: Classified | None 
         )
     assert source.classes != "data", "found by with_found_classes"
     return classification_head.with_classes(model, source.classes, classified, seed=seed)
+
+
+def unread_model(run: Run, processes: ProcessGroup, whole: bool) -> ShardedFolder | None:
+    """The model of a folder before its weights are read, where FSDP shards it as it is.
+
+    So no process holds all weights. `whole` is whether nothing else changes the model.
+    """
+    source = run.model
+    sharded = run.run.distributed == "fsdp" and not processes.is_single
+    changed = bool(source.classes or source.heads.changes or run.regularizer) or not whole
+    if not sharded or not source.folder or changed:
+        return None
+    return ShardedFolder(source.folder) if isinstance(run.objective, LanguageModeling) else None
 
 
 def with_found_classes(source: ModelSource, data: data_config.Data) -> ModelSource:

@@ -17,11 +17,12 @@ from torch import nn
 
 from manyheads.atomic_write import atomic_write
 from manyheads.attention import Attention
+from manyheads.checkpoints.deferred.sharded_load import model_layers
 from manyheads.errors import InputError, MissingPackageError
 from manyheads.models.build import Model
 from manyheads.parts.experts import Experts
 from manyheads.progress import duration
-from manyheads.train.distributed import ProcessGroup, model_layers
+from manyheads.train.distributed import ProcessGroup
 from manyheads.train.loop.checkpoint import RunFolder
 
 

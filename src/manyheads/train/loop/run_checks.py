@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from manyheads.checkpoints.deferred.sharded_load import model_layers
 from manyheads.data import images, labeled
 from manyheads.errors import ConfigError, InputError
 from manyheads.models import build, vision
 from manyheads.parts.positions import Axial, Learned
 from manyheads.renamed_keys import with_new_keys
 from manyheads.train import distributed, tiling
+from manyheads.train.context_parallel import check_shared_texts
 from manyheads.train.loop.checkpoint import check_disk_space
 from manyheads.train.loop.model_setup import run_tokenizer
 from manyheads.train.objectives import Contrastive, Objective
@@ -27,14 +29,15 @@ if TYPE_CHECKING:
 def check_run(run: Run, model: build.Model, processes: distributed.ProcessGroup) -> None:
     """Check everything that can be checked before training."""
     run.full_objective.attach(model)
-    ranks = processes.world_size
+    ranks = processes.data_size
     for data in run.data:
         tokenizer = run_tokenizer(data, model)
         check_fits(model, data, tokenizer)
         for count in (size // data.micro_batch_size for size in data.sizes):
             if count % ranks:
+                readers = "processes" if processes.context == 1 else "groups of processes"
                 raise ConfigError(
-                    f"{count} micro-batches per step cannot be divided among {ranks} processes",
+                    f"{count} micro-batches per step cannot be divided among {ranks} {readers}",
                     f"choose data.micro_batch so that their number is a multiple of {ranks}",
                 )
         run.full_objective.with_tokenizer(tokenizer).check(model)
@@ -48,13 +51,13 @@ def check_run(run: Run, model: build.Model, processes: distributed.ProcessGroup)
                 raise ConfigError(
                     f"phase.rotary={phase.rotary:g}: {error.problem}", "leave it out"
                 ) from None
-    _check_options(run, len(distributed.model_layers(model)), processes)
+    _check_options(run, model, processes)
     state = 3 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
     check_disk_space(run.run.folder, state * (run.run.keep + 1 + len(run.data)))
 
 
-def _check_options(run: Run, layers: int, processes: distributed.ProcessGroup) -> None:
-    recompute = run.run.recompute
+def _check_options(run: Run, model: build.Model, processes: distributed.ProcessGroup) -> None:
+    recompute, layers = run.run.recompute, len(model_layers(model))
     wrong = () if isinstance(recompute, str) else [n for n in recompute if not 0 <= n < layers]
     if wrong:
         raise ConfigError(f"run.recompute has layer {wrong[0]}", f"use 0 to {layers - 1}")
@@ -63,6 +66,8 @@ def _check_options(run: Run, layers: int, processes: distributed.ProcessGroup) -
             f"run.validate_every={run.run.validate_every} needs validation data",
             "set data.validation to files or a fraction",
         )
+    if processes.context > 1:
+        check_shared_texts(run, model)
     # FSDP gathers weights for every part, and processes may have different numbers of parts.
     cached = isinstance(run.objective, TextSimilarity) and run.objective.cache_tokens
     if cached and run.run.distributed == "fsdp" and not processes.is_single:

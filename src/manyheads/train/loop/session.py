@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from manyheads.checkpoints.deferred.sharded_load import ShardedFolder
 from manyheads.checkpoints.folder import Saved
 from manyheads.data.batch import prefetch
 from manyheads.data.stream import Stream, StreamPosition
@@ -85,7 +86,7 @@ def train(
         data.check()
     reporting.silence_mkldnn_warning()
     with (
-        join_processes(run.run.distributed, device) as processes,
+        join_processes(run.run.distributed, device, run.run.context_parallel) as processes,
         InterruptHandler() as stop,
     ):
         session = Session(run, processes, progress=progress, hooks=hooks)
@@ -136,11 +137,16 @@ class Session:
         self.reporter = reporting.Reporter(
             self.folder, run.ends[-1], run.unit, is_main=processes.is_main, progress=progress
         )
+        # The folder of a model whose weights are read once it is sharded.
+        self.unread: ShardedFolder | None = None
         # Of the data of the current phase.
         self.tokenizer: Tokenizer | None = None
 
     def new_model(self) -> Model:
-        """The model before training."""
+        """The model before training; its weights may still be in its folder."""
+        self.unread = model_setup.unread_model(self.run, self.processes, self.hooks is None)
+        if self.unread is not None:
+            return self.unread.model
         model = model_setup.initial_model(
             self.source, self.run.run.seed, self.run.objective.classified
         )
@@ -239,14 +245,17 @@ class Session:
                 self._load_data(
                     later, model, model_setup.run_tokenizer(later, model), unchanged=False
                 )
+        if self.unread is None:
+            model.to(processes.device)
         wrapper = ModelWrapper(
-            model.to(processes.device).train(),
+            model.train(),
             processes,
             distributed=options.distributed,
             half=options.half,
             recompute=options.recompute,
             # Sentence embeddings do not use the readout.
             find_unused=isinstance(run.objective, TextSimilarity),
+            unread=None if self.unread is None else self.unread.read,
         )
         optimizer = run.optimizer.build(model)
         if checkpoint is not None:
@@ -338,9 +347,11 @@ class Session:
             seed=seed,
         )
         position = StreamPosition(**state.position)
-        steps = stream.steps(position, rank=processes.rank, world_size=processes.world_size)
+        steps = stream.steps(position, rank=processes.data_rank, world_size=processes.data_size)
         remaining = islice(steps, end - state.step)
-        prepared = prepare_steps(remaining, objective, model, seed=seed, first=state.step)
+        prepared = prepare_steps(
+            remaining, objective, model, seed=seed, first=state.step, processes=processes
+        )
         return prefetch(prepared, pin=processes.device.type == "cuda")
 
     def _validation(

@@ -15,6 +15,7 @@ from manyheads.data.stream import StreamStep, mix_seed
 from manyheads.models.build import Model
 from manyheads.progress import InterruptHandler
 from manyheads.train import distributed
+from manyheads.train.context_parallel import own_part
 from manyheads.train.objectives import Objective
 from manyheads.train.objectives.objective import Loss, PreparedBatch
 from manyheads.train.optim.param_groups import set_learning_rate
@@ -57,15 +58,28 @@ def _number(seed: int, step: int, index: int) -> int:
 
 
 PreparedStep = StreamStep[PreparedBatch]
+ALONE = distributed.ProcessGroup()
 
 
 def prepare_steps(
-    steps: Iterator[StreamStep[Batch]], objective: Objective, model: Model, *, seed: int, first: int
+    steps: Iterator[StreamStep[Batch]],
+    objective: Objective,
+    model: Model,
+    *,
+    seed: int,
+    first: int,
+    processes: distributed.ProcessGroup = ALONE,
 ) -> Iterator[PreparedStep]:
-    """The steps, numbered from `first` on, with micro-batches prepared by the objective."""
+    """The steps, numbered from `first` on, with micro-batches prepared by the objective.
+
+    Of texts that processes share these are the tokens of this process.
+    """
     for number, step in enumerate(steps, first):
         batches = tuple(
-            objective.prepare(model, batch, micro_batch_generator(seed, number, index))
+            own_part(
+                objective.prepare(model, batch, micro_batch_generator(seed, number, index)),
+                processes,
+            )
             for batch, index in zip(step.batches, step.indices, strict=True)
         )
         yield cast(PreparedStep, replace(cast(Any, step), number=number, batches=batches))
@@ -171,7 +185,7 @@ class Updater:
         set_learning_rate(self.optimizer, self.lr_factor(step.number))
         losses = [self._backward(step, position) for position in range(len(step.batches))]
         names, numbers = self._numbers(step, losses, stop)
-        batches = len(step.indices) * self.processes.world_size
+        batches = len(step.indices) * self.processes.data_size
         scale = self._scale(numbers, batches)
         if self.ahead:
             # Without waiting for the outcome: torch's fused optimizers divide gradients by
@@ -197,8 +211,10 @@ class Updater:
     def _backward(self, step: PreparedStep, position: int) -> Loss:
         """Add the gradients of one micro-batch."""
         last = position == len(step.batches) - 1
-        # For dropout.
-        torch.manual_seed(_number(self.seed, step.number, step.indices[position]))
+        # For dropout, which differs between the processes that share a text.
+        shared = self.processes.rank % self.processes.context
+        number = _number(self.seed, step.number, step.indices[position])
+        torch.manual_seed(mix_seed(number + shared) >> 1 if shared else number)
         batch = step.batches[position].to(self.processes.device)
 
         def work(model: Model) -> tuple[Tensor, Loss]:
@@ -219,7 +235,7 @@ class Updater:
     ) -> tuple[tuple[str, ...], Tensor]:
         """The names of the parts, and the numbers of `PendingOutcome`, still on the device."""
         names = tuple(sorted(losses[0].parts))
-        count = len(step.indices) * self.processes.world_size
+        count = len(step.indices) * self.processes.data_size
         numbers = torch.zeros(
             count + 2 + len(names), dtype=torch.float64, device=self.processes.device
         )

@@ -209,9 +209,10 @@ class RunOptions:
     """Where and how the run goes; `*_every` are numbers of steps, 0 means never.
 
     `steps` or `tokens` end a run of one phase. `clip` is the largest gradient norm, 0 for any.
-    `recompute` are layers whose activations are recomputed in the backward pass. The last `keep`
-    checkpoints of every `checkpoint_every` steps are kept, and all those of every `keep_every`
-    steps, of the end of each phase, and of the last step at the full rate.
+    `recompute` are layers whose activations are recomputed in the backward pass. Each
+    `context_parallel` processes share the texts of a micro-batch. The last `keep` checkpoints of
+    every `checkpoint_every` steps are kept, and all those of every `keep_every` steps, of the end
+    of each phase, and of the last step at the full rate.
     """
 
     folder: Path
@@ -224,6 +225,7 @@ class RunOptions:
     recompute: Recompute = "none"
     device: str = "auto"
     distributed: Distributed = "ddp"
+    context_parallel: PositiveInt = 1
     checkpoint_every: NonNegativeInt = 1000
     keep: PositiveInt = 2
     keep_every: NonNegativeInt = 0

@@ -12,6 +12,7 @@ _HOMES = {
     "bridge.wrapped_model": ("wrap",),
     "cache": ("Cache", "DynamicCache", "StaticCache"),
     "checkpoints.classification_head": ("with_classes",),
+    "checkpoints.deferred.sharded_load": ("load_sharded",),
     "checkpoints.folder": ("load", "save"),
     "data.images": ("read_image",),
     "decoding.chat": ("apply_chat", "chat_prompt"),

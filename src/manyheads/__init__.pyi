@@ -4,6 +4,7 @@ from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.wrapped_model import wrap
 from manyheads.cache import Cache, DynamicCache, StaticCache
 from manyheads.checkpoints.classification_head import with_classes
+from manyheads.checkpoints.deferred.sharded_load import load_sharded
 from manyheads.checkpoints.folder import load, save
 from manyheads.data.images import read_image
 from manyheads.decoding.chat import apply_chat, chat_prompt
@@ -68,6 +69,7 @@ __all__ = [
     "get_config",
     "list_configs",
     "load",
+    "load_sharded",
     "monitor",
     "read_image",
     "save",

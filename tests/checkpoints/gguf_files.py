@@ -10,7 +10,7 @@ import transformers
 
 TOKENS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "he", "ll", "hell", "hello", "Ġhe", "1", "2", "Ċ"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ he"]
-TYPES = gguf.GGMLQuantizationType
+TYPES: Any = gguf.GGMLQuantizationType
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 256,
@@ -44,8 +44,12 @@ def write(
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     tokens: list[str] | None = None,
+    kinds: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model to a GGUF file; the model takes over what its weights are after that."""
+    """Write a model to a GGUF file; the model takes over what its weights are after that.
+
+    Matrices whose names contain a key of `kinds` are stored as its value.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     keys: dict[str, Any] = {
@@ -78,7 +82,8 @@ def write(
         values = _permuted(values, heads) if heads else values
         if architecture in GEMMA and own.endswith("norm.weight"):
             values = values + 1
-        stored = TYPES.F32 if values.ndim == 1 else kind
+        own_kind = next((value for key, value in (kinds or {}).items() if key in name), kind)
+        stored = TYPES.F32 if values.ndim == 1 else own_kind
         raw = stored_as(values, stored)
         writer.add_tensor(own, raw, raw_dtype=stored)
         again = gguf.quants.dequantize(raw.view(np.uint8), stored).reshape(values.shape)

@@ -1,5 +1,8 @@
 """Every operation that this machine has, against the product with the weights themselves."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -61,9 +64,9 @@ def test_vectors_are_written_and_added_in_place(name: Any, product: type[Product
         pytest.skip("not on this machine")
     multiply = product(codes)
     expected, out, total = multiply(x)[0], torch.empty(64), torch.ones(64)
-    assert multiply.write(x[0], out) is out
+    assert multiply.writer(out)(x[0]) is out
     torch.testing.assert_close(out, expected)
-    assert multiply.add(total, x[0]) is total
+    assert multiply.adder()(total, x[0]) is total
     torch.testing.assert_close(total, expected + 1)
 
 
@@ -110,3 +113,46 @@ def test_what_is_used_on_the_other_processors_is_right_too(
     assert product.cannot(codes) is None
     exact = F.linear(x, codes.values())
     assert (product(codes)(x) - exact).norm() < 0.03 * exact.norm()
+
+
+@pytest.mark.skipif(
+    products.Int8.cannot(round_weight(torch.randn(32, 32), "int8")) is not None, reason="not here"
+)
+def test_sums_that_saturate_without_vnni_are_noticed() -> None:
+    """oneDNN obeys this variable as it would a processor without the instructions."""
+    code = (
+        "import torch\n"
+        "from manyheads.quantization import products as p\n"
+        "codes = p.round_weight(torch.randn(32, 64), 'int8')\n"
+        "print(p.why_not(p.Int8, codes), p.choose_product(codes, 1).__name__)\n"
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "wrong" in result.stdout
+    assert result.stdout.split()[-1] == "Dynamic"
+
+
+def test_integers_of_eight_bits_are_multiplied_exactly() -> None:
+    codes = round_weight(torch.randn(48, 64, generator=torch.Generator().manual_seed(0)), "int8")
+    if why_not(products.Int8, codes) is not None:
+        pytest.skip("not on this machine")
+    # Integers up to 127 are their own codes.
+    x = torch.randint(-127, 128, (products.BLOCK + 3, 64)).float()
+    x[:, 0] = 127
+    expected = (x.double() @ codes.integers().double().T * codes.scales.T.double()).float()
+    torch.testing.assert_close(products.Int8(codes)(x), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_visible(value: float) -> None:
+    codes = round_weight(torch.randn(48, 64), "int8")
+    if why_not(products.Int8, codes) is not None:
+        pytest.skip("not on this machine")
+    x = torch.zeros(2, 64)
+    x[0, 3] = value
+    multiply = products.Int8(codes)
+    assert not multiply(x)[0].isfinite().any()
+    assert torch.equal(multiply(x)[1], torch.zeros(48))
+    assert not multiply.writer(torch.empty(48))(x[0]).isfinite().any()
+    assert torch.equal(multiply.writer(torch.empty(48))(x[1]), torch.zeros(48))

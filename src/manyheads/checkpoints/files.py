@@ -70,18 +70,35 @@ class WeightFiles:
         return name
 
     def __getitem__(self, name: str) -> Tensor:
+        as_stored = self._check_dtype(name)
+        tensor: Tensor = self._reading(name).get_tensor(name)
+        self._read += tensor.nbytes
+        return tensor if self.dtype is None or as_stored else tensor.to(self.dtype)
+
+    def rows(self, name: str, rows: range, axis: int = 0) -> Tensor:
+        """Some rows of a tensor, or of axis 1 some columns; no others are read."""
+        as_stored, chosen = self._check_dtype(name), slice(rows.start, rows.stop)
+        stored = self._reading(name).get_slice(name)
+        tensor: Tensor = stored[chosen] if axis == 0 else stored[:, chosen]
+        self._read += tensor.nbytes
+        return tensor if self.dtype is None or as_stored else tensor.to(self.dtype)
+
+    def _check_dtype(self, name: str) -> bool:
+        """Whether a tensor stays as it is stored; another one must have a dtype to compute in."""
         as_stored = name.endswith(self.as_stored)
         if self._dtypes[name] not in COMPUTE_DTYPES and not as_stored:
             raise InputError(
                 f"{self._file_of[name]} stores {name} as {self._dtypes[name]}, not supported",
                 "use the model before quantization, in 16 or 32 bits",
             )
+        return as_stored
+
+    def _reading(self, name: str) -> Any:
+        """The file of a tensor, open."""
         if self._read > MAX_MAPPED_BYTES:
             self._open.clear()
             self._read = 0
-        tensor: Tensor = self._opened(self._file_of[name]).get_tensor(name)
-        self._read += tensor.nbytes
-        return tensor if self.dtype is None or as_stored else tensor.to(self.dtype)
+        return self._opened(self._file_of[name])
 
     def _opened(self, file: Path) -> Any:
         if file not in self._open:

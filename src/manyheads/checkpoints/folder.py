@@ -2,14 +2,14 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from manyheads.checkpoints.families import FAMILIES
 from manyheads.checkpoints.families.family import Family
 from manyheads.checkpoints.files import WEIGHTS, WeightFiles, read_json, write_folder
 from manyheads.checkpoints.gguf_config import MODEL_TYPES, architecture_of, translate
-from manyheads.checkpoints.gguf_file import GGUFFile, GGUFWeights
+from manyheads.checkpoints.gguf_file import GGUFFile, GGUFWeights, keep_quantized
 from manyheads.checkpoints.gguf_tokenizer import side_files_from
 from manyheads.checkpoints.hub import BUNDLED_FOLDER, folder_of
 from manyheads.checkpoints.per_layer_config import KEY as PER_LAYER
@@ -44,12 +44,18 @@ from manyheads.models.non_finite_weights import check_finite, is_finite, warn_no
 from manyheads.models.readout import ClassHead, LanguageHead, NoReadout
 from manyheads.models.recipes import ModelConfig
 from manyheads.progress import Progress
-from manyheads.quantization.integer_codes import LARGEST, WeightName
-from manyheads.quantization.model_weights import make_integer_layers, quantize_weights, weights_of
+from manyheads.quantization.integer_codes import LARGEST, IntegerCodes, Layout, WeightName
+from manyheads.quantization.model_weights import (
+    format_of,
+    layouts_of,
+    make_integer_layers,
+    quantize_weights,
+    weights_of,
+)
 
 # The key of config.json that names the format of integer weights, and their tensors.
 INTEGER_WEIGHTS = "integer_weights"
-STORED_NAMES = (".codes", ".scales")
+STORED_NAMES = (".codes", ".scales", ".offsets")
 TOKEN_TABLE = "embedding.tokens.weight"
 DTYPES = "torch.float32, torch.bfloat16 or torch.float16"
 DTYPE_NAMES = {
@@ -93,7 +99,7 @@ def load(
     revision: str | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    weights: WeightName | None = None,
+    weights: WeightName | Literal["stored"] | None = None,
 ) -> Model:
     """Load a model from a folder, from a GGUF file or by name.
 
@@ -103,7 +109,8 @@ def load(
     one, or else, as in `transformers`, the one that config.json names, or else that of the first
     stored tensor. Quantized files and the bundled models, which are stored in half precision, are
     loaded in float32. With `weights` linear layers and the vocabulary are rounded to eight bits,
-    or linear layers to four, for the CPU. A folder that is replaced meanwhile is read again.
+    or linear layers to four, for the CPU; with "stored" the matrices of a quantized GGUF file stay
+    integers. A folder that is replaced meanwhile is read again.
     """
     home = resolve_device(str(device))
     if dtype is not None and not getattr(dtype, "is_floating_point", False):
@@ -111,10 +118,14 @@ def load(
     if weights is not None:
         dtype = _integer_dtype(weights, dtype, home)
     root = folder_of(where, revision)
+    if weights == "stored" and not root.is_file():
+        problem = f"{where} is not a GGUF file, whose quantized weights could stay as stored"
+        raise InputError(problem, f"use one of {', '.join(LARGEST)}, or leave `weights` out")
+    take = _take_quantized if weights == "stored" else None
     for last in (*[False] * RETRIES, True):
         before = _identity(root)
         try:
-            model = read_folder(root, dtype, home)
+            model = read_folder(root, dtype, home, take)
         except (InputError, OSError):
             if last or before == _identity(root):
                 raise
@@ -122,7 +133,7 @@ def load(
         else:
             if last or before == _identity(root):
                 break
-    if weights is not None:
+    if weights is not None and weights != "stored":
         stored = weights_of(model)
         if stored not in (None, weights):
             problem = f"{where} has {stored} weights, and weights={weights!r}"
@@ -160,7 +171,7 @@ def read_folder(
 ) -> Model:
     """The model of a folder or a GGUF file; `take` decides which weights are read later."""
     if root.is_file():
-        return _load_gguf(root, dtype, home)
+        return _load_gguf(root, dtype, home, take)
     if dtype is None and root.parent == BUNDLED_FOLDER:
         dtype = torch.float32
     modules = sentence_transformers.modules_of(root)
@@ -185,7 +196,8 @@ def read_folder(
     with WeightFiles(folder) as weights:
         _reading(lambda: config_json.check_sizes(description, weights.shapes()), folder)
         if INTEGER_WEIGHTS in description:
-            dtype = _integer_dtype(_integer_weights(description, folder), dtype, home)
+            _integer_weights(description, folder)
+            dtype = _integer_dtype("integer", dtype, home)
             weights.as_stored = STORED_NAMES
         weights.dtype = dtype or _reading(lambda: _stored_dtype(description, weights), folder)
         side_files = read_side_files(folder) | modules.files(root)
@@ -196,24 +208,38 @@ def read_folder(
         return _assemble(modules, side_files, (description, family, weights), home, take)
 
 
-def _load_gguf(root: Path, dtype: torch.dtype | None, home: torch.device) -> Model:
+def _load_gguf(
+    root: Path, dtype: torch.dtype | None, home: torch.device, take: TakeLater | None
+) -> Model:
     """Open a GGUF file as the folder that its family would have."""
     file = GGUFFile(root)
     try:
         name = architecture_of(file)
-        if MODEL_TYPES.get(name) not in FAMILIES and find_spec("transformers") is not None:
+        foreign = MODEL_TYPES.get(name) not in FAMILIES
+        if foreign and take is None and find_spec("transformers") is not None:
             wrapped = loading.load_wrapped_gguf(root, dtype, home)
             return _with_side_files(wrapped, side_files_from(file), root, f"GGUF files of {name}")
         content = _reading(lambda: translate(file), root)
         description: dict[str, Any] = content.description
         weights = GGUFWeights(file, content.names, content.change)
+        if take is not None and not weights.quantized:
+            problem = f"{root} has no quantized weights, which could stay as stored"
+            raise InputError(problem, "leave `weights` out")
         family = _family(description, root)
         _reading(lambda: config_json.check_sizes(description, weights.shapes()), root)
         weights.dtype = dtype or weights.dtypes()[0]
         modules = sentence_transformers.Modules(root)
-        return _assemble(modules, side_files_from(file), (description, family, weights), home)
+        parts = description, family, weights
+        return _assemble(modules, side_files_from(file), parts, home, take)
     finally:
         file.close()
+
+
+def _take_quantized(
+    model: Model, entries: tensor_map.TensorMap, stored: "StoredTensors"
+) -> tensor_map.TensorMap:
+    """Give a model the quantized matrices of its file as integers, and return what is left."""
+    return keep_quantized(model, entries, stored.codes)
 
 
 def _with_side_files(model: Any, side_files: dict[str, bytes], where: Path, family: str) -> Model:
@@ -298,12 +324,18 @@ def _assemble(
     return model.eval()
 
 
-def _integer_weights(description: Mapping[str, Any], folder: Path) -> WeightName:
-    name = description[INTEGER_WEIGHTS]
-    if name not in LARGEST:
-        problem = f"{folder / config_json.CONFIG} has {INTEGER_WEIGHTS}={name!r:.100}"
-        raise InputError(problem, f"use one of {', '.join(LARGEST)}")
-    return cast(WeightName, name)
+def _integer_weights(
+    description: Mapping[str, Any], folder: Path
+) -> WeightName | dict[str, Layout]:
+    """One format for all layers, or the layout of each."""
+    value = description[INTEGER_WEIGHTS]
+    by_module = isinstance(value, dict)
+    allowed = get_args(Layout if by_module else WeightName)
+    for name in value.values() if by_module else [value]:
+        if name not in allowed:
+            problem = f"{folder / config_json.CONFIG} has {INTEGER_WEIGHTS}={name!r:.100}"
+            raise InputError(problem, f"use one of {', '.join(allowed)}")
+    return value
 
 
 def _stored_dtype(description: Mapping[str, Any], weights: WeightFiles) -> torch.dtype:
@@ -341,7 +373,7 @@ def save(model: Model, folder: str | Path) -> Saved:
     """
     if not model.native:
         raise native_model_error(model, "save")
-    config, weights = cast(ModelConfig, model.config), weights_of(model)
+    config, weights = cast(ModelConfig, model.config), format_of(model)
     description = {**config_json.description_of(model, native=weights is not None)}
     description.pop(INTEGER_WEIGHTS, None)
     if weights is not None:
@@ -383,12 +415,24 @@ class StoredTensors:
         self._family, self._weights = family, weights
         used = (name for name in weights.shapes() if name not in left_out)
         names = {name: family.canonical_name(name) for name in used}
-        self._file_name: dict[str, str] = {
-            new: old for old, new in names.items() if new is not None
-        }
+        self._file_name = {new: old for old, new in names.items() if new is not None}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._weights[self._file_name[name]]
+
+    def rows(self, name: str, rows: range, axis: int = 0) -> Tensor:
+        """Some rows, or of axis 1 columns, of a tensor of a folder."""
+        assert isinstance(self._weights, WeightFiles), "a GGUF file is not read in parts"
+        return self._weights.rows(self._file_name[name], rows, axis)
+
+    def codes(self, names: Sequence[str]) -> IntegerCodes | None:
+        """Quantized matrices of a GGUF file as integers; None if one of them is not quantized."""
+        assert isinstance(self._weights, GGUFWeights)
+        codes = self._weights.codes([self._file_name[name] for name in names])
+        parts = () if codes is None else (codes.scales, codes.offsets)
+        if not all(part is None or is_finite(part) for part in parts):
+            warn_not_finite([self.in_file(name) for name in names], "the GGUF file")
+        return codes
 
     def in_file(self, name: str) -> str:
         """The name that the file itself has for a tensor."""
@@ -454,8 +498,7 @@ class StoredTensors:
 def refuse_changed(model: Model, state: Mapping[str, Any]) -> None:
     """Refuse a model with other parameters than its config has: a checkpoint would lose them."""
     plain = build(cast(ModelConfig, model.config), device="meta")
-    if (weights := weights_of(model)) is not None:
-        make_integer_layers(plain, weights)
+    make_integer_layers(plain, layouts_of(model))
     expected = plain.state_dict()
     if any(".adapters." in name or name.startswith("modules_to_save.") for name in state):
         raise ConfigError(

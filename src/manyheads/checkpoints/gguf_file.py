@@ -6,7 +6,7 @@ seconds for a vocabulary. Its block formats are used.
 
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.checkpoints.tensor_map import Entry, MapEntry
 from manyheads.errors import InputError, MissingPackageError
+from manyheads.models.build import Model
+from manyheads.quantization.gguf_blocks import FOUR_BITS, four_bit_codes, joined
+from manyheads.quantization.integer_codes import IntegerCodes, round_weight
+from manyheads.quantization.model_weights import READOUT, matrix_of, set_codes
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -152,18 +157,37 @@ class GGUFFile:
             data = bytearray(self._map[entry.start : entry.start + entry.size])
             plain = torch.frombuffer(data, dtype=stored) if data else torch.empty(0, dtype=stored)
             return plain.reshape(entry.shape).to(dtype or stored)
+        result = torch.empty(prod(entry.shape), dtype=dtype or torch.float32)
+        first = 0
+        for piece in self.pieces(name):
+            result[first : first + piece.numel()] = piece.flatten()
+            first += piece.numel()
+        return result.reshape(entry.shape)
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """Some rows of a quantized tensor after the other, in float32."""
+        entry = self.tensors[name]
+        assert self._map is not None
         gguf = import_gguf(self.file)
         values, size = self._block(name, entry.kind)
         kind = gguf.GGMLQuantizationType(entry.kind)
-        result = torch.empty(prod(entry.shape), dtype=dtype or torch.float32)
-        step = PIECE // values
-        for first in range(0, entry.size // size, step):
-            begin = entry.start + first * size
-            end = min(begin + step * size, entry.start + entry.size)
+        row = entry.shape[-1] // values * size
+        step = max(1, PIECE // entry.shape[-1]) * row
+        for begin in range(entry.start, entry.start + entry.size, step):
+            end = min(begin + step, entry.start + entry.size)
             blocks = np.frombuffer(self._map[begin:end], dtype=np.uint8)
-            piece = torch.from_numpy(gguf.quants.dequantize(blocks.reshape(1, -1), kind))
-            result[first * values : first * values + piece.numel()] = piece.flatten()
-        return result.reshape(entry.shape)
+            yield torch.from_numpy(gguf.quants.dequantize(blocks.reshape(-1, row), kind))
+
+    def codes(self, name: str, *, four_bits: bool) -> IntegerCodes:
+        """A quantized matrix as codes of four bits if it is stored so, or of eight."""
+        if not four_bits:
+            return joined([round_weight(piece, "int8") for piece in self.pieces(name)])
+        entry = self.tensors[name]
+        assert self._map is not None
+        data = bytearray(self._map[entry.start : entry.start + entry.size])
+        blocks = torch.frombuffer(data, dtype=torch.uint8)
+        size = self._block(name, entry.kind)[1]
+        return four_bit_codes(self.kind_name(name), blocks.view(entry.shape[0], -1, size))
 
     def release(self) -> None:
         """Give back the memory of the pages that were read; they can be read again."""
@@ -277,6 +301,27 @@ class GGUFWeights:
             self._read = 0
         return tensor
 
+    @property
+    def quantized(self) -> bool:
+        """Whether any tensor is stored as integers."""
+        return any(self._file.tensors[own].kind not in PLAIN for own in self._names.values())
+
+    def codes(self, names: Sequence[str]) -> IntegerCodes | None:
+        """The rows of these matrices as integer codes; None if one of them is not quantized."""
+        own = [self._names[name] for name in names]
+        if any(self._file.tensors[name].kind in PLAIN for name in own):
+            return None
+        four_bits = all(self._file.kind_name(name) in FOUR_BITS for name in own)
+        parts = []
+        for name in own:
+            part = self._file.codes(name, four_bits=four_bits)
+            # Rows may be in another order in the file.
+            codes, scales = self._change(name, part.codes), self._change(name, part.scales)
+            offsets = None if part.offsets is None else self._change(name, part.offsets)
+            parts.append(IntegerCodes(codes, scales, part.columns, offsets))
+        self._file.release()
+        return joined(parts)
+
     def __enter__(self) -> "GGUFWeights":
         return self
 
@@ -292,3 +337,25 @@ def import_gguf(file: Path) -> Any:
     except ImportError:
         raise MissingPackageError(f"{file}, which is quantized,", "gguf") from None
     return gguf
+
+
+def keep_quantized(
+    model: Model,
+    entries: Iterable[MapEntry],
+    codes_of: Callable[[Sequence[str]], IntegerCodes | None],
+) -> list[MapEntry]:
+    """Give a model on the meta device the quantized matrices of its file, and return what is left.
+
+    `codes_of` has the codes of tensors by their names in the family.
+    """
+    rest: list[MapEntry] = []
+    for entry in entries:
+        name, codes = entry.name.removesuffix(".weight"), None
+        name = READOUT if name == "readout" else name
+        if type(entry) is Entry and name != entry.name and not entry.transposed:
+            codes = None if matrix_of(model, name) is None else codes_of(entry.sources)
+        if codes is None:
+            rest.append(entry)
+        else:
+            set_codes(model, name, codes)
+    return rest

@@ -10,6 +10,8 @@ from torch import Tensor
 from manyheads.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
+# Some rows, or of axis 1 columns, of a tensor of a file.
+RowReader = Callable[[str, range, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,20 @@ class Entry:
 
     def read(self, get: Callable[[str], Tensor]) -> dict[str, Tensor]:
         return {self.name: self.join([get(source) for source in self.sources])}
+
+    def read_rows(self, get: RowReader, rows: range, like: Tensor) -> Tensor:
+        """Some rows of the model's tensor, of a matrix or vector shaped as `like`."""
+        if self.transposed:
+            # They are columns of the file.
+            columns = [get(source, rows, 1) for source in self.sources]
+            return torch.cat(columns).mT
+        parts, first = [], 0
+        for source, count in zip(self.sources, self.sizes(len(like)), strict=True):
+            start, stop = max(rows.start - first, 0), min(rows.stop - first, count)
+            if start < stop:
+                parts.append(get(source, range(start, stop), 0))
+            first += count
+        return torch.cat(parts) if parts else like.new_zeros(0, *like.shape[1:])
 
     def part(self, tensor: Tensor) -> dict[str, Tensor]:
         """The tensors of the file by name."""

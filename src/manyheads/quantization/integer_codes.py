@@ -9,6 +9,8 @@ from jaxtyping import Float, Int8, Shaped, UInt8
 from torch import Tensor
 
 WeightName = Literal["int8", "int4"]
+# How codes are stored: ours by the name of the weights, those of GGUF files by the name there.
+Layout = Literal["int8", "int4", "q4_0", "q4_1"]
 # The columns that share a scale in four bits; torch's packed products know 32, 64, 128 and 256.
 GROUP = 32
 # 119 = 16 * 7 + 7 is the largest integer that two digits of four bits hold: see products.Digits.
@@ -24,16 +26,25 @@ class IntegerCodes:
     """A matrix of integers times scales.
 
     `codes` are int8 of the matrix's shape, or bytes with two codes each, the first one low, after
-    adding 8. `scales` are float32, one per row, or bfloat16, one per group of 32 columns.
+    adding 8. `scales` are float32, one per row, or one per group of 32 columns, in bfloat16, or in
+    float16 as GGUF files have them. There, groups may also have `offsets`, the weights that their
+    smallest code stands for, instead of -8 times the scale.
     """
 
     codes: Shaped[Tensor, "rows bytes"]
     scales: Float[Tensor, "rows groups"]
     columns: int
+    offsets: Float[Tensor, "rows groups"] | None = None
 
     @property
     def name(self) -> WeightName:
         return "int8" if self.codes.dtype == torch.int8 else "int4"
+
+    @property
+    def layout(self) -> Layout:
+        if self.name == "int8" or self.scales.dtype == torch.bfloat16:
+            return self.name
+        return "q4_0" if self.offsets is None else "q4_1"
 
     @property
     def rows(self) -> int:
@@ -48,14 +59,27 @@ class IntegerCodes:
 
     def values(self) -> Float[Tensor, "rows columns"]:
         """The weights that the codes stand for, in float32."""
-        scales = self.scales.float()
-        if self.name == "int4":
-            scales = scales.repeat_interleave(GROUP, dim=1)[:, : self.columns]
-        return self.integers().float() * scales
+        integers, scales = self.integers().float(), self.scales.float()
+        if self.name == "int8":
+            return integers.mul_(scales)
+        groups = split_groups(integers)
+        if self.offsets is None:
+            values = groups.mul_(scales[..., None])
+        else:
+            values = groups.sub_(SMALLEST["int4"]).mul_(scales[..., None])
+            values += self.offsets.float()[..., None]
+        return values.flatten(1)[:, : self.columns]
 
     def select(self, rows: Shaped[Tensor, " n"]) -> "IntegerCodes":
         """These rows alone."""
-        return IntegerCodes(self.codes[rows], self.scales[rows], self.columns)
+        offsets = None if self.offsets is None else self.offsets[rows]
+        return IntegerCodes(self.codes[rows], self.scales[rows], self.columns, offsets)
+
+    def zeros(self) -> Float[Tensor, "rows groups"]:
+        """The weights that a code of zero stands for."""
+        if self.offsets is None:
+            return torch.zeros_like(self.scales)
+        return self.offsets.float() - SMALLEST["int4"] * self.scales.float()
 
 
 def pack(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.quantization.integer_codes import GROUP, IntegerCodes, WeightName
+from manyheads.quantization.integer_codes import GROUP, IntegerCodes, Layout, WeightName
 from manyheads.quantization.products import Product, choose_product
 
 REMEDY = "load the model without `weights`, or call quantization.dequantize_weights"
@@ -24,18 +24,20 @@ class IntegerWeight(nn.Module):
 
     codes: Shaped[Tensor, "rows bytes"]
     scales: Float[Tensor, "rows groups"]
+    offsets: Float[Tensor, "rows groups"] | None
 
     def store(self, codes: IntegerCodes) -> None:
         """Take these codes for the weight."""
         self.columns = codes.columns
         self.register_buffer("codes", codes.codes)
         self.register_buffer("scales", codes.scales)
+        self.register_buffer("offsets", codes.offsets)
         self._packed: dict[type[Product], Product] = {}
         self.training = False
 
     @property
     def integer_codes(self) -> IntegerCodes:
-        return IntegerCodes(self.codes, self.scales, self.columns)
+        return IntegerCodes(self.codes, self.scales, self.columns, self.offsets)
 
     @property
     def weight(self) -> Float[Tensor, "rows columns"]:
@@ -52,14 +54,23 @@ class IntegerWeight(nn.Module):
             self._packed[choice] = choice(self.integer_codes)
         return self._packed[choice]
 
-    def multiply(self, x: Float[Tensor, "*n columns"]) -> Float[Tensor, "*n rows"]:
-        """x W^T; exact and with a gradient for x if it needs one."""
+    def multiply(
+        self, x: Float[Tensor, "*n columns"], bias: Float[Tensor, " rows"] | None = None
+    ) -> Float[Tensor, "*n rows"]:
+        """x W^T, and a bias; exact and with a gradient for x if it needs one."""
         if x.requires_grad and torch.is_grad_enabled():
-            return F.linear(x, self.weight.to(x.dtype))
+            return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
         flat = x.reshape(-1, self.columns).float().contiguous()
         if not len(flat):
             return x.new_empty(*x.shape[:-1], len(self.codes))
-        return self.product(len(flat))(flat).to(x.dtype).view(*x.shape[:-1], -1)
+        multiply = self.product(len(flat))
+        if bias is None:
+            product = multiply(flat)
+        elif bias.requires_grad and torch.is_grad_enabled():
+            product = multiply(flat) + bias
+        else:
+            product = multiply.plus(flat, bias)
+        return product.to(x.dtype).view(*x.shape[:-1], -1)
 
     def train(self, mode: bool = True) -> Any:
         if mode:
@@ -96,8 +107,7 @@ class IntegerLinear(IntegerWeight, nn.Linear):  # type: ignore[override]
         self.store(codes)
 
     def forward(self, x: Float[Tensor, "*n columns"]) -> Float[Tensor, "*n rows"]:
-        product = self.multiply(x)
-        return product if self.bias is None else product + self.bias.to(product.dtype)
+        return self.multiply(x, self.bias)
 
 
 class IntegerEmbedding(IntegerWeight, nn.Embedding):  # type: ignore[override]
@@ -114,13 +124,14 @@ class IntegerEmbedding(IntegerWeight, nn.Embedding):  # type: ignore[override]
         return self.integer_codes.select(ids.flatten()).values().view(*ids.shape, -1)
 
 
-def empty_codes(rows: int, columns: int, name: WeightName) -> IntegerCodes:
+def empty_codes(rows: int, columns: int, layout: Layout) -> IntegerCodes:
     """Codes without values, for a model on the meta device."""
     with torch.device("meta"):
-        if name == "int8":
-            return IntegerCodes(
-                torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1), columns
-            )
+        if layout == "int8":
+            codes = torch.empty(rows, columns, dtype=torch.int8)
+            return IntegerCodes(codes, torch.empty(rows, 1), columns)
         codes = torch.empty(rows, -(-columns // 2), dtype=torch.uint8)
-        scales = torch.empty(rows, -(-columns // GROUP), dtype=torch.bfloat16)
-        return IntegerCodes(codes, scales, columns)
+        dtype = torch.bfloat16 if layout == "int4" else torch.float16
+        scales = torch.empty(rows, -(-columns // GROUP), dtype=dtype)
+        offsets = torch.empty_like(scales) if layout == "q4_1" else None
+        return IntegerCodes(codes, scales, columns, offsets)

@@ -1,9 +1,9 @@
 """Integer weights for a whole model: which layers get them, and by which text they are rounded."""
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import checked
 from manyheads.errors import ConfigError, NativeModelError
-from manyheads.models.build import Model
+from manyheads.models.build import Model, build
 from manyheads.models.embedding import TokenEmbedding
 from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead, ReadoutLayer
+from manyheads.models.recipes import ModelConfig
 from manyheads.progress import Progress
 from manyheads.quantization.error_compensation import compensated_codes
-from manyheads.quantization.integer_codes import IntegerCodes, WeightName, round_weight
+from manyheads.quantization.integer_codes import IntegerCodes, Layout, WeightName, round_weight
 from manyheads.quantization.integer_layers import (
     IntegerEmbedding,
     IntegerLinear,
@@ -30,6 +31,8 @@ from manyheads.tokenizers import plain_copy
 Method = Literal["compensated", "searched", "nearest"]
 # Smaller layers, such as routers of experts, take no time, and their errors decide much.
 MIN_SIZE = 32
+# The name of the language head's integer weights, if it has a matrix of its own.
+READOUT = "readout.product"
 # Of a text, so that no learned position is missing and attention stays cheap.
 MAX_TOKENS = 512
 
@@ -73,7 +76,7 @@ def dequantize_weights(model: Model) -> None:
             product, module.product = module.product, None
             if isinstance(product, IntegerLinear):
                 module.weight = nn.Parameter(product.weight)
-        elif isinstance(module, IntegerLinear) and not name.endswith("readout.product"):
+        elif isinstance(module, IntegerLinear) and not name.endswith(READOUT):
             linear = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
             linear.weight, linear.bias = nn.Parameter(module.weight), module.bias
             _replace(model, name, linear.eval())
@@ -88,12 +91,71 @@ def weights_of(model: nn.Module) -> WeightName | None:
     return "int4" if "int4" in names else names[0] if names else None
 
 
-def make_integer_layers(model: Model, weights: WeightName) -> None:
-    """Give a model on the meta device the layers that `quantize_weights` gives it."""
+def layouts_of(model: nn.Module) -> dict[str, Layout]:
+    """How the integer weights of a model are stored, by the name of the module."""
+    modules = model.named_modules()
+    return {
+        name: part.integer_codes.layout for name, part in modules if isinstance(part, IntegerWeight)
+    }
+
+
+def format_of(model: Model) -> WeightName | dict[str, Layout] | None:
+    """What describes all integer weights: a name if they are as `quantize_weights` makes them."""
+    weights, layouts = weights_of(model), layouts_of(model)
+    if weights is None:
+        return None
+    plain = build(cast(ModelConfig, model.config), device="meta")
+    make_integer_layers(plain, weights)
+    return weights if layouts_of(plain) == layouts else layouts
+
+
+def make_integer_layers(model: Model, weights: WeightName | Mapping[str, Layout]) -> None:
+    """Give a model on the meta device the layers that `quantize_weights` gives it, or those named.
+
+    Names without a matrix are left out.
+    """
+    if not isinstance(weights, str):
+        for name, layout in weights.items():
+            matrix = matrix_of(model, name)
+            if matrix is not None:
+                set_codes(model, name, empty_codes(len(matrix), matrix.shape[1], layout))
+        return
     for name, linear in list(_large_linears(model)):
         codes = empty_codes(linear.out_features, linear.in_features, weights)
         _replace(model, name, IntegerLinear(codes, linear.bias))
     _replace_vocabularies(model, lambda table: empty_codes(len(table), table.shape[1], "int8"))
+
+
+def matrix_of(model: Model, name: str) -> Tensor | None:
+    """The matrix of a module that can have integer weights, by the name it has with them."""
+    readout = model.readout
+    if name == READOUT:
+        language = readout is not None and isinstance(readout.config, LanguageHead)
+        return readout.weight if readout is not None and language else None
+    module = dict(model.named_modules()).get(name)
+    tables = {id(part.tokens) for part in model.modules() if isinstance(part, TokenEmbedding)}
+    if isinstance(module, nn.Embedding) and id(module) in tables:
+        return module.weight
+    large = type(module) is nn.Linear and min(module.weight.shape) >= MIN_SIZE
+    return module.weight if isinstance(module, nn.Linear) and large else None
+
+
+def set_codes(model: Model, name: str, codes: IntegerCodes) -> None:
+    """Give the module of this name these codes for its matrix."""
+    readout = model.readout
+    if name == READOUT:
+        assert readout is not None
+        readout.weight, readout.product = None, IntegerLinear(codes)
+        return
+    module = model.get_submodule(name)
+    if isinstance(module, nn.Linear):
+        _replace(model, name, IntegerLinear(codes, module.bias))
+        return
+    table = IntegerEmbedding(codes)
+    tied = readout is not None and readout.weight is None and module is model.table_layer
+    _replace(model, name, table)
+    if tied and readout is not None:
+        readout.product = table.multiply
 
 
 def _large_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

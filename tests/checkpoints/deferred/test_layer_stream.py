@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.checkpoints.deferred.layer_stream import LayerStream
 from manyheads.checkpoints.folder import load, save
-from manyheads.checkpoints.layer_stream import LayerStream
 from manyheads.errors import InputError, NonFiniteWarning
 from manyheads.models.build import build
 from manyheads.models.stack import Stack

@@ -23,7 +23,8 @@ from stored_results import add_store, introduce, store
 from torch import Tensor
 
 from manyheads.checkpoints.folder import load
-from manyheads.lens.corpus.corpus_pass import PassSettings, read_corpus
+from manyheads.lens.corpus.corpus_pass import read_corpus
+from manyheads.lens.corpus.pass_state import PassSettings
 from manyheads.lens.head_kinds.head_tests import OFFSETS
 from manyheads.models import build
 from manyheads.models.model_interface import ModelInputs

@@ -21,7 +21,7 @@ class SmearedAttention(Attention):
         super().__init__(attention.config)
         self.load_state_dict(attention.state_dict())
         self.smear = nn.Parameter(torch.zeros(self.config.key_heads))
-        # The fused projection would rotate keys before they are mixed.
+        # Keys are rotated here, after they are mixed, and not by the kernel.
         self.plain = False
 
     def _key_value(

@@ -36,10 +36,10 @@ class SigmoidAttention(Attention):
         assert cache is None
         assert encoding != "own"
         assert x.lengths.uniform
-        parts, rotation = self._parts(x.values, encoding)
+        parts = self._parts(x.values)
         query = self._heads(parts["query"])
-        query = rotation(query) if isinstance(rotation, Rotation) else query
-        key, value = self._key_value(parts, x, rotation, None)
+        query = encoding(query) if isinstance(encoding, Rotation) else query
+        key, value = self._key_value(parts, x, encoding, None)
         texts = (x.lengths.count, x.lengths.longest)
         q, k, v = (part.unflatten(0, texts).transpose(1, 2) for part in (query, key, value))
         scores = self.config.score_scale * (q @ k.mT)

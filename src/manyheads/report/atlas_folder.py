@@ -25,13 +25,13 @@ from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.errors import InputError
 from manyheads.formatting import without_nan
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry
-from manyheads.lens.corpus.examples import DECILES, HeadExample
+from manyheads.lens.corpus.examples import DECILES
 from manyheads.lens.results.addresses import Address
 from manyheads.lens.results.measure_names import describe_measure, sort_measures
+from manyheads.report.atlas_page import render_atlas_page
+from manyheads.report.data import example_record
 
 FORMAT = 1
-# Weights are whole numbers of thousandths.
-WEIGHT_UNITS = 1000
 TEXTS_PER_CHUNK = 32
 # Of each head in the index.
 NAMED_TOKENS = 3
@@ -154,20 +154,6 @@ def _entry(entry: HeadEntry, place: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def example_record(example: HeadExample, decile: int = 0) -> dict[str, Any]:
-    """What pages read of an example; the decile of one of the sharpest is 0."""
-    return {
-        "text": example.text,
-        "decile": decile,
-        "query": example.query,
-        "activation": round(example.activation, 4),
-        "start": example.rows.start,
-        "counts": example.counts.tolist(),
-        "keys": example.keys.tolist(),
-        "weights": np.rint(example.weights * WEIGHT_UNITS).astype(int).tolist(),
-    }
-
-
 def standard_places(rows: Sequence[Sequence[Any]], *, project: bool = True) -> list[list[float]]:
     """Places on a map from 0 to 1: of rows of measures by their two main directions."""
     values = np.array(
@@ -193,8 +179,6 @@ def write_atlas(files: AtlasFiles | Sequence[AtlasFiles], folder: Path) -> int:
     Several atlases, of steps of a training run or of several models, share one page. What an
     earlier atlas left in the folder is removed.
     """
-    from manyheads.report.atlas_page import render_atlas_page
-
     atlases = [files] if isinstance(files, AtlasFiles) else list(files)
     folders = [""] if len(atlases) == 1 else [f"{number}/" for number in range(len(atlases))]
     written = {}

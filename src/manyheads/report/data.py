@@ -17,9 +17,10 @@ from manyheads.lens.causal.head_importance import (
     ImportanceMethod,
     measure_importance,
 )
-from manyheads.lens.corpus.corpus_pass import PassSettings, read_corpus
+from manyheads.lens.corpus.corpus_pass import read_corpus
 from manyheads.lens.corpus.corpus_watcher import ExampleSettings
 from manyheads.lens.corpus.examples import HeadExample
+from manyheads.lens.corpus.pass_state import PassSettings
 from manyheads.lens.head_kinds.kinds import BIAS, Kinds
 from manyheads.lens.inspection import Inspection, inspect
 from manyheads.lens.measure.measures import SINK_ABOVE
@@ -48,6 +49,8 @@ TELLING_KINDS = (
 # Stored weights of all heads together, and keys per query.
 MAX_WEIGHTS = 900_000
 MIN_KEYS, MAX_KEYS = 4, 32
+# Weights of examples are whole numbers of thousandths.
+WEIGHT_UNITS = 1000
 # The columns of the table of heads; other measures only color the atlas.
 TABLE_COLUMNS = (
     *("loss_change", "similarity_drop", "bias", "normalized_entropy", "max_weight", "distance"),
@@ -247,6 +250,20 @@ def collect_report(
         examples=examples,
         passages=passages,
     )
+
+
+def example_record(example: HeadExample, decile: int = 0) -> dict[str, Any]:
+    """What pages read of an example; the decile of one of the sharpest is 0."""
+    return {
+        "text": example.text,
+        "decile": decile,
+        "query": example.query,
+        "activation": round(example.activation, 4),
+        "start": example.rows.start,
+        "counts": example.counts.tolist(),
+        "keys": example.keys.tolist(),
+        "weights": np.rint(example.weights * WEIGHT_UNITS).astype(int).tolist(),
+    }
 
 
 def _find_examples(

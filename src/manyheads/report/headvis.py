@@ -23,10 +23,10 @@ from manyheads.lens.results.addresses import Address
 from manyheads.report.atlas_folder import (
     FORMAT,
     NAMED_TOKENS,
-    WEIGHT_UNITS,
     AtlasFiles,
     standard_places,
 )
+from manyheads.report.data import WEIGHT_UNITS
 from manyheads.taps import Sublayer
 
 METRICS = {
@@ -300,7 +300,8 @@ def _entry(
                 "weights": [round(-link[1] * WEIGHT_UNITS) for link in links],
             }
         )
-    examples.sort(key=lambda example: (-example["activation"], example["text"]))
+    # Rounded activations may be equal: such examples keep the order of the file.
+    examples.sort(key=lambda example: -example["activation"])
     distances = np.array(head["qk_distance_histogram"]["bin_values"], dtype=float)
     return {
         "name": name,

@@ -22,10 +22,10 @@ from manyheads.lens.circuit_discovery.circuit import Circuit
 from manyheads.lens.inspection import Inspection
 from manyheads.lens.results.addresses import Address
 from manyheads.report import sections
-from manyheads.report.atlas_folder import example_record
 from manyheads.report.data import (
     ReportData,
     ReportMeasure,
+    example_record,
     kind_words,
     short_kind,
     suggest_commands,

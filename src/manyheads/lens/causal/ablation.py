@@ -290,7 +290,11 @@ class Ablation(tables.ByHead):
         change = self["change"]
         rows = []
         for address, _ in change.ranked(smallest=self.metadata["better"] != "lower"):
-            cells = [f"{self[name].of(address):{FORMATS.get(name, '.4f')}}" for name in names]
+            values = {name: self[name].of(address) for name in names}
+            cells = [
+                "" if np.isnan(value) else f"{value:{FORMATS.get(name, '.4f')}}"
+                for name, value in values.items()
+            ]
             cells.insert(2, standard_error(change.error_of(address)))
             rows.append([str(address), *cells])
         return plain_table(["head"], titles, rows)

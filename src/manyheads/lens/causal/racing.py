@@ -260,8 +260,9 @@ def verdict(race: Mapping[str, Any], texts: int) -> str:
     certain = f"{top} are certain, and " if top else ""
     needed = race["texts_needed"]
     about = "the heads at the border are equal" if needed is None else f"about {needed:,} would do"
+    too_few = f"{pluralise(texts, 'text')} {'is' if texts == 1 else 'are'} too few"
     return (
-        f"{pluralise(texts, 'text')} are too few for the {race['until']} ({about}): {certain}"
+        f"{too_few} for the {race['until']} ({about}): {certain}"
         f"{pluralise(len(race['undecided']), 'head')} compete for "
         f"{pluralise(open_places, 'place')}: {rest}"
     )

@@ -1,7 +1,7 @@
 """Two models side by side: which heads changed, by every statistic, and how."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -257,6 +257,19 @@ class _TallyByText(MeasureSums):
             sum_by_sequence(x, groups),
             sum_by_sequence(valid.double(), groups),
         )
+
+    def add_columns(
+        self,
+        block: Block,
+        names: Sequence[str],
+        values: Float[Tensor, "n h columns"],
+        groups: SequenceGroups,
+    ) -> None:
+        assert groups.valid is not None, "each measure counts for queries of its own"
+        for name, column, valid in zip(
+            names, values.unbind(2), groups.valid.unbind(1), strict=True
+        ):
+            self.add(block, name, column, replace(groups, valid=valid))
 
 
 @dataclass(slots=True, eq=False)

@@ -121,10 +121,12 @@ class _Sums:
             torch.zeros(*shape, heads),
         )
 
-    def add(self, group: int, tasks: Int[Tensor, " p"], rows: Float[Tensor, "p columns"]) -> None:
-        """Add the words of one text."""
+    def add(
+        self, group: int, tasks: tuple[Tensor, Tensor], rows: Float[Tensor, "p columns"]
+    ) -> None:
+        """Add the words of one text, of which `tasks` has the distinct ones and those of words."""
         fixed, heads = self.crossed.shape[2], self.squares.shape[2]
-        present, owner = tasks.unique(return_inverse=True)
+        present, owner = tasks
         summed = rows.new_zeros(len(present), rows.shape[1]).index_add(0, owner, rows)
         counted = summed[:, : fixed + heads]
         self.values[group, present] += summed
@@ -261,7 +263,8 @@ class _PairView:
 
     `sources` averages the tokens of each source and `words` marks those of each word. `fixed` are
     ones and the correct baselines, `uniform` is what uniform attention gives the right words.
-    Pairs that do not count are not `valid`; `tasks` are those of the others.
+    Pairs that do not count are not `valid`; `tasks` are the distinct ones of the others, and the
+    place of each among them.
     """
 
     sources: Float[Tensor, "p s"]
@@ -272,7 +275,7 @@ class _PairView:
     fixed: Float[Tensor, "p columns"]
     uniform: Float[Tensor, "p 1"]
     valid: Bool[Tensor, " p"]
-    tasks: Int[Tensor, " valid"]
+    tasks: tuple[Int[Tensor, " tasks"], Int[Tensor, " valid"]]
 
     @classmethod
     def of(
@@ -288,7 +291,8 @@ class _PairView:
         valid = right.any(1) & wrong.any(1) & ~alone
         fixed = torch.cat((torch.ones(len(valid), 1), pairs.baselines(in_sight)), dim=1)
         uniform = (even * right).sum(-1, keepdim=True)
-        return cls(sources, words, right, wrong, rivals, fixed, uniform, valid, pairs.tasks[valid])
+        tasks = pairs.tasks[valid].unique(return_inverse=True)
+        return cls(sources, words, right, wrong, rivals, fixed, uniform, valid, tasks)
 
 
 class _WordTargetSums:

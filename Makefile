@@ -16,6 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # torch without CUDA, a tenth of the size; the package index has it for some machines only.
 CPU_TORCH := https://download.pytorch.org/whl/cpu
 
+# What takes longest to compile of all that the tests import.
+PEERS := import torch._dynamo, torch._inductor.compile_fx, torch.distributed.checkpoint, transformers, \
+	sentence_transformers, peft, lancedb, sklearn.linear_model, matplotlib.figure, onnxruntime, ray.data
+
 SENTENCE := Всем привет! Я увлекаюсь искусственным интеллектом
 
 .DEFAULT_GOAL := help
@@ -113,6 +117,8 @@ $(COMPLETE): $(READY)
 	@echo "installing what the tests need"
 	@$(INSTALL) --editable '.[test]'
 	@$(INSTALL) --no-deps tracr-pypi
+	@echo "compiling what the tests import"
+	@$(BIN)/python -W ignore -c "$(PEERS)" || true
 	@touch $@
 
 check-python:

@@ -207,6 +207,8 @@ if find_spec("hypothesis"):
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later collection of garbage, and have fewer of them."""
+    if "torch" in sys.modules and not sys.modules["torch"].cuda.is_available():
+        sys.modules["torch"].manual_seed = seed_the_processor  # type: ignore[attr-defined]
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
@@ -216,7 +218,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "torch" in sys.modules:
         # Random weights and texts are the same in every run.
-        seed_all(sys.modules["torch"])
+        sys.modules["torch"].manual_seed(0)
     if SHAPES_ARE_CHECKED:
         start_counting(item.path)
     elif item.get_closest_marker("shapes_unchecked") and "torch._dynamo" in sys.modules:
@@ -224,15 +226,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         sys.modules["torch._dynamo"].reset()
 
 
-def seed_all(torch: Any) -> None:
-    """Seed the generators of the devices that this machine has.
+def seed_the_processor(seed: int) -> Any:
+    """`torch.manual_seed` where the processor is the only device.
 
-    `torch.manual_seed` keeps a traceback per call and absent device, for an error it may report.
+    Torch's own keeps a traceback per call and absent device, for an error it may report.
     """
-    if torch.cuda.is_available():
-        torch.manual_seed(0)
-    else:
-        torch.default_generator.manual_seed(0)
+    return sys.modules["torch"].default_generator.manual_seed(int(seed))
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

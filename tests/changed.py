@@ -1,6 +1,7 @@
 """Which test files to run for a change: nearest first, as many as fit into a minute of two cores.
 
-1. test files that changed, and the tests and doctests of modules that changed,
+1. test files that changed, the tests and doctests of modules that changed, and the tests of pages
+   of the docs, where a page changed, with the snippets of that page,
 2. test files that import a changed module or a changed file of tests,
 3. a sample of all others, the same every time.
 """
@@ -14,9 +15,14 @@ from zlib import crc32
 
 ROOT = Path(__file__).parents[1]
 # Core-seconds for tests, so that `make quick` ends within 90 seconds on two cores.
-BUDGET = 70.0
+BUDGET = 60.0
 # Seconds of a file that nobody has timed yet.
 UNKNOWN = 2.0
+# The tests of pages, of which the snippets of a page are the dearest.
+PAGES = "tests/architecture/test_readme.py"
+SNIPPETS = f"{PAGES}::test_python_snippets_run_in_one_namespace"
+# Seconds of the others.
+PAGES_SECONDS = 8.0
 
 
 def choose(
@@ -24,6 +30,7 @@ def choose(
 ) -> list[str]:
     """The files to run, within the budget; those that were left out for it are counted aloud."""
     changes = changed_files() if changes is None else set(changes)
+    durations = {**durations, PAGES: PAGES_SECONDS}
     near = [file for file in files if file in changes or mirrors_any(file, changes)]
     names = {name for change in changes if (name := module_name(change))}
     importers = [file for file in files if file not in near and imports(file) & names]
@@ -44,6 +51,13 @@ def choose(
     return chosen
 
 
+def unchanged_snippets(changes: Iterable[str]) -> list[str]:
+    """The tests of snippets on pages that are as before."""
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    pages |= {path.name for path in ROOT.glob("*.md")}
+    return [f"{SNIPPETS}[{page}]" for page in sorted(pages - set(changes))]
+
+
 def changed_files() -> set[str]:
     """Paths that differ from main, or on main itself from the commit before; and untracked ones."""
     base = _git("merge-base", "HEAD", "main") or _git("rev-parse", "HEAD~1")
@@ -59,11 +73,15 @@ def _git(*words: str) -> str:
 
 
 def mirrors_any(file: str, changes: Iterable[str]) -> bool:
-    """Whether a file is the test of a changed module, at the same place below tests.
+    """Whether a file is the test of a changed module, at the same place below tests, or page.
 
     >>> mirrors_any("tests/parts/test_masks.py", ["src/manyheads/parts/masks.py"])
     True
+    >>> mirrors_any("tests/architecture/test_readme.py", ["docs/index.md"])
+    True
     """
+    if file == PAGES and any(change.endswith(".md") for change in changes):
+        return True
     return file in {
         re.sub(r"([^/]+)$", r"test_\1", change.replace("src/manyheads/", "tests/", 1))
         for change in changes

@@ -83,6 +83,26 @@ def kinds_are_measured_once(
     monkeypatch.setattr(head_tests, "recall_test", remembered)
 
 
+@pytest.fixture(autouse=True)
+def unseen_pictures_are_small(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draw what nobody looks at with few pixels, and without finding room for every label.
+
+    Snippets of the docs and studies only have to draw; tests/pictures looks at every picture.
+    """
+    canvas = sys.modules.get("manyheads.pictures.canvas")
+    if canvas is None or not {"architecture", "studies"} & set(request.path.parts):
+        return
+    save = canvas.save_figure
+
+    def save_small(figure: Any, path: Path, **options: Any) -> None:
+        figure.set_layout_engine("none")
+        save(figure, path, **options | {"dpi": 20})
+
+    monkeypatch.setattr(canvas, "save_figure", save_small)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
     yield

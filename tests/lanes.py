@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.changed import ROOT, UNKNOWN, choose
+from tests.changed import ROOT, UNKNOWN, changed_files, choose, unchanged_snippets
 
 DURATIONS = ROOT / "tests" / "durations.json"
 LOGS = ROOT / "build" / "tests"
@@ -75,7 +75,13 @@ def read_durations() -> dict[str, float]:
 
 
 def plan(
-    files: Sequence[str], *, lanes: int, compiled: bool, record: bool, free: int
+    files: Sequence[str],
+    *,
+    lanes: int,
+    compiled: bool,
+    record: bool,
+    free: int,
+    left_out: Sequence[str] = (),
 ) -> Sequence[Lane]:
     """The lanes with their jobs: tests in the first, what else there is to do in the others."""
     durations = read_durations()
@@ -88,6 +94,7 @@ def plan(
     if files:
         longest_first = sorted(files, key=lambda file: (-durations.get(file, UNKNOWN), file))
         command = pytest_command(longest_first, record, only=f"not {COMPILED}")
+        command += [f"--deselect={test}" for test in left_out]
         planned[0].jobs.append(("tests", [*command, "-p", "tests.workers", f"--free={free}"]))
     return planned
 
@@ -215,9 +222,11 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    files = files_with_tests()
+    files, left_out = files_with_tests(), []
     if options.changed:
-        files = choose(files, read_durations())
+        changes = changed_files()
+        files = choose(files, read_durations(), changes)
+        left_out = unchanged_snippets(changes)
     free = os.pipe()
     lanes = plan(
         files,
@@ -225,6 +234,7 @@ def main() -> int:
         compiled=not options.changed,
         record=options.record,
         free=free[0],
+        left_out=left_out,
     )
     parts = run(lanes, free)
     # pytest ends with 5 where no test was selected.

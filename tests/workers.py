@@ -33,8 +33,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     units: dict[object, list[pytest.Item]] = {}
     for item in session.items:
-        # Files that open pages share one browser, and are one unit of work.
-        units.setdefault("pages" if opens_pages(item) else item.path, []).append(item)
+        units.setdefault(unit_of(item), []).append(item)
     files = list(units.values())
     rooms = [room_of(items[0]) for items in files]
     waiting = list(range(len(files)))
@@ -72,6 +71,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             last[ready] = report.nodeid
             session.config.hook.pytest_runtest_logreport(report=report)
     return True
+
+
+def unit_of(item: pytest.Item) -> object:
+    """What one worker has in one piece: a file, or all files that share a browser or a cluster."""
+    if opens_pages(item):
+        return "pages"
+    return getattr(getattr(item, "module", None), "WORKER_UNIT", item.path)
 
 
 def room_of(item: pytest.Item) -> str:

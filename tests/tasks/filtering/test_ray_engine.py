@@ -20,6 +20,7 @@ from tests.tasks.filtering.test_corpus_filter import rows, write_rows
 
 # Ray itself leaves sockets open and uses what is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore")
+WORKER_UNIT = "a cluster of Ray"
 
 TEXTS = ["the cat sat", "on", "a mat by the sun"] * 8
 
@@ -71,17 +72,29 @@ def test_vectors_classes_and_errors_are_the_same(
     # Every worker is a process that imports torch: one is enough where order is not the point.
     vectors = encode_with_ray(model, TEXTS, workers=2, progress=False)
     torch.testing.assert_close(vectors, encode(model, TEXTS))
-    classes = classify_with_ray(model, TEXTS, workers=1)
-    torch.testing.assert_close(classes.probabilities, classify(model, TEXTS).probabilities)
-    assert classes.names == ("bad", "good")
-    assert (
-        counts[0] == counts[1] == encode_with_counts(model, TEXTS, Options(progress=False)).tokens
-    )
     with pytest.warns(TruncationWarning, match="truncated to 3 tokens"):
-        alone = classify_with_ray(model, TEXTS[0], max_length=3, workers=1, progress=False)
-    assert alone.labels == classify(model, TEXTS[0], max_length=3).labels
+        classes = classify_with_ray(model, TEXTS, max_length=3, workers=1)
+    expected = classify(model, TEXTS, max_length=3)
+    torch.testing.assert_close(classes.probabilities, expected.probabilities)
+    assert classes.labels == expected.labels
+    assert classes.names == ("bad", "good")
+    for count, max_length in zip(counts, (None, 3), strict=True):
+        options = Options(progress=False, max_length=max_length)
+        assert count == encode_with_counts(model, TEXTS, options).tokens
     with refuses(InputError, "token id 99", "ids of 0 to 39"):
         encode_with_ray(model, [[5, 99]], workers=1, progress=False)
+
+
+def test_a_single_text_is_one_row(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is on the way to the workers, without them.
+    def here(model: Any, parts: Any, work: Any, **_: Any) -> Any:
+        return (work(model, part) for part in parts)
+
+    monkeypatch.setattr(ray_engine, "ray_map", here)
+    classes = classify_with_ray(model, TEXTS[0], workers=1, progress=False)
+    assert classes.labels == classify(model, TEXTS[0]).labels
+    assert classes.probabilities.shape == (1, 2)
+    assert encode_with_ray(model, TEXTS[0], progress=False).shape == encode(model, TEXTS[0]).shape
 
 
 def test_a_missing_ray_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

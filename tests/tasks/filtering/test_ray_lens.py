@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.usefixtures("cluster"),
 ]
+WORKER_UNIT = "a cluster of Ray"
 
 TEXTS = [[1 + (place * step) % 50 for place in range(4 + step)] for step in range(1, 10)]
 BATCH = 24

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,9 @@ def run_all(folder: Path, model: Model) -> None:
 
 
 if __name__ == "__main__":
+    # Most of what LanceDB imports, once for all forks: none of it starts a thread.
+    for module in ("lance_namespace", "pandas", "pyarrow.dataset"):
+        import_module(module)
     # Threads of OpenMP do not survive a fork either.
     torch.set_num_threads(1)
     index_writer.BATCH_DOCUMENTS = 2

@@ -1,6 +1,6 @@
 """Time a training step against transformers.
 
-python bench/train.py [--part gpt2|masked|gates] [--rounds 8]     with CUDA
+python bench/train.py [--part gpt2|masked|gates|t5|shaw] [--rounds 8]     with CUDA
 python bench/train.py [--part packed|t5|shaw] [--rounds 8]        otherwise
 
 `--store` keeps the figures of each part in a file of its own.

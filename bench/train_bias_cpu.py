@@ -177,7 +177,7 @@ def _plain_shaw(layer: Attention, position: Shaw, x: Tensor, mask: Tensor) -> Te
     batch, length, _ = x.shape
     shape = (batch, length, config.heads, config.size)
     q, k, v = (each.view(shape).transpose(1, 2) for each in layer.project(x).chunk(3, dim=-1))
-    at = torch.arange(length)
+    at = torch.arange(length, device=x.device)
     distance = (at - at[:, None]).clamp(-position.reach, position.reach) + position.reach
     scores = q @ k.transpose(2, 3) + torch.einsum("bhtd,tsd->bhts", q, table.keys[distance])
     scores = (scores * config.score_scale).masked_fill(~mask[:, None, None], -torch.inf)

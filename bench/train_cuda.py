@@ -1,4 +1,7 @@
-"""Training steps on CUDA against transformers: GPT-2, masked ModernBERT, and the cost of gates."""
+"""Training steps on CUDA against transformers: GPT-2, masked ModernBERT, T5; the cost of gates.
+
+All but those with a learned bias are compiled.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import train_bias_cuda
 from side_by_side import Work, count, race, say, show
 from torch import Tensor, nn
 
@@ -25,7 +29,8 @@ from manyheads.train.optim.optimizers import AdamW
 
 __all__ = ["PARTS", "run"]
 
-PARTS = ("gpt2", "masked", "gates")
+PARTS = ("gpt2", "masked", "gates", "t5", "shaw")
+BIASES = {"t5": train_bias_cuda.run_t5, "shaw": train_bias_cuda.run_shaw}
 OURS, HALF, THEIRS = "manyheads", "manyheads, half weights", "transformers"
 EAGER = "transformers, not compiled"
 # Steps timed together, one behind the other as in a run: the host is ahead of the device.
@@ -39,8 +44,11 @@ LIMIT = 2e-2
 
 
 def run(part: str, rounds: int) -> dict[str, float]:
+    say(f"{torch.cuda.get_device_name()}, bfloat16, torch {torch.__version__}")
+    if part in BIASES:
+        torch.set_float32_matmul_precision("highest")
+        return BIASES[part](rounds)
     torch.set_float32_matmul_precision("high")
-    say(f"{torch.cuda.get_device_name()}, bfloat16, compiled, torch {torch.__version__}")
     return {"gpt2": _gpt2, "masked": _masked, "gates": _gates}[part](rounds)
 
 

@@ -4,14 +4,18 @@ Without CUDA a recorded step is computed anew at every replay; all the rest is w
 """
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from manyheads import Sample, build, generate
-from manyheads.decoding import token_source
+from manyheads import Greedy, Sample, build, generate
+from manyheads.decoding import request, token_source
+from manyheads.decoding.generation import SamplingLoop
+from manyheads.decoding.generation_config import GenerationConfig
 from manyheads.decoding.request import GenerationRequest
+from manyheads.decoding.steps import cuda_graph
 from manyheads.decoding.steps.cuda_graph import CudaGraphSteps, RecordedGraph
 from manyheads.models.decoder import Decoder
 from tests.models.zoo import DECODERS, VOCABULARY
@@ -94,3 +98,64 @@ def test_the_device_chooses_what_the_host_chooses(
     if ended_early > 4:
         # Four are served by a smaller program.
         assert {rows for rows, _ in on_device[0].programs} > {8}
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `generate` take recorded steps, and keep those of a model for the next call."""
+    monkeypatch.setattr(CudaGraphSteps, "_capture", EagerSteps._capture)
+    monkeypatch.setattr(request, "cannot", lambda *_: None)
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("immediate", [False, True])
+def test_texts_that_take_turns_do_not_meet(
+    immediate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = made("llama"), GenerationConfig(max_new_tokens=30, eos_token_ids=())
+    batches = (PROMPTS[:2], PROMPTS[3:4], PROMPTS[4:7])
+    loops = [
+        SamplingLoop(
+            GenerationRequest(model, batch, config), decode_each_step=False, immediate=immediate
+        )
+        for batch in batches
+    ]
+    for _ in zip_longest(*(loop.run() for loop in loops)):
+        pass
+    monkeypatch.undo()
+    for loop, batch in zip(loops, batches, strict=True):
+        assert isinstance(loop.source, token_source.DeviceTokens)
+        expected = generate(model, batch, config, progress=False)
+        assert [one.ids for one in loop.generations()] == [one.ids for one in expected]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_the_next_batch_takes_the_steps_of_one_that_has_ended() -> None:
+    model, config = made("llama"), GenerationConfig(max_new_tokens=20, eos_token_ids=())
+    loops = []
+    for batch in (PROMPTS, PROMPTS[:3], PROMPTS[2:4]):
+        loops.append(SamplingLoop(GenerationRequest(model, batch, config), decode_each_step=False))
+        list(loops[-1].run())
+    sources = [loop.source for loop in loops]
+    assert all(isinstance(source, token_source.DeviceTokens) for source in sources)
+    assert len({id(source.steps) for source in sources}) == 1
+
+
+@pytest.mark.usefixtures("recorded")
+def test_programs_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "MOST_PROGRAMS", 2)
+    model, stops = made("llama"), tuple(range(0, VOCABULARY, 5))
+    options: dict[str, Any] = {"max_new_tokens": 45, "eos_token_ids": stops, "seed": 1}
+    results = [
+        generate(model, PROMPTS, **options, sampling=sampling)
+        for sampling in (Sample(temperature=3.0), Sample(top_k=30), Greedy(), Greedy())
+    ]
+    steps = cuda_graph.cuda_graph_steps(model, len(PROMPTS), 52)
+    assert len(steps.programs) == 2
+    monkeypatch.undo()
+    expected = [
+        generate(model, PROMPTS, **options, sampling=sampling)
+        for sampling in (Sample(temperature=3.0), Sample(top_k=30), Greedy(), Greedy())
+    ]
+    for result, plain in zip(results, expected, strict=True):
+        assert [one.ids for one in result] == [one.ids for one in plain]

@@ -107,7 +107,8 @@ def ids(*lengths: int) -> Ragged:
 def worst(model: Decoder, prompts: Ragged, steps: int = 40) -> float:
     """The largest difference of a step's logits, as a fraction of their norm."""
     fixed, eager = cuda_graph_steps(model, len(prompts), 100), CachedSteps(model, DynamicCache())
-    pairs = [(fixed.start(prompts), eager.start(prompts))]
+    # What a recorded program writes may be overwritten by the next one, as they share their memory.
+    pairs = [(fixed.start(prompts).clone(), eager.start(prompts))]
     draw = torch.Generator().manual_seed(1)
     for step in range(steps):
         new = torch.randint(VOCABULARY, (len(prompts),), generator=draw).cuda()

@@ -113,7 +113,7 @@ def stream(
         )
     request = GenerationRequest(model, [prompt], config)
     tokenizer_of(model, "stream")
-    return _pieces(SamplingLoop(request, decode_each_step=True, prompt=True))
+    return _pieces(SamplingLoop(request, decode_each_step=True, immediate=True))
 
 
 def _pieces(loop: "SamplingLoop") -> Generator[str, None, generation_config.Generation]:
@@ -162,15 +162,15 @@ class SamplingLoop:
     """One token per step for every running text; finished texts leave the batch.
 
     With `decode_each_step` the new tokens are decoded after every step, which streams and stop
-    strings need. A token is `prompt` if it is reported as soon as it is there, which streams need.
+    strings need. If `immediate`, every token is reported at once, not in blocks, for a stream.
     """
 
     def __init__(
-        self, request: GenerationRequest, *, decode_each_step: bool, prompt: bool = False
+        self, request: GenerationRequest, *, decode_each_step: bool, immediate: bool = False
     ) -> None:
         self.request = request
         self.decode_each_step = decode_each_step
-        self.source = source_for(request, prompt=prompt)
+        self.source = source_for(request, immediate=immediate)
         self.step = 0
         self.sequences = [self._sequence(index) for index in range(len(request.prompts))]
         self.running = list(self.sequences)
@@ -181,11 +181,15 @@ class SamplingLoop:
 
     def run(self) -> Iterator[None]:
         """Generate to the end, with a pause after every step."""
-        while self.running and self.step < self.request.config.max_new_tokens:
-            started = time.perf_counter()
-            self._take_step()
-            self.seconds += time.perf_counter() - started
-            yield
+        try:
+            while self.running and self.step < self.request.config.max_new_tokens:
+                started = time.perf_counter()
+                with self.request.on_device():
+                    self._take_step()
+                self.seconds += time.perf_counter() - started
+                yield
+        finally:
+            self.source.close()
         started = time.perf_counter()
         for sequence in self.running:
             sequence.finish_reason = "length"

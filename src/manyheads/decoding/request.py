@@ -1,6 +1,7 @@
 """One call of `generate`, checked and resolved before the first step."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from numbers import Integral
 from random import Random
@@ -69,6 +70,11 @@ class GenerationRequest:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def on_device(self) -> AbstractContextManager[object]:
+        """Within it kernels and events are those of the model's GPU, of which there may be many."""
+        device = self.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
     def batch(self) -> Ragged:
         """The prompts as the model takes them."""
         # Five times as fast as a tensor of each prompt, and the GPU is waiting for it.
@@ -86,7 +92,9 @@ class GenerationRequest:
         free = isinstance(config.cache, DynamicCache) and not config.uses_beams
         if free and config.max_new_tokens >= WORTH_RECORDING and cannot(model, self.device) is None:
             assert isinstance(model, Decoder)
-            return cuda_graph_steps(model, len(self.prompts), longest, compiled=config.compiled)
+            return cuda_graph_steps(
+                model, len(self.prompts), longest, compiled=config.compiled, user=self
+            )
         return CachedSteps(model, config.cache, self.start_id)
 
     def repetition_penalty(self) -> RepetitionPenalty | None:

@@ -44,14 +44,17 @@ class TokenSource(Protocol):
     def keep(self, rows: list[int]) -> None:
         """Continue with these of the running texts, in this order."""
 
+    def close(self) -> None:
+        """There are no more tokens: another batch may take the steps."""
 
-def source_for(request: GenerationRequest, *, prompt: bool = False) -> TokenSource:
-    """The fastest source for a request; `prompt` reports every token as soon as it is there."""
+
+def source_for(request: GenerationRequest, *, immediate: bool = False) -> TokenSource:
+    """The fastest source for a request; if `immediate`, every token is reported at once."""
     steps, config = request.steps(), request.config
     if isinstance(steps, CudaGraphSteps) and (
         why_not_recorded(config.sampling, request.constraints, request.device) is None
     ):
-        return DeviceTokens(request, steps, block=1 if prompt else BLOCK)
+        return DeviceTokens(request, steps, block=1 if immediate else BLOCK)
     return HostTokens(request, steps)
 
 
@@ -96,6 +99,10 @@ class HostTokens:
         self._ids = self._ids[index]
         if self.penalty is not None:
             self.penalty.select(rows)
+
+    def close(self) -> None:
+        if isinstance(self.steps, CudaGraphSteps):
+            self.steps.user = None
 
     def _logits(self) -> Float[Tensor, "b v"]:
         if self._next_logits is not None:
@@ -169,6 +176,9 @@ class DeviceTokens:
             return
         self.steps.select([self.rows[text] for text in self.texts])
         self.rows = {text: row for row, text in enumerate(self.texts)}
+
+    def close(self) -> None:
+        self.steps.user = None
 
     def _launch(self) -> None:
         """Let the device choose the tokens up to the next multiple of the block."""

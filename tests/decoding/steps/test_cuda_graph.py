@@ -16,6 +16,7 @@ from manyheads.decoding.steps.cuda_graph import (
     fixed_shape_step,
     ignores_key_order,
 )
+from manyheads.decoding.steps.triton_step import few_fit
 from manyheads.models.decoder import Decoder
 from tests.models.zoo import DECODERS, SEQ2SEQS, VOCABULARY
 
@@ -83,6 +84,28 @@ def test_compiled_steps_serve_texts_of_other_lengths() -> None:
     assert longer is not steps
     assert cuda_graph_steps(model, 2, 20, compiled=True) is longer
     assert cuda_graph_steps(model, 3, 20, compiled=True) is not longer
+
+
+def test_steps_in_use_serve_no_other_batch() -> None:
+    model, first, second = made("llama"), Sampling(), Sampling()
+    steps = cuda_graph_steps(model, 2, 300, user=first)
+    others = cuda_graph_steps(model, 2, 300, user=second)
+    assert others is not steps
+    del second
+    assert cuda_graph_steps(model, 2, 300, user=first) is others
+    others.user = None
+    assert cuda_graph_steps(model, 2, 300) is others
+
+
+class Sampling:
+    """Somebody who uses steps."""
+
+
+def test_our_products_of_few_tokens_are_not_for_float16() -> None:
+    # The sum of the squares comes last, so a large channel times a large weight would be infinite.
+    model = made("llama").bfloat16()
+    assert [few_fit(model, sequences) for sequences in (1, 2, 16, 17)] == [False, True, True, False]
+    assert not few_fit(model.half(), 2)
 
 
 @pytest.mark.shapes_unchecked

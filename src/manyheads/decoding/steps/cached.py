@@ -18,7 +18,10 @@ class Steps(Protocol):
     """A batch of sequences during generation; call `start` once, then `next` for every token."""
 
     def start(self, prompts: Ragged) -> Float[Tensor, "b v"]:
-        """Process the prompts and return the logits of the token after each."""
+        """Process the prompts and return the logits of the token after each.
+
+        The following step may overwrite them.
+        """
 
     def next(self, ids: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
         """Append a token to each sequence and return the logits of the next one.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -25,6 +25,8 @@ from manyheads.parts.positions.rotary import ByLength
 from manyheads.ragged import Lengths, Ragged
 
 Step = Callable[[Decoder, Tensor, Cache, StaticCachePlan], Tensor]
+Key = TypeVar("Key")
+Program = TypeVar("Program")
 
 # Libraries choose their kernels and compilers compile before the capture begins.
 WARM_UPS = 3
@@ -35,7 +37,8 @@ LEAST_CAPACITY, LEAST_COMPILED_CAPACITY = 256, 1024
 # Prompts of at most this many tokens, padded to a power of two, are read by a recorded program:
 # launching the kernels would take longer than they do.
 MOST_RECORDED_TOKENS = 1024
-# Programs of one model: sizes of batches, ways to choose tokens. They share their memory.
+# Steps of one model that are kept, by sizes of batches and ways to choose tokens, and ways to read
+# prompts, by their length. They share their memory but for the logits.
 MOST_PROGRAMS = 32
 # A larger cache serves shorter texts up to this factor: some kernels read all of it.
 SPARE_CAPACITY = 4
@@ -76,16 +79,26 @@ _latest: WeakKeyDictionary[Decoder, "CudaGraphSteps"] = WeakKeyDictionary()
 
 
 def cuda_graph_steps(
-    model: Decoder, sequences: int, tokens: int, *, compiled: bool = False
+    model: Decoder,
+    sequences: int,
+    tokens: int,
+    *,
+    compiled: bool = False,
+    user: object | None = None,
 ) -> "CudaGraphSteps":
-    """Steps for a number of sequences of up to `tokens`; those of a model are kept for the next."""
+    """Steps for a number of sequences of up to `tokens`; those of a model are kept for the next.
+
+    What has a `user` serves no other one until the user is gone or `CudaGraphSteps.user` is None:
+    of two streams that take turns, each needs a cache of its own.
+    """
     capacity = capacity_for(tokens, compiled=compiled)
     steps = _latest.get(model)
-    if steps is None or not steps.fits(sequences, capacity, compiled):
+    if steps is None or steps.in_use or not steps.fits(sequences, capacity, compiled):
         # The old ones are freed first, to make room for the new.
         steps = None
         _latest.pop(model, None)
         _latest[model] = steps = CudaGraphSteps(model, sequences, capacity, compiled=compiled)
+    steps.user = None if user is None else ref(user)
     return steps
 
 
@@ -177,6 +190,8 @@ class CudaGraphSteps:
         self.states: dict[int, tuple[Tensor, ...]] = {}
         # Where the sequences are in their texts: on the host after a start, then in a program.
         self.latest: RecordedStep | None = None
+        # Whose texts are in the cache, as long as they go on.
+        self.user: ref[object] | None = None
         # A weak reference, so that the graphs are freed with their model.
         self._model = ref(model)
 
@@ -185,6 +200,10 @@ class CudaGraphSteps:
         model = self._model()
         assert model is not None, "the caller holds the model"
         return model
+
+    @property
+    def in_use(self) -> bool:
+        return self.user is not None and self.user() is not None
 
     def fits(self, sequences: int, capacity: int, compiled: bool) -> bool:
         """Whether these serve such a batch, and the weights are still at their addresses."""
@@ -294,10 +313,8 @@ class CudaGraphSteps:
             positions = latest.plan.positions[:rows].clone()
         key = rows, self.choice
         if key not in self.programs:
-            if len(self.programs) >= MOST_PROGRAMS:
-                self.programs.pop(next(iter(self.programs)))
             self.programs[key] = self._record(positions)
-        self.latest = self.programs[key]
+        self.latest = _use(self.programs, key)
         self.latest.plan.restore(positions)
         # From here on only the device knows the positions.
         self.cache.seen = ()
@@ -329,7 +346,7 @@ class CudaGraphSteps:
                 self.model.next_logits(prompts, self.cache)
                 self.cache.seen = ()
             self.readers[rows, length] = self._record_reading(rows, length, prompts.device)
-        return self.readers[rows, length]
+        return _use(self.readers, (rows, length))
 
     @property
     def _allocated(self) -> bool:
@@ -382,7 +399,7 @@ class CudaGraphSteps:
             return RecordedStep(graph, plan, ids, logits)
 
         program = record(self.step)
-        if self.step is triton_step.llama_step and 1 < len(positions) <= triton_step.FEW:
+        if self.step is triton_step.llama_step and triton_step.few_fit(self.model, len(positions)):
             # Which products are faster depends on their sizes and on the device.
             own = record(partial(triton_step.llama_step, few=True))
             if _seconds(own.graph, go_back) < _seconds(program.graph, go_back):
@@ -418,6 +435,17 @@ class CudaGraphSteps:
                 place.copy_(tensor)
             state.tensors = places[layer]
         return logits
+
+
+def _use(programs: dict[Key, Program], key: Key) -> Program:
+    """The program of a key, which is the last in use now; those used longest ago are dropped.
+
+    One that the device still computes is freed when it has ended.
+    """
+    programs[key] = programs.pop(key)
+    while len(programs) > MOST_PROGRAMS:
+        programs.pop(next(iter(programs)))
+    return programs[key]
 
 
 def _seconds(graph: RecordedGraph, go_back: Callable[[], None]) -> float:

@@ -49,6 +49,14 @@ def cannot(model: Decoder, capacity: int) -> str | None:
     return next(_why_not_llama(model), None) if reason is None else reason
 
 
+def few_fit(model: Decoder, sequences: int) -> bool:
+    """Whether the products of a step with so many sequences can be our own.
+
+    They divide by the norm in the end, and what it is to divide may be beyond float16.
+    """
+    return 1 < sequences <= FEW and next(model.parameters()).dtype != torch.float16
+
+
 def _why_not_llama(model: Decoder) -> Iterator[str]:
     """What sets an ordinary decoder apart from those that the kernels are written for."""
     config = model.config

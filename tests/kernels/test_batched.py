@@ -50,7 +50,7 @@ def test_blocks_hold_every_sequence_once_with_little_padding(
     queries, keys = (Lengths.of([pair[side] for pair in each]) for side in (0, 1))
     mask = Causal() if causal else Full()
     request = Request(queries=queries, keys=keys, mask=mask, scale=1.0)
-    blocks = batched._blocks(request, heads=16, size=512)
+    blocks = batched._layout(request, heads=16, kv_heads=16, size=512).blocks
     held = [sequence for block in blocks for sequence in block.sequences]
     assert sorted(held) == list(range(len(each)))
     for block in blocks:
@@ -96,3 +96,29 @@ def test_long_sequences_are_recomputed_and_short_ones_kept(monkeypatch: pytest.M
         monkeypatch.setattr(batched, "PADDING_PER_BLOCK", kept)
         for one, other in zip(gradients(batched), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    first=st.integers(0, 12),
+    rows=st.integers(1, 9),
+    keys=st.integers(1, 12),
+    reach=st.integers(0, 6),
+)
+def test_diagonals_give_what_a_look_up_by_distance_gives(
+    first: int, rows: int, keys: int, reach: int
+) -> None:
+    """As CUDA computes them, with both gradients."""
+    torch.manual_seed(0)
+    scores = torch.randn(2, 3, rows, 2 * reach + 1, requires_grad=True)
+    weights = torch.randn(2, 3, rows, keys, requires_grad=True)
+    distance = torch.arange(keys) - torch.arange(first, first + rows)[:, None]
+    index = (distance.clamp(-reach, reach) + reach).expand_as(weights)
+    diagonal_pairs = batched._Pairs.apply(scores, keys, first, reach)
+    diagonal_mass = batched._Mass.apply(weights, first, reach)
+    pairs, mass = scores.gather(-1, index), torch.zeros_like(scores).scatter_add(-1, index, weights)
+    torch.testing.assert_close(diagonal_pairs, pairs)
+    torch.testing.assert_close(diagonal_mass, mass)
+    for actual, expected, leaf in ((diagonal_pairs, pairs, scores), (diagonal_mass, mass, weights)):
+        torch.testing.assert_close(
+            *(torch.autograd.grad(result.square().sum(), leaf)[0] for result in (actual, expected))
+        )

@@ -7,20 +7,20 @@ kernel needs a call each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from manyheads.kernels.contract import AttentionResult, Keys, Queries, Request, TensorFacts, Values
 from manyheads.kernels.fused import result_of
 from manyheads.kernels.reference import in_chunks, rows_per_chunk
-from manyheads.parts.masks import Full
+from manyheads.parts.masks import Causal, Full, Mask
 from manyheads.parts.positions.disentangled import DisentangledBias
 from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias
 from manyheads.ragged import Lengths
@@ -42,10 +42,8 @@ def cannot(request: Request, facts: TensorFacts) -> str | None:  # noqa: ARG001,
 
 
 def attend(q: Queries, k: Keys, v: Values, request: Request) -> AttentionResult:
-    blocks = _blocks(request, *q.shape[1:])
-    queries = _Slots.of(request.queries, blocks, [block.queries for block in blocks])
-    keys = _Slots.of(request.keys, blocks, [block.keys for block in blocks])
-    bias = request.bias
+    layout = _layout(request, q.shape[1], k.shape[1], q.shape[2])
+    blocks, queries, keys, bias = layout.blocks, layout.queries, layout.keys, request.bias
     nothing: Sequence[Tensor | None] = [None] * len(blocks)
     by_query, by_key = nothing, nothing
     if isinstance(bias, ShawBias):
@@ -53,11 +51,18 @@ def attend(q: Queries, k: Keys, v: Values, request: Request) -> AttentionResult:
     elif isinstance(bias, DisentangledBias):
         by_query = nothing if bias.by_query is None else queries.spread(bias.by_query)
         by_key = nothing if bias.by_key is None else keys.spread(bias.by_key)
-    heads = (queries.spread(q), keys.spread(k), keys.spread(v))
-    by_block = zip(blocks, *heads, by_query, by_key, strict=True)
-    pieces = [_attend_block(block, _Padded(*tensors), request) for block, *tensors in by_block]
+    # Autocast multiplies in half precision whatever the products are of.
+    half = torch.is_autocast_enabled(q.device.type)
+    query, key, value = (q, k, v) if half else (q.float(), k.float(), v.float())
+    query = query if request.scale == 1 else query * request.scale
+    heads = (queries.spread(query), keys.spread(key), keys.spread(value))
+    by_block = zip(blocks, layout.key_counts, *heads, by_query, by_key, strict=True)
+    pieces = [
+        _attend_block(block, _Padded(*tensors), counts, request)
+        for block, counts, *tensors in by_block
+    ]
     no_output = v.new_zeros(0, q.shape[1], v.shape[2])
-    output = queries.collect([output for output, _ in pieces], no_output)
+    output = queries.collect([output for output, _ in pieces], no_output).to(v.dtype)
     if not request.needs_lse:
         return AttentionResult(output)
     lse = queries.collect([lse for _, lse in pieces], q.new_zeros(0, q.shape[1]).float())
@@ -77,14 +82,72 @@ class _Block:
     shift: int
 
 
-def _blocks(request: Request, heads: int, size: int) -> list[_Block]:
-    """Sequences by length; a block ends where its padding costs more than a block."""
-    queries, keys = request.queries.each, request.keys.each
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """The blocks of a batch, and where queries and keys are in them.
+
+    `key_counts` are the lengths of the keys in a block, None if all fill it.
+    """
+
+    blocks: list[_Block]
+    queries: "_Slots"
+    keys: "_Slots"
+    key_counts: list[Int[Tensor, "b 1 1"] | None]
+
+
+def _layout(request: Request, heads: int, kv_heads: int, size: int) -> _Layout:
+    """Computed once for all layers with the same lengths: writing its tensors waits for a GPU."""
+    queries, keys = request.queries, request.keys
     any_shift = request.bias is None and isinstance(request.mask, Full)
+    sizes = (any_shift, heads, kv_heads, size)
+    if torch.compiler.is_compiling() or request.uniform or not (queries.tight and keys.tight):
+        return _make_layout(queries, keys, *sizes)
+    return _cached_layout(queries.each, keys.each, queries.offsets.device, *sizes)
+
+
+@lru_cache(maxsize=16)
+def _cached_layout(
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    device: torch.device,
+    any_shift: bool,
+    heads: int,
+    kv_heads: int,
+    size: int,
+) -> _Layout:
+    # It is cached for later batches, which may need gradients.
+    with torch.inference_mode(False):
+        lengths = Lengths.of(queries, device), Lengths.of(keys, device)
+        return _make_layout(*lengths, any_shift, heads, kv_heads, size)
+
+
+def _make_layout(
+    queries: Lengths, keys: Lengths, any_shift: bool, heads: int, kv_heads: int, size: int
+) -> _Layout:
+    device = queries.offsets.device
+    per_block = CUDA_PADDING_PER_BLOCK if device.type == "cuda" else PADDING_PER_BLOCK
+    most_padding = per_block // (heads * size)
+    blocks = _blocks(queries.each, keys.each, any_shift, most_padding, heads)
+    key_counts: list[Tensor | None] = []
+    for block in blocks:
+        counts = [keys.each[sequence] for sequence in block.sequences]
+        padded = min(counts) < block.keys
+        key_counts.append(torch.tensor(counts, device=device)[:, None, None] if padded else None)
+    longest = [block.queries for block in blocks], [block.keys for block in blocks]
+    return _Layout(
+        blocks=blocks,
+        queries=_Slots.of(queries, blocks, longest[0], (heads,)),
+        keys=_Slots.of(keys, blocks, longest[1], (heads, kv_heads)),
+        key_counts=key_counts,
+    )
+
+
+def _blocks(
+    queries: Sequence[int], keys: Sequence[int], any_shift: bool, most_padding: int, heads: int
+) -> list[_Block]:
+    """Sequences by length; a block ends where its padding costs more than a block."""
     shift = [0 if any_shift else s - t for t, s in zip(queries, keys, strict=True)]
     order = _descending(list(zip(shift, keys, queries, strict=True)))
-    per_block = CUDA_PADDING_PER_BLOCK if request.queries.offsets.is_cuda else PADDING_PER_BLOCK
-    most_padding = per_block // (heads * size)
     groups: list[list[int]] = []
     useful = widest = 0
     for index in order:
@@ -125,133 +188,224 @@ def _descending(sizes: Sequence[tuple[int, int, int]]) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slots:
-    """Where each token is in the blocks, which lie end to end.
+    """Where each token is in the blocks, which lie end to end, each as sequences x heads x tokens.
 
-    `tokens` are their rows in the packed tensor and `slots` those in the blocks, None if equal.
+    `tokens` are their rows in the packed tensor, None if they are all rows. `places` are, by the
+    number of heads, the rows of each head of each token in the blocks, and the head and token of
+    each row there; None if the tokens are one block without padding.
     """
 
     shapes: tuple[tuple[int, int], ...]
     tokens: Int[Tensor, " n"] | None
-    slots: Int[Tensor, " n"] | None
+    places: dict[int, tuple[Int[Tensor, " nh"], Int[Tensor, " slots"]]] | None
 
     @classmethod
-    def of(cls, lengths: Lengths, blocks: Sequence[_Block], longest: Sequence[int]) -> "_Slots":
+    def of(
+        cls,
+        lengths: Lengths,
+        blocks: Sequence[_Block],
+        longest: Sequence[int],
+        heads: Sequence[int],
+    ) -> "_Slots":
         shapes = tuple(
             (len(block.sequences), length) for block, length in zip(blocks, longest, strict=True)
         )
-        device = lengths.positions.device
+        device, owner = lengths.positions.device, lengths.sequence_of_token
         tokens = None
         if not lengths.tight:
             starts = torch.tensor(lengths.starts, dtype=torch.long, device=device)
-            tokens = starts[lengths.sequence_of_token] + lengths.positions
+            tokens = starts[owner] + lengths.positions
         if lengths.uniform and len(blocks) == 1:
             return cls(shapes, tokens, None)
-        first = [0] * len(lengths)
+        starts_in = [[0, 0] for _ in range(len(lengths))]
         ends = (0, *accumulate(count * length for count, length in shapes))
         for block, (_, length), start in zip(blocks, shapes, ends[:-1], strict=True):
             for row, sequence in enumerate(block.sequences):
-                first[sequence] = start + row * length
-        starts = torch.tensor(first, dtype=torch.long, device=device)
-        return cls(shapes, tokens, starts[lengths.sequence_of_token] + lengths.positions)
+                starts_in[sequence] = [start + row * length, length]
+        # One tensor, since writing it waits for a GPU.
+        table = torch.tensor(starts_in, dtype=torch.long, device=device).view(len(starts_in), 2)
+        first, length_of = table[owner].unsqueeze(2).unbind(1)
+        places = {}
+        for count in dict.fromkeys(heads):
+            head = torch.arange(count, device=device)
+            slots = (first * count + head * length_of + lengths.positions.unsqueeze(1)).flatten()
+            total = slots.shape[0]
+            # The row behind the last is zero.
+            source = torch.full((ends[-1] * count,), total, device=device)
+            source = source.index_copy_(0, slots, torch.arange(total, device=device))
+            places[count] = slots, source
+        return cls(shapes, tokens, places)
 
-    def spread(self, x: Float[Tensor, "n h d"]) -> list[Float[Tensor, "b t h d"]]:
+    def spread(self, x: Float[Tensor, "n h d"]) -> list[Float[Tensor, "b h t d"]]:
         """The tokens of each block, with zeros as padding."""
-        sizes = [count * length for count, length in self.shapes]
         x = x if self.tokens is None else x[self.tokens]
-        if self.slots is not None:
-            x = x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, self.slots, x)
-        pieces = x.split(sizes) if len(sizes) > 1 else [x] * len(sizes)
-        return [piece.unflatten(0, shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        if self.places is None:
+            return [x.unflatten(0, self.shapes[0]).transpose(1, 2)]
+        heads, size = x.shape[1:]
+        sizes = [count * heads * length for count, length in self.shapes]
+        placed: Tensor = _Spread.apply(x, *self.places[heads])
+        # The gradient of a split is a copy.
+        pieces = placed.split(sizes) if len(sizes) > 1 else [placed] * len(sizes)
+        return [
+            piece.view(count, heads, length, size)
+            for piece, (count, length) in zip(pieces, self.shapes, strict=True)
+        ]
 
-    def collect(self, pieces: list[Tensor], empty: Tensor) -> Float[Tensor, "n *rest"]:
+    def collect(self, pieces: list[Tensor], empty: Tensor) -> Float[Tensor, "n h *rest"]:
         """The tokens in their order, without the padding; `empty` if there are none."""
-        joined = torch.cat(pieces or [empty]) if len(pieces) != 1 else pieces[0]
-        return joined if self.slots is None else joined.index_select(0, self.slots)
+        if self.places is None:
+            return pieces[0].transpose(1, 2).flatten(0, 1)
+        flat = [piece.flatten(0, 2) for piece in pieces] or [empty.flatten(0, 1)]
+        joined = flat[0] if len(flat) == 1 else torch.cat(flat)
+        heads = empty.shape[1]
+        return _Collected.apply(joined, heads, *self.places[heads])
+
+
+class _Spread(torch.autograd.Function):
+    """Heads of tokens to the rows of blocks, with zeros elsewhere.
+
+    Both directions select rows, which costs less than to add or copy to them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Shaped[Tensor, "n h *rest"],
+        slots: Int[Tensor, " nh"],
+        source: Int[Tensor, " slots"],
+    ) -> Shaped[Tensor, "slots *rest"]:
+        ctx.save_for_backward(slots, source)
+        ctx.heads = x.shape[1]
+        total, rest = slots.shape[0], x.shape[2:]
+        rows = x.new_empty(total + 1, *rest)
+        rows[:total].view(x.shape).copy_(x)
+        rows[total:].zero_()
+        return rows.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Collected.apply(*gradient, ctx.heads, *ctx.saved_tensors), None, None
+
+
+class _Collected(torch.autograd.Function):
+    """The rows of blocks back to heads of tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Shaped[Tensor, "slots *rest"],
+        heads: int,
+        slots: Int[Tensor, " nh"],
+        source: Int[Tensor, " slots"],
+    ) -> Shaped[Tensor, "n h *rest"]:
+        ctx.save_for_backward(slots, source)
+        return rows.index_select(0, slots).unflatten(0, (-1, heads))
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Spread.apply(*gradient, *ctx.saved_tensors), None, None, None
 
 
 class _Padded(NamedTuple):
     """The tensors of a block; for biases, also the scores of queries and keys with distances."""
 
-    q: Float[Tensor, "b t h d"]
-    k: Float[Tensor, "b s g d"]
-    v: Float[Tensor, "b s g e"]
-    by_query: Float[Tensor, "b t h distances"] | None
-    by_key: Float[Tensor, "b s h distances"] | None
+    q: Float[Tensor, "b h t d"]
+    k: Float[Tensor, "b g s d"]
+    v: Float[Tensor, "b g s e"]
+    by_query: Float[Tensor, "b h t distances"] | None
+    by_key: Float[Tensor, "b h s distances"] | None
 
 
 def _attend_block(
-    block: _Block, tensors: _Padded, request: Request
-) -> tuple[Float[Tensor, "bt h e"], Float[Tensor, "bt h"]]:
+    block: _Block,
+    tensors: _Padded,
+    key_counts: Int[Tensor, "b 1 1"] | None,
+    request: Request,
+) -> tuple[Float[Tensor, "b h t e"], Float[Tensor, "b h t"]]:
     """A block of one long sequence is computed in chunks of queries."""
     q, _, v, _, _ = tensors
     if not block.keys or not block.queries:
-        nothing = v.new_zeros(len(q) * block.queries, q.shape[2], v.shape[3])
-        return nothing, torch.full(nothing.shape[:2], -torch.inf, device=q.device)
-    step = rows_per_chunk(q.shape[2] * len(q), block.keys)
+        nothing = v.new_zeros(*q.shape[:3], v.shape[3])
+        return nothing, torch.full(q.shape[:3], -torch.inf, device=q.device)
+    step = rows_per_chunk(q.shape[1] * len(q), block.keys)
     recompute = torch.is_grad_enabled() and block.keys > KEPT_KEYS
-    chunk, rng = partial(_rows, block, tensors, request), request.dropout > 0
+    chunk, rng = partial(_rows, block, tensors, key_counts, request), request.dropout > 0
     pieces = in_chunks(chunk, block.queries, step, recompute=recompute, rng=rng)
     output, lse = (
-        parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in zip(*pieces, strict=True)
+        parts[0] if len(parts) == 1 else torch.cat(parts, 2) for parts in zip(*pieces, strict=True)
     )
-    return output.flatten(0, 1), lse.flatten(0, 1)
+    return output, lse
 
 
 def _rows(
-    block: _Block, tensors: _Padded, request: Request, rows: slice
-) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b t h"]]:
+    block: _Block,
+    tensors: _Padded,
+    key_counts: Int[Tensor, "b 1 1"] | None,
+    request: Request,
+    rows: slice,
+) -> tuple[Float[Tensor, "b h t e"], Float[Tensor, "b h t"]]:
     q, k, v, by_query, by_key = tensors
-    shared = q.shape[2] // k.shape[2]
-    query = rearrange(q[:, rows].float() * request.scale, "b t (g r) d -> b g (r t) d", r=shared)
-    key, value = (rearrange(x.float(), "b s g d -> b g s d") for x in (k, v))
+    q = q[:, :, rows]
+    heads, shared = q.shape[1], q.shape[1] // k.shape[1]
+    by_head = (q.shape[0], heads, q.shape[2], -1)
+    query = rearrange(q, "b (g r) t d -> b g (r t) d", r=shared)
     # Autocast would leave them in half precision.
-    scores = (query @ key.transpose(2, 3)).float()
+    scores = (query @ k.mT).float()
     if request.softcap is not None:
         scores = request.softcap * (scores / request.softcap).tanh()
-    position = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + block.shift
-    # Key position minus query position.
-    distance = torch.arange(block.keys, device=q.device) - position
+    first = rows.start + block.shift
+    position = torch.arange(first, rows.stop + block.shift, device=q.device)[:, None]
     if request.bias is not None:
-        by_query = None if by_query is None else by_query[:, rows]
-        bias = _bias(request.bias, distance, by_query, by_key, q.shape[2])
-        scores += rearrange(bias, "b (g r) t s -> b g (r t) s", r=shared)
-    seen = _seen(block, position, request)
+        by_query = None if by_query is None else by_query[:, :, rows]
+        bias = _bias(request.bias, position, block.keys, first, by_query, by_key, heads)
+        scores += bias.reshape(-1, *scores.shape[1:])
+    seen = _seen(block, position, key_counts, request.mask)
     blind = None
     if seen is not None:
-        blind = ~seen.any(-1)
-        # A row without visible keys is computed as if it saw all, and its output is zero.
-        hidden = ~seen & ~blind.unsqueeze(-1)
-        added = scores.new_zeros(seen.shape).masked_fill_(hidden, -torch.inf)
-        scores += added.repeat(1, shared, 1).unsqueeze(1)
+        if not _sees_some(block, request):
+            # A row without visible keys is computed as if it saw all, and its output is zero.
+            blind = ~seen.any(-1)
+            seen = seen | blind.unsqueeze(-1)
+        added = torch.where(seen, 0.0, -torch.inf)
+        if shared > 1 and added.shape[1] > 1:
+            added = added.repeat(1, shared, 1)
+        scores += added.unsqueeze(1)
     pattern = scores.softmax(-1)
     dropped = F.dropout(pattern, request.dropout) if request.dropout else pattern
-    mixed = dropped @ value
+    output = dropped @ v
     if isinstance(request.bias, ShawBias) and request.bias.values is not None:
-        mixed = mixed + _by_distance(dropped, request.bias, distance, shared)
-    output = rearrange(mixed, "b g (r t) e -> b t (g r) e", r=shared)
+        output = output + _by_distance(dropped, request.bias, heads, position, first)
+    output = output.reshape(by_head)
     if blind is not None:
-        output = output.masked_fill(blind[:, :, None, None], 0.0)
+        output = output.masked_fill(blind[:, None, :, None], 0.0)
     if not request.needs_lse:
         # Nobody reads it.
-        return output.to(v.dtype), output.new_zeros(()).expand(output.shape[:3])
-    lse = rearrange(scores.logsumexp(-1), "b g (r t) -> b t (g r)", r=shared)
+        return output, output.new_zeros(()).expand(output.shape[:3])
+    lse = scores.logsumexp(-1).reshape(by_head[:3])
     if blind is not None:
-        lse = lse.masked_fill(blind.unsqueeze(-1), -torch.inf)
-    return output.to(v.dtype), lse
+        lse = lse.masked_fill(blind.unsqueeze(1), -torch.inf)
+    return output, lse
 
 
 def _bias(
     bias: Bias,
-    distance: Int[Tensor, "t s"],
-    by_query: Tensor | None,
-    by_key: Tensor | None,
+    query: Int[Tensor, "t 1"],
+    keys: int,
+    first: int,
+    by_query: Float[Tensor, "b h t distances"] | None,
+    by_key: Float[Tensor, "b h s distances"] | None,
     heads: int,
 ) -> Float[Tensor, "#b h t s"]:
     """Learned biases are selected along one axis: their gradients are sums over runs of it."""
     if isinstance(bias, ShawBias):
         assert by_query is not None
-        index = bias.distance(torch.zeros_like(distance), distance)
-        return _selected(by_query, index)
+        if by_query.is_cuda:
+            pairs: Tensor = _Pairs.apply(by_query, keys, first, bias.reach)
+            return pairs
+        key = torch.arange(keys, device=query.device)
+        return _selected(by_query, bias.distance(query, key))
+    # Key position minus query position.
+    distance = torch.arange(keys, device=query.device) - query
     if isinstance(bias, DisentangledBias):
         index = bias.column(distance)
         # A key's scores are selected for each of its queries.
@@ -261,7 +415,7 @@ def _bias(
     if isinstance(bias, BucketBias):
         rows, columns = distance.shape
         # A bucket per diagonal, not per pair.
-        diagonal = torch.arange(1 - rows, columns, device=distance.device) + distance[0, 0]
+        diagonal = torch.arange(1 - rows, columns, device=distance.device) - first
         bucket = bias.config.bucket(diagonal)
         if distance.is_cuda:
             # Threads would wait for each other where they all add gradients to the same few
@@ -275,39 +429,118 @@ def _bias(
 
 
 def _selected(
-    products: Float[Tensor, "b t h distances"], index: Int[Tensor, "t s"]
+    products: Float[Tensor, "b h t distances"], index: Int[Tensor, "t s"]
 ) -> Float[Tensor, "b h t s"]:
-    table = rearrange(products, "b t h distances -> b h t distances")
-    return table.gather(-1, index.expand(*table.shape[:2], *index.shape))
+    return products.gather(-1, index.expand(*products.shape[:2], *index.shape))
 
 
 def _seen(
-    block: _Block, query: Int[Tensor, "t 1"], request: Request
-) -> Bool[Tensor, "#b t s"] | None:
+    block: _Block,
+    query: Int[Tensor, "t 1"],
+    key_counts: Int[Tensor, "b 1 1"] | None,
+    mask: Mask,
+) -> Bool[Tensor, "#b #t s"] | None:
     """Which keys the queries see; None if all of them."""
-    lengths = [request.keys.each[sequence] for sequence in block.sequences]
-    padded = min(lengths) < block.keys
-    mask = request.mask
+    padded = key_counts is not None
     if isinstance(mask, Full) and not padded:
         return None
-    # Equal counts are one number, which a recorded CUDA graph can write.
-    key_counts = (
-        torch.tensor(lengths, device=query.device)[:, None, None]
-        if padded
-        else torch.full((1, 1, 1), block.keys, device=query.device)
-    )
     key = torch.arange(block.keys, device=query.device)
+    if key_counts is None:
+        # Equal counts are one number, which a recorded CUDA graph can write.
+        key_counts = torch.full((1, 1, 1), block.keys, device=query.device)
+    if isinstance(mask, Full):
+        return key < key_counts
     seen = mask.allows(query, key, key_counts[:1] if mask.independent_of_length else key_counts)
     # Only padding sees the padding behind its sequence if no query looks ahead.
     return seen & (key < key_counts) if padded and mask.reach.after > 0 else seen
 
 
+def _sees_some(block: _Block, request: Request) -> bool:
+    """Whether certainly every query sees a key."""
+    if not isinstance(request.mask, Full | Causal) or block.shift < 0:
+        return False
+    return all(request.keys.each[sequence] > 0 for sequence in block.sequences)
+
+
 def _by_distance(
-    pattern: Float[Tensor, "b g rt s"], bias: ShawBias, distance: Int[Tensor, "t s"], shared: int
+    pattern: Float[Tensor, "b g rt s"],
+    bias: ShawBias,
+    heads: int,
+    query: Int[Tensor, "t 1"],
+    first: int,
 ) -> Float[Tensor, "b g rt e"]:
     """Shaw's value vectors, weighted by the mass that falls on each distance."""
     assert bias.values is not None
-    index = bias.distance(torch.zeros_like(distance), distance).repeat(shared, 1)
-    mass = pattern.new_zeros(*pattern.shape[:3], bias.values.shape[0])
-    mass = mass.scatter_add(-1, index.expand_as(pattern), pattern)
-    return mass @ bias.values.float()
+    by_head = pattern.reshape(len(pattern), heads, -1, pattern.shape[-1])
+    if pattern.is_cuda:
+        mass: Tensor = _Mass.apply(by_head, first, bias.reach)
+    else:
+        key = torch.arange(by_head.shape[-1], device=query.device)
+        index = bias.distance(query, key).expand_as(by_head)
+        mass = by_head.new_zeros(*by_head.shape[:3], len(bias.values)).scatter_add(
+            -1, index, by_head
+        )
+    return (mass @ bias.values.float()).reshape(*pattern.shape[:3], -1)
+
+
+class _Pairs(torch.autograd.Function):
+    """From the score of each query with each distance to that with each key.
+
+    Beyond `reach` all distances are one; the first query is at position `first`. The gradient is a
+    sum over diagonals, so that no thread of a GPU waits for another; a CPU looks up faster.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Float[Tensor, "b h t distances"], keys: int, first: int, reach: int
+    ) -> Float[Tensor, "b h t s"]:
+        ctx.place = first, reach
+        low, near, far, width = _diagonals(scores.shape[2], keys, first, reach)
+        wide = scores.new_empty(*scores.shape[:3], width)
+        wide[..., :near] = scores[..., :1]
+        wide[..., near:far] = scores[..., low + near : low + far]
+        wide[..., far:] = scores[..., -1:]
+        return _skewed(wide, keys)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Float[Tensor, "b h t s"]) -> tuple[Tensor | None, ...]:
+        return _Mass.apply(*gradient, *ctx.place), None, None, None
+
+
+class _Mass(torch.autograd.Function):
+    """From the weight of each query on each key to that on each distance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Float[Tensor, "b h t s"], first: int, reach: int
+    ) -> Float[Tensor, "b h t distances"]:
+        queries, keys = weights.shape[2:]
+        ctx.place = keys, first, reach
+        low, near, far, width = _diagonals(queries, keys, first, reach)
+        wide = weights.new_zeros(*weights.shape[:3], width)
+        _skewed(wide, keys).copy_(weights)
+        mass = weights.new_zeros(*weights.shape[:3], 2 * reach + 1)
+        mass[..., low + near : low + far] = wide[..., near:far]
+        mass[..., 0] += wide[..., :near].sum(-1)
+        mass[..., -1] += wide[..., far:].sum(-1)
+        return mass
+
+    @staticmethod
+    def backward(
+        ctx: Any, *gradient: Float[Tensor, "b h t distances"]
+    ) -> tuple[Tensor | None, ...]:
+        return _Pairs.apply(*gradient, *ctx.place), None, None
+
+
+def _diagonals(queries: int, keys: int, first: int, reach: int) -> tuple[int, int, int, int]:
+    """The diagonals of queries x keys: the column of the lowest distance, which are within reach."""
+    low, width = 1 - queries - first + reach, queries + keys - 1
+    near = min(max(-low, 0), width)
+    return low, near, max(near, min(2 * reach + 1 - low, width)), width
+
+
+def _skewed(wide: Float[Tensor, "b h t diagonals"], keys: int) -> Float[Tensor, "b h t s"]:
+    """Diagonals as rows of pairs: each row starts one column before the row above it."""
+    batch, heads, queries, width = wide.shape
+    strides = (heads * queries * width, queries * width, width - 1, 1)
+    return wide.as_strided((batch, heads, queries, keys), strides, queries - 1)

@@ -112,7 +112,7 @@ class ShawTable(nn.Module):
         )
 
     def bias(self, query: Float[Tensor, "n h d"], scale: float) -> "ShawBias":
-        products = scale * (query.float() @ self.keys.float().T)
+        products = query.float() @ (scale * self.keys.float()).T
         return ShawBias(self.config.reach, products, self.values)
 
 

@@ -1,6 +1,7 @@
-"""What every test gets."""
+"""What every test gets: patches for as long as it runs, and a browser that is closed after it."""
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -18,37 +19,63 @@ MEASURED: dict[tuple[str, str, str], Any] = {}
 SMALL = "small "
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+# Set by hooks: autouse fixtures for each of them would take longer than most tests do.
+PATCHES = pytest.MonkeyPatch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    use_own_cache(item.config)
+    if item.path.stem != "test_progress":
+        omit_notes_of_slow_work()
+    if "head_kinds" not in item.path.parts:
+        measure_kinds_once()
+    if {"architecture", "studies"} & set(item.path.parts):
+        draw_small()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        PATCHES.undo()
+    if not opens_pages(nextitem):
+        close_browser()
+
+
+def use_own_cache(config: pytest.Config) -> None:
     """Keep tests out of the user's cache, and of each other's."""
-    folder = tmp_path_factory.getbasetemp() / "cache" / str(next(NUMBERS))
-    monkeypatch.setenv("MANYHEADS_CACHE", str(folder))
-    return folder
+    temporary: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    folder = temporary.getbasetemp() / "cache" / str(next(NUMBERS))
+    PATCHES.setenv("MANYHEADS_CACHE", str(folder))
 
 
-@pytest.fixture(autouse=True)
-def no_notes_of_slow_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_cache() -> Path:
+    """The cache of this test alone."""
+    return Path(os.environ["MANYHEADS_CACHE"])
+
+
+def omit_notes_of_slow_work() -> None:
     """Keep a command silent that takes seconds here: a slow machine must not change what it says.
 
     The tests of the progress bar itself keep its times.
     """
     progress = sys.modules.get("manyheads.progress")
-    if progress is not None and not request.module.__name__.endswith("test_progress"):
-        monkeypatch.setattr(progress, "QUIET_SECONDS", math.inf)
-        monkeypatch.setattr(progress, "FIRST_LINE_SECONDS", math.inf)
+    if progress is not None:
+        PATCHES.setattr(progress, "QUIET_SECONDS", math.inf)
+        PATCHES.setattr(progress, "FIRST_LINE_SECONDS", math.inf)
 
 
-@pytest.fixture(autouse=True)
-def kinds_are_measured_once(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def measure_kinds_once() -> None:
     """Give the kinds of a small model again to a later test, as the cache does for a large one.
 
     A page or a report of a model of a hundred kilobytes takes seconds only for its kinds. The tests
     of kinds themselves measure.
     """
     kinds = sys.modules.get("manyheads.lens.head_kinds.kinds")
-    if kinds is None or "head_kinds" in request.path.parts:
+    if kinds is None:
         return
     head_tests = sys.modules["manyheads.lens.head_kinds.head_tests"]
     stored_tests = sys.modules["manyheads.lens.head_kinds.stored_tests"]
@@ -78,21 +105,18 @@ def kinds_are_measured_once(
             MEASURED[key] = result
         return deepcopy(MEASURED[key])
 
-    monkeypatch.setattr(stored_tests, "MIN_PARAMETERS", 0)
-    monkeypatch.setattr(kinds, "storable_fingerprint", named)
-    monkeypatch.setattr(head_tests, "recall_test", remembered)
+    PATCHES.setattr(stored_tests, "MIN_PARAMETERS", 0)
+    PATCHES.setattr(kinds, "storable_fingerprint", named)
+    PATCHES.setattr(head_tests, "recall_test", remembered)
 
 
-@pytest.fixture(autouse=True)
-def unseen_pictures_are_small(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def draw_small() -> None:
     """Draw what nobody looks at with few pixels, and without finding room for every label.
 
     Snippets of the docs and studies only have to draw; tests/pictures looks at every picture.
     """
     canvas = sys.modules.get("manyheads.pictures.canvas")
-    if canvas is None or not {"architecture", "studies"} & set(request.path.parts):
+    if canvas is None:
         return
     save = canvas.save_figure
 
@@ -100,11 +124,4 @@ def unseen_pictures_are_small(
         figure.set_layout_engine("none")
         save(figure, path, **options | {"dpi": 20})
 
-    monkeypatch.setattr(canvas, "save_figure", save_small)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    yield
-    if not opens_pages(nextitem):
-        close_browser()
+    PATCHES.setattr(canvas, "save_figure", save_small)

@@ -243,7 +243,10 @@ class _Slots:
             return [x.unflatten(0, self.shapes[0]).transpose(1, 2)]
         heads, size = x.shape[1:]
         sizes = [count * heads * length for count, length in self.shapes]
-        placed: Tensor = _Spread.apply(x, *self.places[heads])
+        slots, source = self.places[heads]
+        # A compiler finds its own way back.
+        compiling = torch.compiler.is_compiling()
+        placed: Tensor = _spread_rows(x, source) if compiling else _Spread.apply(x, slots, source)
         # The gradient of a split is a copy.
         pieces = placed.split(sizes) if len(sizes) > 1 else [placed] * len(sizes)
         return [
@@ -258,11 +261,31 @@ class _Slots:
         flat = [piece.flatten(0, 2) for piece in pieces] or [empty.flatten(0, 1)]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat)
         heads = empty.shape[1]
-        return _Collected.apply(joined, heads, *self.places[heads])
+        slots, source = self.places[heads]
+        if torch.compiler.is_compiling():
+            return _collect_rows(joined, heads, slots)
+        return _Collected.apply(joined, heads, slots, source)
+
+
+def _spread_rows(
+    x: Shaped[Tensor, "n h *rest"], source: Int[Tensor, " slots"]
+) -> Shaped[Tensor, "slots *rest"]:
+    """Heads of tokens as the rows of blocks, with zeros elsewhere."""
+    total = x.shape[0] * x.shape[1]
+    rows = x.new_empty(total + 1, *x.shape[2:])
+    rows[:total].view(x.shape).copy_(x)
+    rows[total:].zero_()
+    return rows.index_select(0, source)
+
+
+def _collect_rows(
+    rows: Shaped[Tensor, "slots *rest"], heads: int, slots: Int[Tensor, " nh"]
+) -> Shaped[Tensor, "n h *rest"]:
+    return rows.index_select(0, slots).unflatten(0, (-1, heads))
 
 
 class _Spread(torch.autograd.Function):
-    """Heads of tokens to the rows of blocks, with zeros elsewhere.
+    """Heads of tokens to the rows of blocks.
 
     Both directions select rows, which costs less than to add or copy to them.
     """
@@ -276,11 +299,7 @@ class _Spread(torch.autograd.Function):
     ) -> Shaped[Tensor, "slots *rest"]:
         ctx.save_for_backward(slots, source)
         ctx.heads = x.shape[1]
-        total, rest = slots.shape[0], x.shape[2:]
-        rows = x.new_empty(total + 1, *rest)
-        rows[:total].view(x.shape).copy_(x)
-        rows[total:].zero_()
-        return rows.index_select(0, source)
+        return _spread_rows(x, source)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -299,7 +318,7 @@ class _Collected(torch.autograd.Function):
         source: Int[Tensor, " slots"],
     ) -> Shaped[Tensor, "n h *rest"]:
         ctx.save_for_backward(slots, source)
-        return rows.index_select(0, slots).unflatten(0, (-1, heads))
+        return _collect_rows(rows, heads, slots)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -399,7 +418,7 @@ def _bias(
     """Learned biases are selected along one axis: their gradients are sums over runs of it."""
     if isinstance(bias, ShawBias):
         assert by_query is not None
-        if by_query.is_cuda:
+        if by_query.is_cuda and not torch.compiler.is_compiling():
             pairs: Tensor = _Pairs.apply(by_query, keys, first, bias.reach)
             return pairs
         key = torch.arange(keys, device=query.device)
@@ -472,7 +491,7 @@ def _by_distance(
     """Shaw's value vectors, weighted by the mass that falls on each distance."""
     assert bias.values is not None
     by_head = pattern.reshape(len(pattern), heads, -1, pattern.shape[-1])
-    if pattern.is_cuda:
+    if pattern.is_cuda and not torch.compiler.is_compiling():
         mass: Tensor = _Mass.apply(by_head, first, bias.reach)
     else:
         key = torch.arange(by_head.shape[-1], device=query.device)
@@ -533,7 +552,7 @@ class _Mass(torch.autograd.Function):
 
 
 def _diagonals(queries: int, keys: int, first: int, reach: int) -> tuple[int, int, int, int]:
-    """The diagonals of queries x keys: the column of the lowest distance, which are within reach."""
+    """The diagonals of queries x keys: the column of the lowest, and which are within reach."""
     low, width = 1 - queries - first + reach, queries + keys - 1
     near = min(max(-low, 0), width)
     return low, near, max(near, min(2 * reach + 1 - low, width)), width

@@ -81,28 +81,23 @@ def pattern_rows(
     if tile.keys and rows:
         scored, _ = tiled.scores(tile, keys, groups)
         sink = tiled.request.sink
-        within, hidden = softmax(
-            scored, None if sink is None else sink[heads].float()[:, None, None]
-        )
+        visible[:, tile.keys.start : tile.keys.stop] = scored[0] > HIDDEN_SCORE / 10
+        within = softmax(scored, None if sink is None else sink[heads].float()[:, None, None])
+        if len(tile.keys) == count:
+            return within, visible
         weights[..., tile.keys.start : tile.keys.stop] = within
-        visible[:, tile.keys.start : tile.keys.stop] = ~hidden[0]
     return weights, visible
 
 
-def softmax(
-    scored: Float[Tensor, "*h t s"], sink: Tensor | None
-) -> tuple[Float[Tensor, "*h t s"], Bool[Tensor, "*h t s"]]:
-    """The softmax of scores with a learned sink, and which keys the mask hides.
-
-    A query without visible keys gets zeros.
-    """
-    hidden = scored <= HIDDEN_SCORE / 10
+def softmax(scored: Float[Tensor, "*h t s"], sink: Tensor | None) -> Float[Tensor, "*h t s"]:
+    """The softmax of scores with a learned sink; a query without visible keys gets zeros."""
     if sink is None:
         # Beside any other score, that of a hidden key has no weight.
-        return scored.softmax(-1).masked_fill_(hidden.all(-1, keepdim=True), 0.0), hidden
-    scored = scored.masked_fill(hidden, -torch.inf)
+        sees_key = scored.amax(-1, keepdim=True) > HIDDEN_SCORE / 10
+        return scored.softmax(-1).mul_(sees_key)
+    scored = scored.masked_fill(scored <= HIDDEN_SCORE / 10, -torch.inf)
     total = torch.logaddexp(scored.logsumexp(-1, keepdim=True), sink)
-    return torch.where(total > -torch.inf, (scored - total).exp(), 0.0), hidden
+    return torch.where(total > -torch.inf, (scored - total).exp(), 0.0)
 
 
 KIND = "patterns"

@@ -261,7 +261,8 @@ class _PairArrays:
 class _PairView:
     """What the pairs of one text see through a mask, whatever the weights.
 
-    `sources` averages the tokens of each source and `words` marks those of each word. `fixed` are
+    `sources` averages the tokens of each source and `words` marks those of each word.
+    `highest_right` is infinite at the right words and -1 elsewhere: below every weight. `fixed` are
     ones and the correct baselines, `uniform` is what uniform attention gives the right words.
     Pairs that do not count are not `valid`; `tasks` are the distinct ones of the others, and the
     place of each among them.
@@ -270,7 +271,8 @@ class _PairView:
     sources: Float[Tensor, "p s"]
     words: Float[Tensor, "w s"]
     right: Bool[Tensor, "p w"]
-    wrong: Bool[Tensor, "p w"]
+    highest_right: Float[Tensor, "p w"]
+    highest_wrong: Float[Tensor, "p w"]
     rivals: Bool[Tensor, "p w"]
     fixed: Float[Tensor, "p columns"]
     uniform: Float[Tensor, "p 1"]
@@ -292,7 +294,19 @@ class _PairView:
         fixed = torch.cat((torch.ones(len(valid), 1), pairs.baselines(in_sight)), dim=1)
         uniform = (even * right).sum(-1, keepdim=True)
         tasks = pairs.tasks[valid].unique(return_inverse=True)
-        return cls(sources, words, right, wrong, rivals, fixed, uniform, valid, tasks)
+        highest_right, highest_wrong = (torch.where(at, torch.inf, -1.0) for at in (right, wrong))
+        return cls(
+            sources=sources,
+            words=words,
+            right=right,
+            highest_right=highest_right,
+            highest_wrong=highest_wrong,
+            rivals=rivals,
+            fixed=fixed,
+            uniform=uniform,
+            valid=valid,
+            tasks=tasks,
+        )
 
 
 class _WordTargetSums:
@@ -318,8 +332,8 @@ class _WordTargetSums:
         assert len(rows) == weights.shape[-1], "words need complete patterns"
         view = self._view(text, visible, self._shifts[block.stack])
         attention = (view.sources @ weights.cpu() @ view.words.T).float()
-        best_right = attention.masked_fill(~view.right, -1.0).amax(-1)
-        best_wrong = attention.masked_fill(~view.wrong, -1.0).amax(-1)
+        best_right = torch.minimum(attention, view.highest_right).amax(-1)
+        best_wrong = torch.minimum(attention, view.highest_wrong).amax(-1)
         hits = (best_right > best_wrong).float()
         on_right, on_rivals = (attention * view.right).sum(-1), (attention * view.rivals).sum(-1)
         columns = (view.fixed, hits.T, view.uniform, on_right.T, on_rivals.T)

@@ -171,6 +171,8 @@ LEAST_MASS = 1e-6
 MeasureValues = tuple[str, Float[Tensor, "n h"], Bool[Tensor, " n"] | Bool[Tensor, "n h"] | None]
 
 
+# Those of the spread of each row, which cost more than any others.
+OF_SPREAD = frozenset({"effective_keys", "distance", "spread"})
 # What is NaN where no head of a model has a pattern.
 OF_PATTERNS = (
     "entropy",
@@ -193,13 +195,18 @@ OF_PATTERNS = (
 class MeasureScope:
     """What to measure: the names of the marked classes, and which queries repeat a token.
 
-    `same` says that queries and keys are the same tokens, so that distances are defined.
+    `same` says that queries and keys are the same tokens, so that distances are defined. Measures
+    that are not among the `wanted` are left out (None: no measure is).
     """
 
     classes: tuple[str, ...]
     repeats: Bool[Tensor, " n"] | None
     same: bool
     sink_above: float = SINK_ABOVE
+    wanted: frozenset[str] | None = None
+
+    def wants(self, name: str) -> bool:
+        return self.wanted is None or name in self.wanted
 
 
 def offset_name(offset: int) -> str:
@@ -231,10 +238,13 @@ def add_measures(
     """Add every measure of one attention on one batch."""
     lengths = tiled.request.queries
     for name, values, valid in _query_measures(tiled, spec, sums, scope):
-        totals.add(block, name, values, SequenceGroups.of(lengths, valid))
+        if scope.wants(name):
+            totals.add(block, name, values, SequenceGroups.of(lengths, valid))
     if scope.same and spec.offsets:
         _add_offsets(totals, block, spec.offsets, sums, lengths)
     for name, values, valid in _sequence_measures(sums, scope, lengths):
+        if not scope.wants(name):
+            continue
         owner = torch.arange(len(lengths), device=values.device)
         totals.add(block, name, values, SequenceGroups(owner, len(lengths), valid))
 

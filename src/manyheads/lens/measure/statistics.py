@@ -257,8 +257,9 @@ def make_plan(
     classes: TokenClasses = None,
     offsets: Sequence[int] = (),
     sink_above: float = measures.SINK_ABOVE,
+    wanted: frozenset[str] | None = None,
 ) -> MeasurementPlan:
-    """The plan that all batches of a model share."""
+    """The plan that all batches of a model share; `wanted` are names of measures (None: all)."""
     columns = {}
     if not isinstance(model, vision.Vision):
         vocabulary = model.config.embedding.vocabulary
@@ -266,7 +267,7 @@ def make_plan(
     elif classes:
         raise InputError("images have no token classes", "omit classes")
     every = tuple(dict.fromkeys((*measures.NEIGHBORS, *offsets)))
-    return MeasurementPlan(model.stacks(), columns, every, sink_above)
+    return MeasurementPlan(model.stacks(), columns, every, sink_above, wanted)
 
 
 class StatisticsTotals:
@@ -304,9 +305,10 @@ class StatisticsTotals:
 
     def result(self, model: build.Model, plan: MeasurementPlan, summary: PassSummary) -> Statistics:
         blocks, measured = addresses.blocks_of(model), self.sums.names
-        if "entropy" not in measured and self.tokens:
+        if "normalized_entropy" not in measured and self.tokens:
             # None of the heads has a pattern.
-            measured += measures.OF_PATTERNS
+            wanted = plan.wanted or measures.OF_PATTERNS
+            measured += tuple(name for name in measures.OF_PATTERNS if name in wanted)
             measured += tuple(map(measures.offset_name, plan.offsets))
             measured += tuple(f"on_{name}" for name in plan.classes)
         names = measure_names.sort_measures((*measured, *([LARGEST] if self.logits else [])))

@@ -6,7 +6,7 @@ x' QK y with QK = W_Q' W_K. All are stored as factors of the head's size.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +31,8 @@ from manyheads.taps import Head, Sublayer
 
 # Tokens that are scored first and at most at once: most heads are done after the first chunk.
 FIRST_TOKENS, TOKENS_AT_ONCE = 256, 2048
+# Tokens of several heads that are compared with the vocabulary together.
+MAX_CANDIDATES = 8192
 # Products of two vectors that differ by less than this, relative to their norms, count as equal.
 ROUNDING = 1e-6
 
@@ -204,11 +206,10 @@ def score_circuits(
         }
         if copying is not None and matching is not None:
             values = torch.linalg.eigvals(qk.right @ matching @ qk.left)
-            scores |= {"matching_eigenvalues": eigenvalue_score(values)} | copying(ov)
+            scores |= {"matching_eigenvalues": eigenvalue_score(values)} | copying.add(ov)
         return scores
 
-    drawn = 0 if copying is None else len(copying.drawn)
-    return _each_head(scope, score, progress, top_k=top_k, tokens=drawn)
+    return _each_head(scope, score, copying, progress, top_k=top_k)
 
 
 def score_copying(
@@ -223,13 +224,17 @@ def score_copying(
     factored, copying = Circuits(scope), _Copying(TokenVectors.of(model), sample)
 
     def score(head: Head) -> dict[str, float]:
-        return copying(factored.ov(head))
+        return copying.add(factored.ov(head))
 
-    return _each_head(scope, score, progress, top_k=copying.top_k, tokens=len(copying.drawn))
+    return _each_head(scope, score, copying, progress, top_k=copying.top_k)
 
 
 def _each_head(
-    scope: HeadScope, score: Callable[[Head], dict[str, float]], progress: bool, **metadata: Any
+    scope: HeadScope,
+    score: Callable[[Head], dict[str, float]],
+    copying: "_Copying | None",
+    progress: bool,
+    **metadata: Any,
 ) -> ByHead:
     rows = []
     with Progress("reading weights", total=len(scope.heads), unit="heads", enabled=progress) as bar:
@@ -237,6 +242,10 @@ def _each_head(
             rows.append(score(head))
             bar.advance()
     means = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    metadata["tokens"] = 0
+    if copying is not None:
+        means["copying"] = np.array(copying.scores.result())
+        metadata["tokens"] = len(copying.drawn)
     return ByHead(kind="circuits", blocks=scope.blocks, means=means, metadata=metadata)
 
 
@@ -269,39 +278,122 @@ def copying_score(
     top_k: int = 5,
     rivals: Rivals | None = None,
 ) -> float:
-    """The fraction of tokens whose own logit is among the `top_k` when the head reads them.
+    """The fraction of tokens whose own logit is among the `top_k` when the head reads them."""
+    rivals = Rivals.of(tokens.unembed) if rivals is None else rivals
+    scores = CopyingScores(tokens, torch.as_tensor(drawn), top_k, rivals)
+    scores.add(ov)
+    return scores.result()[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidates:
+    """Tokens that may be copied: the head that reads each, what it writes, and its own logit.
+
+    `places` are those among the rivals, and `beaten_by` counts the rivals with a higher logit.
+    """
+
+    heads: Int[Tensor, " k"]
+    written: Float[Tensor, "k c"]
+    least: Float[Tensor, " k"]
+    places: Int[Tensor, " k"]
+    beaten_by: Int[Tensor, " k"]
+
+    @classmethod
+    def join(cls, parts: Sequence["_Candidates"]) -> "_Candidates":
+        names = [field.name for field in fields(cls)]
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+    def meet(self, scored: Float[Tensor, "k w"], start: int, top_k: int) -> Int[Tensor, " left"]:
+        """Count the rivals from `start` on that win; the rows that fewer than `top_k` have beaten.
+
+        `scored` is overwritten.
+        """
+        own = self.places - start
+        itself = ((own >= 0) & (own < scored.shape[1])).nonzero().squeeze(1)
+        scored[itself, own[itself]] = -torch.inf
+        # Counting takes several times as long as the maximum, which already rules out most.
+        beaten = (scored.amax(1) >= self.least).nonzero().squeeze(1)
+        self.beaten_by[beaten] += (scored[beaten] >= self.least[beaten, None]).sum(1)
+        return (self.beaten_by < top_k).nonzero().squeeze(1)
+
+    def take(self, rows: Int[Tensor, " left"]) -> "_Candidates":
+        return _Candidates(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+class CopyingScores:
+    """The copying scores of heads, in the order in which they are added.
 
     A token that `top_k` others have beaten is dropped, so that a head that copies little is
-    compared with a small part of the vocabulary; ties count as beaten. Several heads can share
-    the `rivals`.
+    compared with a small part of the vocabulary; ties count as beaten. What remains of many heads
+    meets the rest of the vocabulary together, since products with few rows are slow.
     """
-    rivals = Rivals.of(tokens.unembed) if rivals is None else rivals
-    drawn = torch.as_tensor(drawn, device=tokens.embed.device)
-    left = ov.left.float()
-    read, mine = tokens.embed[drawn] @ ov.right.T.float(), tokens.unembed[drawn] @ left
-    # A head that writes nothing ties all tokens: none is copied.
-    least = (read * mine).sum(1) - ROUNDING * read.norm(dim=1) * mine.norm(dim=1)
-    beaten_by = torch.zeros_like(drawn)
-    remaining = torch.arange(len(drawn), device=drawn.device)
-    places, start, size = rivals.places[drawn], 0, FIRST_TOKENS
-    while start < len(rivals.vectors) and len(remaining):
-        alive, unembed = read[remaining], rivals.vectors[start : start + size]
-        # The cheaper product first.
-        if len(alive) < left.shape[1]:
-            scored = (alive @ left.T) @ unembed.T
+
+    def __init__(
+        self, tokens: TokenVectors, drawn: Int[Tensor, " k"], top_k: int, rivals: Rivals
+    ) -> None:
+        self._tokens, self._drawn = tokens, drawn.to(tokens.embed.device)
+        self._top_k, self._rivals = top_k, rivals
+        sizes, count = [FIRST_TOKENS], len(rivals.vectors)
+        while sum(sizes) < count:
+            sizes.append(min(2 * sizes[-1], TOKENS_AT_ONCE))
+        ends = np.cumsum(sizes).clip(max=count).tolist()
+        self._chunks = list(map(slice, [0, *ends[:-1]], ends))
+        # By the chunk that they meet next.
+        self._waiting: list[list[_Candidates]] = [[] for _ in self._chunks]
+        self._rows = 0
+        self._copied: list[int] = []
+
+    def add(self, ov: FactoredMatrix) -> None:
+        head, drawn, left = len(self._copied), self._drawn, ov.left.float()
+        self._copied.append(0)
+        read = self._tokens.embed[drawn] @ ov.right.T.float()
+        mine = self._tokens.unembed[drawn] @ left
+        # A head that writes nothing ties all tokens: none is copied.
+        least = (read * mine).sum(1) - ROUNDING * read.norm(dim=1) * mine.norm(dim=1)
+        # Until few tokens remain, products of the head's size are the cheaper ones.
+        alive = _Candidates(
+            heads=torch.full_like(drawn, head),
+            written=read,
+            least=least,
+            places=self._rivals.places[drawn],
+            beaten_by=torch.zeros_like(drawn),
+        )
+        for number, chunk in enumerate(self._chunks):
+            if number and len(alive.heads) < left.shape[1]:
+                if len(alive.heads):
+                    alive = replace(alive, written=alive.written @ left.T)
+                    self._waiting[number].append(alive)
+                    self._rows += len(alive.heads)
+                break
+            scored = alive.written @ (self._rivals.vectors[chunk] @ left).T
+            alive = alive.take(alive.meet(scored, chunk.start, self._top_k))
         else:
-            scored = alive @ (unembed @ left).T
-        own = places[remaining] - start
-        itself = ((own >= 0) & (own < len(unembed))).nonzero().squeeze(1)
-        scored[itself, own[itself]] = -torch.inf
-        beaten_by[remaining] += (scored >= least[remaining, None]).sum(1)
-        remaining = remaining[beaten_by[remaining] < top_k]
-        start, size = start + size, min(2 * size, TOKENS_AT_ONCE)
-    return len(remaining) / len(drawn)
+            self._copied[head] = len(alive.heads)
+        if self._rows > MAX_CANDIDATES:
+            self._finish()
+
+    def result(self) -> list[float]:
+        self._finish()
+        return [copied / len(self._drawn) for copied in self._copied]
+
+    def _finish(self) -> None:
+        """The tokens that remain meet the rest of the vocabulary."""
+        alive: list[_Candidates] = []
+        for chunk, waiting in zip(self._chunks, self._waiting, strict=True):
+            alive += waiting
+            waiting.clear()
+            if alive:
+                joined = _Candidates.join(alive)
+                scored = joined.written @ self._rivals.vectors[chunk].T
+                alive = [joined.take(joined.meet(scored, chunk.start, self._top_k))]
+        for part in alive:
+            for head in part.heads.tolist():
+                self._copied[head] += 1
+        self._rows = 0
 
 
 class _Copying:
-    """The copying scores of a head."""
+    """The copying scores of all heads, and of each its eigenvalues."""
 
     def __init__(
         self, tokens: TokenVectors, sample: int | None, seed: int = 0, top_k: int = 5
@@ -311,16 +403,14 @@ class _Copying:
         if sample is not None and sample < count:
             order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
             drawn = order[:sample].sort().values
-        self.tokens, self.drawn, self.top_k = tokens, drawn.to(tokens.embed.device), top_k
-        self._rivals = Rivals.of(tokens.unembed)
+        self.drawn, self.top_k = drawn.to(tokens.embed.device), top_k
+        self.scores = CopyingScores(tokens, drawn, top_k, Rivals.of(tokens.unembed))
         self._product = _product(tokens.embed, tokens.unembed)
 
-    def __call__(self, ov: FactoredMatrix) -> dict[str, float]:
+    def add(self, ov: FactoredMatrix) -> dict[str, float]:
+        self.scores.add(ov)
         values = torch.linalg.eigvals(ov.right @ self._product @ ov.left)
-        return {
-            "copying_eigenvalues": eigenvalue_score(values),
-            "copying": copying_score(ov, self.tokens, self.drawn, self.top_k, self._rivals),
-        }
+        return {"copying_eigenvalues": eigenvalue_score(values)}
 
 
 def _product(one: Float[Tensor, "v c"], other: Float[Tensor, "v c"]) -> Float[Tensor, "c c"]:

@@ -16,7 +16,7 @@ from functools import cache, partial, update_wrapper, wraps
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 import pytest
@@ -132,10 +132,9 @@ if SHAPES_ARE_CHECKED:
             # Whoever asks for the arguments of the function finds them there.
             function.__wrapped__ = self.plain
             self.prepare = cache(partial(prepare, self.plain, typechecker))
-            template = count_call.__code__
+            template = counting_code(code.co_freevars)
             self.counting = template.replace(
                 co_consts=tuple(self if value == "" else value for value in template.co_consts),
-                co_freevars=code.co_freevars,
                 co_name=code.co_name,
                 co_qualname=code.co_qualname,
             )
@@ -154,8 +153,31 @@ if SHAPES_ARE_CHECKED:
                 self.function.__code__ = self.code
             return (self.prepare() if is_due(times) else self.plain)(*args, **kwargs)
 
+    @cache
+    def counting_code(free: tuple[str, ...]) -> CodeType:
+        """Code that calls its constant, the CheckedFunction, in place of ''.
+
+        It has the same free variables as the code that it replaces, and takes their cells:
+        whoever looks at the locals of a frame, as pytest does after a failure, would find none
+        there otherwise, and crash.
+        """
+        if not free:
+            return count_call.__code__
+        lines = [
+            "def outer():",
+            f"    {' = '.join(free)} = None",
+            "    def inner(*positional_, **named_):",
+            "        return ''.call(*positional_, **named_)",
+            f"        {', '.join(free)}",
+            "    return inner.__code__",
+        ]
+        namespace: dict[str, Any] = {}
+        exec("\n".join(lines), namespace)
+        code: CodeType = namespace["outer"]()
+        assert code.co_freevars == free
+        return code
+
     def count_call(*args: Any, **kwargs: Any) -> Any:
-        """The code of a function whose calls are counted; the constant is its CheckedFunction."""
         return "".call(*args, **kwargs)  # type: ignore[attr-defined]
 
     def prepare(function: Any, typechecker: Any) -> Any:

@@ -83,7 +83,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
+class _BlockLayout:
     """The blocks of a batch, and where queries and keys are in them.
 
     `key_counts` are the lengths of the keys in a block, None if all fill it.
@@ -92,10 +92,10 @@ class _Layout:
     blocks: list[_Block]
     queries: "_Slots"
     keys: "_Slots"
-    key_counts: list[Int[Tensor, "b 1 1"] | None]
+    key_counts: list[Int[Tensor, "_ 1 1"] | None]
 
 
-def _layout(request: Request, heads: int, kv_heads: int, size: int) -> _Layout:
+def _layout(request: Request, heads: int, kv_heads: int, size: int) -> _BlockLayout:
     """Computed once for all layers with the same lengths: writing its tensors waits for a GPU."""
     queries, keys = request.queries, request.keys
     any_shift = request.bias is None and isinstance(request.mask, Full)
@@ -114,7 +114,7 @@ def _cached_layout(
     heads: int,
     kv_heads: int,
     size: int,
-) -> _Layout:
+) -> _BlockLayout:
     # It is cached for later batches, which may need gradients.
     with torch.inference_mode(False):
         lengths = Lengths.of(queries, device), Lengths.of(keys, device)
@@ -123,7 +123,7 @@ def _cached_layout(
 
 def _make_layout(
     queries: Lengths, keys: Lengths, any_shift: bool, heads: int, kv_heads: int, size: int
-) -> _Layout:
+) -> _BlockLayout:
     device = queries.offsets.device
     per_block = CUDA_PADDING_PER_BLOCK if device.type == "cuda" else PADDING_PER_BLOCK
     most_padding = per_block // (heads * size)
@@ -134,7 +134,7 @@ def _make_layout(
         padded = min(counts) < block.keys
         key_counts.append(torch.tensor(counts, device=device)[:, None, None] if padded else None)
     longest = [block.queries for block in blocks], [block.keys for block in blocks]
-    return _Layout(
+    return _BlockLayout(
         blocks=blocks,
         queries=_Slots.of(queries, blocks, longest[0], (heads,)),
         keys=_Slots.of(keys, blocks, longest[1], (heads, kv_heads)),
@@ -246,7 +246,7 @@ class _Slots:
         slots, source = self.places[heads]
         # A compiler finds its own way back.
         compiling = torch.compiler.is_compiling()
-        placed: Tensor = _spread_rows(x, source) if compiling else _Spread.apply(x, slots, source)
+        placed: Tensor = _spread_rows(x, source) if compiling else _Spread.apply(x, slots, source)  # type: ignore[no-untyped-call]
         # The gradient of a split is a copy.
         pieces = placed.split(sizes) if len(sizes) > 1 else [placed] * len(sizes)
         return [
@@ -264,7 +264,7 @@ class _Slots:
         slots, source = self.places[heads]
         if torch.compiler.is_compiling():
             return _collect_rows(joined, heads, slots)
-        return _Collected.apply(joined, heads, slots, source)
+        return _Collected.apply(joined, heads, slots, source)  # type: ignore[no-untyped-call]
 
 
 def _spread_rows(
@@ -303,7 +303,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _Collected.apply(*gradient, ctx.heads, *ctx.saved_tensors), None, None
+        return _Collected.apply(*gradient, ctx.heads, *ctx.saved_tensors), None, None  # type: ignore[no-untyped-call]
 
 
 class _Collected(torch.autograd.Function):
@@ -322,7 +322,7 @@ class _Collected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _Spread.apply(*gradient, *ctx.saved_tensors), None, None, None
+        return _Spread.apply(*gradient, *ctx.saved_tensors), None, None, None  # type: ignore[no-untyped-call]
 
 
 class _Padded(NamedTuple):
@@ -419,7 +419,7 @@ def _bias(
     if isinstance(bias, ShawBias):
         assert by_query is not None
         if by_query.is_cuda and not torch.compiler.is_compiling():
-            pairs: Tensor = _Pairs.apply(by_query, keys, first, bias.reach)
+            pairs: Tensor = _Pairs.apply(by_query, keys, first, bias.reach)  # type: ignore[no-untyped-call]
             return pairs
         key = torch.arange(keys, device=query.device)
         return _selected(by_query, bias.distance(query, key))
@@ -492,7 +492,7 @@ def _by_distance(
     assert bias.values is not None
     by_head = pattern.reshape(len(pattern), heads, -1, pattern.shape[-1])
     if pattern.is_cuda and not torch.compiler.is_compiling():
-        mass: Tensor = _Mass.apply(by_head, first, bias.reach)
+        mass: Tensor = _Mass.apply(by_head, first, bias.reach)  # type: ignore[no-untyped-call]
     else:
         key = torch.arange(by_head.shape[-1], device=query.device)
         index = bias.distance(query, key).expand_as(by_head)
@@ -523,7 +523,7 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradient: Float[Tensor, "b h t s"]) -> tuple[Tensor | None, ...]:
-        return _Mass.apply(*gradient, *ctx.place), None, None, None
+        return _Mass.apply(*gradient, *ctx.place), None, None, None  # type: ignore[no-untyped-call]
 
 
 class _Mass(torch.autograd.Function):
@@ -548,7 +548,7 @@ class _Mass(torch.autograd.Function):
     def backward(
         ctx: Any, *gradient: Float[Tensor, "b h t distances"]
     ) -> tuple[Tensor | None, ...]:
-        return _Pairs.apply(*gradient, *ctx.place), None, None
+        return _Pairs.apply(*gradient, *ctx.place), None, None  # type: ignore[no-untyped-call]
 
 
 def _diagonals(queries: int, keys: int, first: int, reach: int) -> tuple[int, int, int, int]:

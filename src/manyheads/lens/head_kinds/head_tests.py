@@ -147,8 +147,8 @@ class HeadTests:
     def measure(self, texts: Inputs, offsets: Sequence[int] = ()) -> Statistics:
         if tuple(offsets) not in self.plans:
             classes = CLASSES if self.model.tokenizer is not None else None
-            wanted = frozenset(DECIDING).union(map(measures.offset_name, offsets))
-            self.plans[tuple(offsets)] = make_plan(self.model, classes, offsets, wanted=wanted)
+            only = frozenset(DECIDING).union(map(measures.offset_name, offsets))
+            self.plans[tuple(offsets)] = make_plan(self.model, classes, offsets, only=only)
         measured = measure_by_plan(
             self.model,
             texts,

@@ -196,17 +196,17 @@ class MeasureScope:
     """What to measure: the names of the marked classes, and which queries repeat a token.
 
     `same` says that queries and keys are the same tokens, so that distances are defined. Measures
-    that are not among the `wanted` are left out (None: no measure is).
+    other than `only` these are left out (None: none is).
     """
 
     classes: tuple[str, ...]
     repeats: Bool[Tensor, " n"] | None
     same: bool
     sink_above: float = SINK_ABOVE
-    wanted: frozenset[str] | None = None
+    only: frozenset[str] | None = None
 
     def wants(self, name: str) -> bool:
-        return self.wanted is None or name in self.wanted
+        return self.only is None or name in self.only
 
 
 def offset_name(offset: int) -> str:

@@ -257,9 +257,9 @@ def make_plan(
     classes: TokenClasses = None,
     offsets: Sequence[int] = (),
     sink_above: float = measures.SINK_ABOVE,
-    wanted: frozenset[str] | None = None,
+    only: frozenset[str] | None = None,
 ) -> MeasurementPlan:
-    """The plan that all batches of a model share; `wanted` are names of measures (None: all)."""
+    """The plan that all batches of a model share; `only` are names of measures (None: all)."""
     columns = {}
     if not isinstance(model, vision.Vision):
         vocabulary = model.config.embedding.vocabulary
@@ -267,7 +267,7 @@ def make_plan(
     elif classes:
         raise InputError("images have no token classes", "omit classes")
     every = tuple(dict.fromkeys((*measures.NEIGHBORS, *offsets)))
-    return MeasurementPlan(model.stacks(), columns, every, sink_above, wanted)
+    return MeasurementPlan(model.stacks(), columns, every, sink_above, only)
 
 
 class StatisticsTotals:
@@ -307,8 +307,8 @@ class StatisticsTotals:
         blocks, measured = addresses.blocks_of(model), self.sums.names
         if "normalized_entropy" not in measured and self.tokens:
             # None of the heads has a pattern.
-            wanted = plan.wanted or measures.OF_PATTERNS
-            measured += tuple(name for name in measures.OF_PATTERNS if name in wanted)
+            only = plan.only or measures.OF_PATTERNS
+            measured += tuple(name for name in measures.OF_PATTERNS if name in only)
             measured += tuple(map(measures.offset_name, plan.offsets))
             measured += tuple(f"on_{name}" for name in plan.classes)
         names = measure_names.sort_measures((*measured, *([LARGEST] if self.logits else [])))

@@ -153,15 +153,15 @@ class Activation:
 class MeasurementPlan:
     """What all batches of a model share: token classes over the vocabulary, offsets, Gram matrices.
 
-    A Gram matrix G of a head gives the squared norm of its projected output o as o G o. Only the
-    `wanted` measures are taken, and then no activations; None takes all.
+    A Gram matrix G of a head gives the squared norm of its projected output o as o G o. Of the
+    measures `only` these are taken, and then no activations; None takes all.
     """
 
     stacks: dict[str, Stack]
     classes: dict[str, Float[Tensor, " v"]]
     offsets: tuple[int, ...]
     sink_above: float
-    wanted: frozenset[str] | None = None
+    only: frozenset[str] | None = None
     grams: dict[Site, Float[Tensor, "h d d"]] = field(default_factory=dict)
 
 
@@ -238,7 +238,7 @@ class StatisticsWatcher:
     def wants(self, site: Site) -> bool:
         if site.tap is Tap.AFTER:
             last = layer_output_site(self._plan.stacks[site.stack], site.layer)
-            return self._plan.wanted is None and site == last
+            return self._plan.only is None and site == last
         if site.tap in ATTENTION_TAPS:
             return site.sublayer in (Sublayer.ATTENTION, Sublayer.CROSS)
         return self._reader.wants(site)
@@ -338,7 +338,7 @@ class StatisticsWatcher:
             offsets=self._plan.offsets if same else (),
             marks=marks,
             ids=ids.values if same and ids is not None else None,
-            spread=self._plan.wanted is None or bool(self._plan.wanted & measures.OF_SPREAD),
+            spread=self._plan.only is None or bool(self._plan.only & measures.OF_SPREAD),
         )
 
     def _add_sums(self, pending: "_PendingScores", sums: RowSums) -> None:
@@ -351,7 +351,7 @@ class StatisticsWatcher:
             repeats=repeats if repeats is None or shard is None else shard.take(repeats),
             same=same,
             sink_above=plan.sink_above,
-            wanted=plan.wanted,
+            only=plan.only,
         )
         block = self._block(site)
         measures.add_measures(self.sums, block, tiled, pending.spec, sums, scope)

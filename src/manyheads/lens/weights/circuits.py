@@ -286,7 +286,7 @@ def copying_score(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Candidates:
+class _CopiedTokens:
     """Tokens that may be copied: the head that reads each, what it writes, and its own logit.
 
     `places` are those among the rivals, and `beaten_by` counts the rivals with a higher logit.
@@ -299,7 +299,7 @@ class _Candidates:
     beaten_by: Int[Tensor, " k"]
 
     @classmethod
-    def join(cls, parts: Sequence["_Candidates"]) -> "_Candidates":
+    def join(cls, parts: Sequence["_CopiedTokens"]) -> "_CopiedTokens":
         names = [field.name for field in fields(cls)]
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
@@ -316,8 +316,8 @@ class _Candidates:
         self.beaten_by[beaten] += (scored[beaten] >= self.least[beaten, None]).sum(1)
         return (self.beaten_by < top_k).nonzero().squeeze(1)
 
-    def take(self, rows: Int[Tensor, " left"]) -> "_Candidates":
-        return _Candidates(*(getattr(self, field.name)[rows] for field in fields(self)))
+    def take(self, rows: Int[Tensor, " left"]) -> "_CopiedTokens":
+        return _CopiedTokens(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 class CopyingScores:
@@ -339,7 +339,7 @@ class CopyingScores:
         ends = np.cumsum(sizes).clip(max=count).tolist()
         self._chunks = list(map(slice, [0, *ends[:-1]], ends))
         # By the chunk that they meet next.
-        self._waiting: list[list[_Candidates]] = [[] for _ in self._chunks]
+        self._waiting: list[list[_CopiedTokens]] = [[] for _ in self._chunks]
         self._rows = 0
         self._copied: list[int] = []
 
@@ -351,7 +351,7 @@ class CopyingScores:
         # A head that writes nothing ties all tokens: none is copied.
         least = (read * mine).sum(1) - ROUNDING * read.norm(dim=1) * mine.norm(dim=1)
         # Until few tokens remain, products of the head's size are the cheaper ones.
-        alive = _Candidates(
+        alive = _CopiedTokens(
             heads=torch.full_like(drawn, head),
             written=read,
             least=least,
@@ -378,12 +378,12 @@ class CopyingScores:
 
     def _finish(self) -> None:
         """The tokens that remain meet the rest of the vocabulary."""
-        alive: list[_Candidates] = []
+        alive: list[_CopiedTokens] = []
         for chunk, waiting in zip(self._chunks, self._waiting, strict=True):
             alive += waiting
             waiting.clear()
             if alive:
-                joined = _Candidates.join(alive)
+                joined = _CopiedTokens.join(alive)
                 scored = joined.written @ self._rivals.vectors[chunk].T
                 alive = [joined.take(joined.meet(scored, chunk.start, self._top_k))]
         for part in alive:

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from manyheads import build, load, save
 from manyheads.errors import InputError
 from manyheads.quantization import dequantize_weights, quantize_weights
-from manyheads.quantization.model_weights import weights_of
+from manyheads.quantization.integer_codes import round_weight
+from manyheads.quantization.model_weights import layouts_of, set_codes, weights_of
 
 IDS = torch.arange(30)[None] * 3 % 90
 NAMES: tuple[Any, ...] = ("int8", "int4")
@@ -37,6 +38,21 @@ def test_a_saved_model_gives_the_same_bits_when_it_is_loaded(
     sizes = [(path / "model.safetensors").stat().st_size for path in (folder, saved.folder)]
     assert sizes[1] < 0.3 * sizes[0]
     assert weights_of(load(saved.folder, weights=name)) == name
+
+
+def test_a_folder_with_four_bits_in_every_linear_layer_opens(folder: Path, tmp_path: Path) -> None:
+    """As those that were saved when feed-forwards contracted in four bits too."""
+    model = load(folder, weights="int4")
+    plain = load(folder)
+    for name, layout in layouts_of(model).items():
+        if name.endswith("contract"):
+            assert layout == "int8"
+            set_codes(model, name, round_weight(plain.get_submodule(name).weight, "int4"))
+    saved = save(model, tmp_path / "four")
+    config = json.loads((saved.folder / "config.json").read_text())
+    assert config["integer_weights"] == "int4"
+    with torch.no_grad():
+        assert torch.equal(load(saved.folder)(IDS).logits, model(IDS).logits)
 
 
 def test_a_dequantized_model_is_saved_as_its_family(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from manyheads.decoding.steps.cpu_step import cannot
 from manyheads.errors import ConfigError, ManyheadsError
 from manyheads.quantization import dequantize_weights, quantize_weights
 from manyheads.quantization.integer_layers import IntegerEmbedding, IntegerLinear, IntegerWeight
-from manyheads.quantization.model_weights import built_in_texts, text_inputs, weights_of
+from manyheads.quantization.model_weights import (
+    built_in_texts,
+    layouts_of,
+    text_inputs,
+    weights_of,
+)
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4, "vocabulary": 120, "seed": 0}
 LLAMA = "llama-1b-shape"
@@ -51,6 +56,16 @@ def test_the_vocabulary_has_eight_bits_and_is_one_table_where_it_is_tied() -> No
     twin = copy.deepcopy(model)
     assert twin.readout.product.__self__ is twin.embedding.tokens
     assert not any(name.startswith("readout") for name in model.state_dict())
+
+
+def test_four_bits_are_eight_where_a_feed_forward_contracts() -> None:
+    layouts = layouts_of(quantized(LLAMA, "int4"))
+    contracting = {name for name in layouts if name.endswith("feedforward.contract")}
+    assert len(contracting) == SHAPE["layers"]
+    assert {name for name in layouts if layouts[name] == "int8"} == {
+        *contracting,
+        "embedding.tokens",
+    }
 
 
 def test_a_language_head_of_its_own_is_rounded_too() -> None:

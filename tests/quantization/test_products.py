@@ -133,25 +133,27 @@ def test_sums_that_saturate_without_vnni_are_noticed() -> None:
     assert result.stdout.split()[-1] == "Dynamic"
 
 
-def test_integers_of_eight_bits_are_multiplied_exactly() -> None:
+@pytest.mark.parametrize("product", [products.Int8, products.PackedInt8])
+def test_integers_of_eight_bits_are_multiplied_exactly(product: type[products.Int8]) -> None:
     codes = round_weight(torch.randn(48, 64, generator=torch.Generator().manual_seed(0)), "int8")
-    if why_not(products.Int8, codes) is not None:
+    if why_not(product, codes) is not None:
         pytest.skip("not on this machine")
     # Integers up to 127 are their own codes.
-    x = torch.randint(-127, 128, (products.BLOCK + 3, 64)).float()
+    x = torch.randint(-127, 128, (product.block + 3, 64)).float()
     x[:, 0] = 127
     expected = (x.double() @ codes.integers().double().T * codes.scales.T.double()).float()
-    torch.testing.assert_close(products.Int8(codes)(x), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(product(codes)(x), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("product", [products.Int8, products.PackedInt8])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_visible(value: float) -> None:
+def test_what_is_not_finite_stays_visible(value: float, product: type[products.Int8]) -> None:
     codes = round_weight(torch.randn(48, 64), "int8")
-    if why_not(products.Int8, codes) is not None:
+    if why_not(product, codes) is not None:
         pytest.skip("not on this machine")
     x = torch.zeros(2, 64)
     x[0, 3] = value
-    multiply = products.Int8(codes)
+    multiply = product(codes)
     assert not multiply(x)[0].isfinite().any()
     assert torch.equal(multiply(x)[1], torch.zeros(48))
     assert not multiply.writer(torch.empty(48))(x[0]).isfinite().any()

@@ -16,6 +16,7 @@ from manyheads.models.embedding import TokenEmbedding
 from manyheads.models.model_interface import ModelInputs
 from manyheads.models.readout import LanguageHead, ReadoutLayer
 from manyheads.models.recipes import ModelConfig
+from manyheads.parts.feedforward import FeedForward
 from manyheads.progress import Progress
 from manyheads.quantization.error_compensation import compensated_codes
 from manyheads.quantization.integer_codes import IntegerCodes, Layout, WeightName, round_weight
@@ -42,10 +43,10 @@ def quantize_weights(model: Model, weights: WeightName, *, method: Method = "com
     """Round the weights of a model on the CPU to integers, in place.
 
     "int8" has a scale per row; "int4" one per 32 columns. Linear layers, the token embedding and
-    the language head are rounded; norms, biases, positions, experts and classes are not. Tokens
-    keep eight bits in both. Four bits are rounded by GPTQ (arXiv 2210.17323) on a text that comes
-    with manyheads; "searched" leaves the compensation of errors out, and "nearest" also the search
-    for scales.
+    the language head are rounded; norms, biases, positions, experts and classes are not. In "int4"
+    tokens and the second matrix of feed-forwards, which loses most, keep eight bits. Four bits are
+    rounded by GPTQ (arXiv 2210.17323) on a text that comes with manyheads; "searched" leaves the
+    compensation of errors out, and "nearest" also the search for scales.
 
     >>> from manyheads.models.build import build
     >>> model = build("gpt2", layers=1, width=64, heads=2, vocabulary=99, seed=0).eval()
@@ -55,12 +56,13 @@ def quantize_weights(model: Model, weights: WeightName, *, method: Method = "com
     """
     _check_plain(model)
     linears = dict(_large_linears(model))
+    bits = {name: "int8" if weights == "int8" else _four_or_eight(model, name) for name in linears}
     if weights == "int4" and method == "compensated":
-        codes = _calibrated(model, linears)
+        codes = _calibrated(model, linears, bits)
     else:
         search = method != "nearest"
         codes = {
-            name: round_weight(linear.weight, weights, search=search)
+            name: round_weight(linear.weight, bits[name], search=search)
             for name, linear in linears.items()
         }
     for name, linear in linears.items():
@@ -100,7 +102,7 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
 
 
 def format_of(model: Model) -> WeightName | dict[str, Layout] | None:
-    """What describes all integer weights: a name if they are as `quantize_weights` makes them."""
+    """What describes all integer weights: a name if that is the format of every linear layer."""
     weights, layouts = weights_of(model), layouts_of(model)
     if weights is None:
         return None
@@ -110,9 +112,9 @@ def format_of(model: Model) -> WeightName | dict[str, Layout] | None:
 
 
 def make_integer_layers(model: Model, weights: WeightName | Mapping[str, Layout]) -> None:
-    """Give a model on the meta device the layers that `quantize_weights` gives it, or those named.
+    """Give a model on the meta device linear layers of one format, or those named theirs.
 
-    Names without a matrix are left out.
+    Tokens have eight bits with a single format. Names without a matrix are left out.
     """
     if not isinstance(weights, str):
         for name, layout in weights.items():
@@ -164,6 +166,17 @@ def _large_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
+def _four_or_eight(model: nn.Module, name: str) -> WeightName:
+    """The format of one layer of a model in four bits.
+
+    Few channels of the hidden layer of a feed-forward are far larger than the others, so that the
+    matrix that reads them loses most (bench/quantized_cpu.py).
+    """
+    owner, _, own = name.rpartition(".")
+    contracts = own == "contract" and isinstance(model.get_submodule(owner), FeedForward)
+    return "int8" if contracts else "int4"
+
+
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     owner, _, own = name.rpartition(".")
     setattr(model.get_submodule(owner), own, module)
@@ -202,8 +215,10 @@ def _check_plain(model: Model) -> None:
     model.eval()
 
 
-def _calibrated(model: Model, linears: dict[str, nn.Linear]) -> dict[str, IntegerCodes]:
-    """Four-bit codes by the inputs that each layer gets from the layers before it, rounded too.
+def _calibrated(
+    model: Model, linears: dict[str, nn.Linear], bits: dict[str, WeightName]
+) -> dict[str, IntegerCodes]:
+    """Codes; those of four bits by the inputs that a layer gets from rounded layers before it.
 
     A layer is rounded when the text reaches it, and computes with its new weights from then on.
     """
@@ -214,8 +229,11 @@ def _calibrated(model: Model, linears: dict[str, nn.Linear]) -> dict[str, Intege
     def round_layer(name: str, linear: nn.Linear, x: Float[Tensor, "*n columns"]) -> None:
         if name in codes:
             return
-        inputs = x.detach().flatten(0, -2)
-        codes[name] = compensated_codes(linear.weight, inputs.T @ inputs)
+        if bits[name] == "int8":
+            codes[name] = round_weight(linear.weight, "int8")
+        else:
+            inputs = x.detach().flatten(0, -2)
+            codes[name] = compensated_codes(linear.weight, inputs.T @ inputs)
         linear.weight.data = codes[name].values()
         bar.advance(1)
 
@@ -234,7 +252,7 @@ def _calibrated(model: Model, linears: dict[str, nn.Linear]) -> dict[str, Intege
         for name, linear in linears.items():
             linear.weight.data = originals[name]
     rest = {name: linear for name, linear in linears.items() if name not in codes}
-    return codes | {name: round_weight(linear.weight, "int4") for name, linear in rest.items()}
+    return codes | {name: round_weight(linear.weight, bits[name]) for name, linear in rest.items()}
 
 
 def built_in_texts(name: Literal["calibration", "evaluation"]) -> list[str]:

@@ -4,6 +4,7 @@ They round the inputs of a token to eight bits by the largest of them, except `D
 products with bfloat16. So a token does not depend on the tokens beside it.
 """
 
+import os
 import platform
 import warnings
 from abc import ABC, abstractmethod
@@ -14,7 +15,8 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from jaxtyping import Int8 as Int8Rows
 from torch import Tensor
 
 from manyheads.quantization.integer_codes import (
@@ -34,8 +36,6 @@ ENGINE = Lock()
 TOLERANCE = 0.03
 # Inputs are rounded to integers up to this, and never by a scale that is too small to divide by.
 LARGEST_INPUT, SMALLEST_INPUT = 127, 1e-30
-# The tokens that eight-bit products of oneDNN are computed of at once.
-BLOCK = 256
 
 
 class Product(ABC):
@@ -73,6 +73,9 @@ class Product(ABC):
 class Int8(Product):
     """oneDNN's product of int8 with int8, whose sums are exact."""
 
+    # Tokens that are multiplied at once, so that buffers stay in the cache of a core.
+    block: ClassVar[int] = 256
+
     @staticmethod
     def cannot(codes: IntegerCodes) -> str | None:  # noqa: ARG004
         if not X86 or not torch.backends.mkldnn.is_available():
@@ -82,41 +85,49 @@ class Int8(Product):
         return None
 
     def __init__(self, codes: IntegerCodes) -> None:
-        self.columns, self.scales = codes.codes.T, codes.scales.flatten()
+        self.codes, self.scales = codes.codes, codes.scales.flatten()
 
     def __call__(self, x: Float[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
-        return self._product(x, None)
+        return self._multiply(x, None)
 
     def plus(
         self, x: Float[Tensor, "n columns"], bias: Float[Tensor, " rows"]
     ) -> Float[Tensor, "n rows"]:
-        return self._product(x, bias)
+        return self._multiply(x, bias)
 
-    def _product(
+    def _multiply(
         self, x: Float[Tensor, "n columns"], bias: Float[Tensor, " rows"] | None
     ) -> Float[Tensor, "n rows"]:
-        """Block by block, in buffers that stay in the cache of a core."""
-        columns, rows = self.columns.shape
-        result, size = torch.empty(len(x), rows), min(BLOCK, len(x))
+        """Block by block."""
+        rows, columns = self.codes.shape
+        result, size = torch.empty(len(x), rows), min(self.block, len(x))
         scaled, integers = torch.empty(size, columns), torch.empty(size, columns, dtype=torch.int8)
         sums = torch.empty(size, rows, dtype=torch.int32)
-        for part, target in zip(x.split(BLOCK), result.split(BLOCK), strict=True):
+        for part, target in zip(x.split(self.block), result.split(self.block), strict=True):
             if len(part) < size:
                 scaled, integers, sums = (
-                    scaled[: len(part)],
-                    integers[: len(part)],
-                    sums[: len(part)],
+                    buffer[: len(part)] for buffer in (scaled, integers, sums)
                 )
             # A tenth of the time of a norm by rows.
             steps = torch.abs(part, out=scaled).amax(1, keepdim=True)
             steps = steps.clamp_(min=SMALLEST_INPUT).div_(LARGEST_INPUT)
             integers.copy_(torch.div(part, steps, out=scaled).round_())
-            target.copy_(torch._int_mm(integers, self.columns, out=sums)).mul_(steps)
-            if bias is None:
-                target.mul_(self.scales)
-            else:
-                torch.addcmul(bias, target, self.scales, out=target)
+            self._write(integers, steps, bias, sums, target)
         return result
+
+    def _write(
+        self,
+        integers: Int8Rows[Tensor, "n columns"],
+        steps: Float[Tensor, "n 1"],
+        bias: Float[Tensor, " rows"] | None,
+        sums: Int[Tensor, "n rows"],
+        target: Float[Tensor, "n rows"],
+    ) -> None:
+        target.copy_(torch._int_mm(integers, self.codes.T, out=sums)).mul_(steps)
+        if bias is None:
+            target.mul_(self.scales)
+        else:
+            torch.addcmul(bias, target, self.scales, out=target)
 
     def writer(self, out: Float[Tensor, " rows"]) -> Callable[[Tensor], Tensor]:
         multiply, zeros = self._multiplier(), torch.zeros_like(out)
@@ -138,21 +149,56 @@ class Int8(Product):
 
     def _multiplier(self) -> Callable[[Tensor], tuple[Tensor, float]]:
         """A function from a vector to sums and the worth of one, in buffers of its own."""
-        count, rows = self.columns.shape
+        rows, count = self.codes.shape
         zeros, scaled = torch.zeros(count), torch.empty(count)
-        integers = torch.empty(1, count, dtype=torch.int8)
-        sums = torch.empty(1, rows, dtype=torch.int32)
-        [row], [vector] = sums, integers
+        integers = torch.empty(count, 1, dtype=torch.int8)
+        sums = torch.empty(rows, 1, dtype=torch.int32)
+        row, vector = sums[:, 0], integers[:, 0]
 
         def multiply(x: Tensor) -> tuple[Tensor, float]:
             largest = torch.abs(x, out=scaled).amax().item()
             step = max(largest, SMALLEST_INPUT) / LARGEST_INPUT
             # A factor as `alpha` takes a quarter of the time of a product with a number.
             vector.copy_(torch.add(zeros, x, alpha=1 / step, out=scaled).round_())
-            torch._int_mm(integers, self.columns, out=sums)
+            # With AMX half the time of the vector by the matrix, and no more without.
+            torch._int_mm(self.codes, integers, out=sums)
             return row, step
 
         return multiply
+
+
+class PackedInt8(Int8):
+    """The same with AMX, whose product scales the sums as it writes them.
+
+    Without AMX oneDNN has no fast form of it.
+    """
+
+    block = 512
+
+    @staticmethod
+    def cannot(codes: IntegerCodes) -> str | None:
+        return Int8.cannot(codes) or (None if _has_amx() else "the processor has no AMX")
+
+    def __init__(self, codes: IntegerCodes) -> None:
+        super().__init__(codes)
+        self.packed = ops.onednn.qlinear_prepack(codes.codes, None)
+        self.zeros = torch.zeros(codes.rows, dtype=torch.long)
+
+    def _write(
+        self,
+        integers: Int8Rows[Tensor, "n columns"],
+        steps: Float[Tensor, "n 1"],
+        bias: Float[Tensor, " rows"] | None,
+        sums: Int[Tensor, "n rows"],  # noqa: ARG002, sums stay inside
+        target: Float[Tensor, "n rows"],
+    ) -> None:
+        inputs, weights = (integers, 1.0, 0), (self.packed, self.scales, self.zeros)
+        outputs: tuple[Any, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
+        product = ops.onednn.qlinear_pointwise(*inputs, *weights, *outputs)
+        if bias is None:
+            torch.mul(product, steps, out=target)
+        else:
+            torch.addcmul(bias, product, steps, out=target)
 
 
 class FourBitGroups(Product):
@@ -317,7 +363,7 @@ class Dequantized(Product):
 
 # The fastest first; the first one that can is used.
 PRODUCTS: dict[WeightName, tuple[type[Product], ...]] = {
-    "int8": (Digits, Int8, Dynamic, Int8Pack, Dequantized),
+    "int8": (Digits, PackedInt8, Int8, Dynamic, Int8Pack, Dequantized),
     "int4": (FourBitGroups, Int4Pack, Dequantized),
 }
 
@@ -372,3 +418,10 @@ def _has_vnni() -> bool:
     """Whether products of eight bits are exact; without VNNI sums of two can saturate."""
     check = getattr(torch.cpu, "_is_vnni_supported", None)
     return ARM or bool(check is not None and check())
+
+
+@cache
+def _has_amx() -> bool:
+    """Whether the processor multiplies tiles, and oneDNN was not told to leave them out."""
+    check = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return "ONEDNN_MAX_CPU_ISA" not in os.environ and bool(check is not None and check())

@@ -38,7 +38,7 @@ def run_t5(rounds: int) -> dict[str, float]:
         for dropout in (0.0, 0.1):
             ratio, message = _t5(sizes, dropout, rounds)
             say(f"{shape}, dropout {dropout}: {message}")
-            figures[f"{shape}, dropout {dropout}, times transformers"] = ratio
+            figures[f"{shape}{', dropout' if dropout else ''}, times transformers"] = ratio
     return figures
 
 

@@ -23,7 +23,7 @@ Texts = str | Sequence[Any] | Ragged
 TextReader = encoder.Encoder | decoder.Decoder | seq2seq.Seq2Seq
 
 # Tokens per batch. On the CPU enough for efficient matrix products, and few enough for its caches.
-BATCH_TOKENS = {"cpu": 4096, "cuda": 32768}
+BATCH_TOKENS = {"cpu": 1536, "cuda": 32768}
 # Truncating copies of tokenizers, by model and length: copying one takes a while.
 COPIES_PER_MODEL = 4
 _COPIES: "WeakKeyDictionary[nn.Module, tuple[Any, dict[int | None, Any]]]" = WeakKeyDictionary()

@@ -25,21 +25,25 @@ def stack(**attention: Any) -> StackConfig:
     return replace(config.stack, layers=(first, changed))
 
 
+def check(config: StackConfig, *, trains: bool) -> None:
+    check_context_parallel(config.layers, config.halting, trains=trains)
+
+
 def test_ordinary_layers_can_be_shared() -> None:
-    check_context_parallel(stack(), trains=True)
+    check(stack(), trains=True)
 
 
 @pytest.mark.parametrize("position", [T5Buckets(), Shaw(), Disentangled()])
 def test_learned_distances_are_refused(position: Any) -> None:
     with pytest.raises(ConfigError, match=f"layer 1 .*{type(position).__name__}"):
-        check_context_parallel(stack(position=position), trains=False)
+        check(stack(position=position), trains=False)
 
 
 @pytest.mark.parametrize("change", [{"dropout": 0.1}, {"drop_heads": 0.1}])
 def test_what_is_drawn_for_whole_texts_is_refused_in_training_alone(change: Any) -> None:
-    check_context_parallel(stack(**change), trains=False)
+    check(stack(**change), trains=False)
     with pytest.raises(ConfigError, match="layer 1 drops"):
-        check_context_parallel(stack(**change), trains=True)
+        check(stack(**change), trains=True)
 
 
 def test_a_mixer_and_halting_are_refused() -> None:
@@ -47,6 +51,6 @@ def test_a_mixer_and_halting_are_refused() -> None:
     mixer = Branch(LinearAttention(width=16, heads=2))
     layer = replace(config.layers[0], attention=None, mixer=mixer)
     with pytest.raises(ConfigError, match="layer 0 mixes tokens by LinearAttention"):
-        check_context_parallel(replace(config, layers=(layer, config.layers[1])), trains=False)
+        check(replace(config, layers=(layer, config.layers[1])), trains=False)
     with pytest.raises(ConfigError, match="stop on their own"):
-        check_context_parallel(replace(config, halting=Halting()), trains=False)
+        check(replace(config, halting=Halting()), trains=False)

@@ -1,25 +1,25 @@
 """Whether several processes can share the texts of a model."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from manyheads.errors import ConfigError
+from manyheads.models.layer import LayerConfig
 from manyheads.parts.experts import Experts
+from manyheads.parts.halting import Halting
 from manyheads.parts.positions import Disentangled, Shaw, T5Buckets
 
-if TYPE_CHECKING:
-    from manyheads.models.layer import LayerConfig
-    from manyheads.models.stack import StackConfig
 
-
-def check_context_parallel(stack: "StackConfig", *, trains: bool) -> None:
+def check_context_parallel(
+    layers: Sequence[LayerConfig], halting: Halting | None, *, trains: bool
+) -> None:
     """Refuse layers that need whole texts, and name the first.
 
     Training also refuses what draws for whole texts, or is averaged over them.
     """
-    if stack.halting is not None:
+    if halting is not None:
         reason = "tokens of this model stop on their own, by a loss over whole texts"
         raise ConfigError(f"processes cannot share its texts: {reason}", "use halting=None")
-    for index, layer in enumerate(stack.layers):
+    for index, layer in enumerate(layers):
         reason = _whole_text(layer) or (_whole_text_in_training(layer) if trains else "")
         if reason:
             raise ConfigError(
@@ -28,7 +28,7 @@ def check_context_parallel(stack: "StackConfig", *, trains: bool) -> None:
             )
 
 
-def _whole_text(layer: "LayerConfig") -> str:
+def _whole_text(layer: LayerConfig) -> str:
     """What of a layer reads whole texts, besides attention that can be computed in parts."""
     if layer.mixer is not None:
         return f"mixes tokens by {type(layer.mixer.inner).__name__}"
@@ -42,7 +42,7 @@ def _whole_text(layer: "LayerConfig") -> str:
     return ""
 
 
-def _whole_text_in_training(layer: "LayerConfig") -> str:
+def _whole_text_in_training(layer: LayerConfig) -> str:
     attention = None if layer.attention is None else layer.attention.inner
     if attention is not None and attention.dropout:
         return "drops attention weights"

@@ -228,7 +228,7 @@ class Stack(nn.Module):
         stop: int | None = None,
     ) -> tuple[Ragged, tuple[AddedLoss, ...]]:
         if x.lengths.shard is not None:
-            check_context_parallel(self.config, trains=self.training)
+            check_context_parallel(self.config.layers, self.config.halting, trains=self.training)
         places = x.lengths.positions if positions is None else positions
         encodings = self.encode_positions(places, x.lengths)
         losses: list[AddedLoss] = []

@@ -177,6 +177,8 @@ class PackedInt8(Int8):
 
     @staticmethod
     def cannot(codes: IntegerCodes) -> str | None:
+        if not hasattr(ops.onednn, "qlinear_pointwise"):
+            return "this torch has no product of packed weights"
         return Int8.cannot(codes) or (None if _has_amx() else "the processor has no AMX")
 
     def __init__(self, codes: IntegerCodes) -> None:

@@ -32,7 +32,7 @@ def check_shared_texts(run: Run, model: Model) -> None:
         raise ConfigError(f"{problem} cannot be compiled", "set run.compile to false")
     try:
         for stack in model.stacks().values():
-            check_context_parallel(stack.config, trains=True)
+            check_context_parallel(stack.config.layers, stack.config.halting, trains=True)
     except ConfigError as error:
         raise ConfigError(f"{problem}: {error.problem}", f"change that, or {remedy}") from None
 

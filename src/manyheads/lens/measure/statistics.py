@@ -227,7 +227,8 @@ def check_shares_texts(model: build.Model) -> None:
             f"processes cannot share the inputs of a {type(model).__name__}",
             "use an encoder or a decoder of manyheads, or one process",
         )
-    check_context_parallel(model.config.stack, trains=False)
+    stack = model.config.stack
+    check_context_parallel(stack.layers, stack.halting, trains=False)
 
 
 def check_heads(model: build.Model) -> None:

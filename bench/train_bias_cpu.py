@@ -110,17 +110,21 @@ def _shaw(width: int, heads: int, values: bool, rounds: int) -> list[str]:
     ]
 
 
-def _texts(seed: int) -> Ragged:
+def _texts(
+    seed: int, count: int = PAIRS, shortest: int = SHORTEST, longest: int = LONGEST
+) -> Ragged:
     drawn = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    lengths = [drawn.randint(SHORTEST, LONGEST) for _ in range(PAIRS)]
+    lengths = [drawn.randint(shortest, longest) for _ in range(count)]
     return Ragged.from_list(
         [torch.randint(2, VOCABULARY, (length,), generator=generator) for length in lengths]
     )
 
 
 def _mask(batch: Ragged) -> Tensor:
-    return torch.arange(batch.lengths.longest) < torch.tensor(batch.lengths.each)[:, None]
+    device = batch.values.device
+    each = torch.tensor(batch.lengths.each, device=device)
+    return torch.arange(batch.lengths.longest, device=device) < each[:, None]
 
 
 def _same_weights(sizes: dict[str, int], dropout: float) -> tuple[Any, Any]:

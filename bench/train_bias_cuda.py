@@ -4,7 +4,6 @@ The pairs are of different lengths; the answers are compared in float32, the ste
 autocast to bfloat16, neither of them compiled.
 """
 
-import random
 from typing import Any
 
 import torch
@@ -14,17 +13,17 @@ from train_bias_cpu import (
     GRADIENT_LIMIT,
     LIMIT,
     SHAPES,
-    VOCABULARY,
     _gradient,
+    _mask,
     _plain_shaw,
     _pulled,
     _same_weights,
+    _texts,
 )
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.parts.positions import Shaw
 from manyheads.parts.positions.relative import ShawTable
-from manyheads.ragged import Ragged
 
 __all__ = ["run_shaw", "run_t5"]
 
@@ -48,7 +47,7 @@ def run_t5(rounds: int) -> dict[str, float]:
 
 def _t5(sizes: dict[str, int], rounds: int) -> tuple[float, str]:
     peer, ours = (model.to(DEVICE) for model in _same_weights(sizes, 0.0))
-    source, target = _texts(0), _texts(1)
+    source, target = (_texts(seed, PAIRS, SHORTEST, LONGEST).to(DEVICE) for seed in (0, 1))
     answers = target.values
     mask = _mask(target)
     padded = {"input_ids": source.to_padded(), "attention_mask": _mask(source).long()}
@@ -95,7 +94,7 @@ def _shaw(width: int, heads: int, values: bool, rounds: int) -> tuple[float, lis
     torch.manual_seed(0)
     layer = Attention(AttentionConfig(width=width, heads=heads, position=position)).to(DEVICE)
     assert isinstance(layer.table, ShawTable)
-    texts = _texts(0)
+    texts = _texts(0, PAIRS, SHORTEST, LONGEST).to(DEVICE)
     x = texts.with_values(torch.randn(texts.values.shape[0], width, device=DEVICE))
     rows, mask = x.to_padded(), _mask(x)
     real = mask.flatten().nonzero()[:, 0]
@@ -111,20 +110,6 @@ def _shaw(width: int, heads: int, values: bool, rounds: int) -> tuple[float, lis
     ratio = times.ratio(PLAIN, OURS)
     milliseconds = [f"{times.seconds(name) * 1e3:.2f} ms" for name in steps]
     return ratio, [*milliseconds, f"{ratio:.2f}", f"{max(off, slope):.1e}"]
-
-
-def _texts(seed: int) -> Ragged:
-    drawn = random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
-    lengths = [drawn.randint(SHORTEST, LONGEST) for _ in range(PAIRS)]
-    return Ragged.from_list(
-        [torch.randint(2, VOCABULARY, (length,), generator=generator) for length in lengths]
-    ).to(DEVICE)
-
-
-def _mask(batch: Ragged) -> Tensor:
-    each = torch.tensor(batch.lengths.each, device=DEVICE)
-    return torch.arange(batch.lengths.longest, device=DEVICE) < each[:, None]
 
 
 def _in_half(work: Work) -> Work:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from jaxtyping import Int8 as Int8Rows
 from torch import Tensor
 
@@ -102,32 +102,23 @@ class Int8(Product):
         rows, columns = self.codes.shape
         result, size = torch.empty(len(x), rows), min(self.block, len(x))
         scaled, integers = torch.empty(size, columns), torch.empty(size, columns, dtype=torch.int8)
-        sums = torch.empty(size, rows, dtype=torch.int32)
         for part, target in zip(x.split(self.block), result.split(self.block), strict=True):
             if len(part) < size:
-                scaled, integers, sums = (
-                    buffer[: len(part)] for buffer in (scaled, integers, sums)
-                )
+                scaled, integers = scaled[: len(part)], integers[: len(part)]
             # A tenth of the time of a norm by rows.
             steps = torch.abs(part, out=scaled).amax(1, keepdim=True)
             steps = steps.clamp_(min=SMALLEST_INPUT).div_(LARGEST_INPUT)
             integers.copy_(torch.div(part, steps, out=scaled).round_())
-            self._write(integers, steps, bias, sums, target)
+            product = self._product(integers)
+            if bias is None:
+                torch.mul(product, steps, out=target)
+            else:
+                torch.addcmul(bias, product, steps, out=target)
         return result
 
-    def _write(
-        self,
-        integers: Int8Rows[Tensor, "n columns"],
-        steps: Float[Tensor, "n 1"],
-        bias: Float[Tensor, " rows"] | None,
-        sums: Int[Tensor, "n rows"],
-        target: Float[Tensor, "n rows"],
-    ) -> None:
-        target.copy_(torch._int_mm(integers, self.codes.T, out=sums)).mul_(steps)
-        if bias is None:
-            target.mul_(self.scales)
-        else:
-            torch.addcmul(bias, target, self.scales, out=target)
+    def _product(self, integers: Int8Rows[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
+        """With inputs that were divided by their steps."""
+        return torch._int_mm(integers, self.codes.T).float().mul_(self.scales)
 
     def writer(self, out: Float[Tensor, " rows"]) -> Callable[[Tensor], Tensor]:
         multiply, zeros = self._multiplier(), torch.zeros_like(out)
@@ -186,21 +177,11 @@ class PackedInt8(Int8):
         self.packed = ops.onednn.qlinear_prepack(codes.codes, None)
         self.zeros = torch.zeros(codes.rows, dtype=torch.long)
 
-    def _write(
-        self,
-        integers: Int8Rows[Tensor, "n columns"],
-        steps: Float[Tensor, "n 1"],
-        bias: Float[Tensor, " rows"] | None,
-        sums: Int[Tensor, "n rows"],  # noqa: ARG002, sums stay inside
-        target: Float[Tensor, "n rows"],
-    ) -> None:
+    def _product(self, integers: Int8Rows[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
         inputs, weights = (integers, 1.0, 0), (self.packed, self.scales, self.zeros)
         outputs: tuple[Any, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
-        product = ops.onednn.qlinear_pointwise(*inputs, *weights, *outputs)
-        if bias is None:
-            torch.mul(product, steps, out=target)
-        else:
-            torch.addcmul(bias, product, steps, out=target)
+        product: Tensor = ops.onednn.qlinear_pointwise(*inputs, *weights, *outputs)
+        return product
 
 
 class FourBitGroups(Product):

@@ -124,7 +124,7 @@ def test_an_example_brings_its_heads_and_a_pair_that_can_be_patched(
     page.get_by_role("button", name="Repeated treaty").click()
     expect(page.locator(".bars li").first).to_contain_text("a99%")
     expect(page.locator(".cell.ablated")).to_have_count(0)
-    page.get_by_text("Patching", exact=True).click()
+    page.get_by_text("Patching", exact=True).press("Enter")
     expect(page.locator(".counts")).to_have_text("23 tokens here, 23 in the text: ready.")
     page.get_by_role("button", name="Patch each head in turn").click()
     expect(page.locator(".result")).to_contain_text(re.compile("restored most by L2H[67]"))
@@ -219,7 +219,7 @@ def test_token_counts_are_live_and_a_patch_that_cannot_work_is_not_offered(
     page: Page, studio: LiveServer
 ) -> None:
     visit(page, studio)
-    page.get_by_text("Patching", exact=True).click()
+    page.get_by_text("Patching", exact=True).press("Enter")
     every = page.get_by_role("button", name="Patch each head in turn")
     expect(page.locator(".counts")).to_contain_text("type the other prompt")
     expect(every).to_be_disabled()

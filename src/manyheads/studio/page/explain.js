@@ -57,9 +57,18 @@ function pictureOf(token) {
 
 function choose(at, layer = chosen.layer) {
   chosen.at = at;
-  if (layer === chosen.layer) return loadPredictions();
+  if (layer === chosen.layer) return showingErrors(loadPredictions);
   chosen.layer = layer;
   return load();
+}
+
+// A choice that follows at once aborts the request of the one before.
+async function showingErrors(work) {
+  try {
+    await work();
+  } catch (error) {
+    if (!wasAborted(error)) showError(errorMessage(error));
+  }
 }
 
 const input = () => (chosen.model.input === "image" ? { image: images.pixels } : { text: chosen.text });

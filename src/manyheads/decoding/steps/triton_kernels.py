@@ -11,8 +11,9 @@ from torch import Tensor
 
 # Up to this many columns a program holds the whole of x in registers.
 SHORT = 8192
-# Measured on an H200: rows per iteration, and programs per multiprocessor.
-ROWS, PROGRAMS = 1, 8
+# Measured on an H200: rows per iteration, and programs per multiprocessor. Of long rows as many as
+# there are registers for: with more, the last ones would wait for the first.
+ROWS, PROGRAMS, PROGRAMS_OF_LONG_ROWS = 1, 8, 3
 
 
 @triton.jit
@@ -181,7 +182,9 @@ def product(
         return y
     scale, shift, eps = norm if norm is not None else (x, 0.0, 0.0)
     whole = triton.next_power_of_2(columns)
-    programs = PROGRAMS * torch.cuda.get_device_properties(x.device).multi_processor_count
+    long = whole > SHORT // 2
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    programs = processors * (PROGRAMS_OF_LONG_ROWS if long else PROGRAMS)
     _short_row_product[(min(triton.cdiv(rows, ROWS), programs),)](
         x,
         weight,
@@ -197,7 +200,7 @@ def product(
         EVEN=columns == whole,
         NORM=norm is not None,
         GATED=gated,
-        num_warps=4 if whole <= SHORT // 2 else 8,
+        num_warps=8 if long else 4,
         **ends,
     )
     return y
@@ -210,6 +213,43 @@ def _load_half(at, norm_at, norm_scale, row, channel, shift, stride, NORM: tl.co
         x *= norm_scale[:, None]
         x *= tl.load(norm_at + channel).to(tl.float32)[None, :] + shift
     return x
+
+
+@triton.jit
+def _keys_and_values(
+    k_at,
+    v_at,
+    sequence_at,
+    start,
+    filled,
+    new_slot,
+    kv_heads,
+    SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Some rows of the cache: both halves of the keys, the values, and which rows are seen."""
+    HALF: tl.constexpr = SIZE // 2
+    slots = start + tl.arange(0, KEYS)
+    channel = tl.arange(0, HALF)
+    seen = (slots < filled) & (slots != new_slot)
+    at = sequence_at + slots[:, None].to(tl.int64) * kv_heads * SIZE
+    keys1 = tl.load(k_at + at + channel[None, :], mask=seen[:, None], other=0.0)
+    keys2 = tl.load(k_at + at + channel[None, :] + HALF, mask=seen[:, None], other=0.0)
+    values = tl.load(v_at + at + tl.arange(0, SIZE)[None, :], mask=seen[:, None], other=0.0)
+    return keys1, keys2, values, seen
+
+
+@triton.jit
+def _fold(q1, q2, keys1, keys2, values, seen, scale, highest, total, output):
+    """One more block of keys into the running maximum, sum and output of each query."""
+    scores = (tl.dot(q1, tl.trans(keys1)) + tl.dot(q2, tl.trans(keys2))) * scale
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    weights = tl.exp(scores - new_highest[:, None])
+    rescale = tl.exp(highest - new_highest)
+    total = total * rescale + tl.sum(weights, 1)
+    output = output * rescale[:, None] + tl.dot(weights.to(values.dtype), values)
+    return new_highest, total, output
 
 
 @triton.jit
@@ -235,16 +275,33 @@ def _attend(
     KEYS: tl.constexpr,
     ROTATE: tl.constexpr,
     NORM: tl.constexpr,
+    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Rotate query and key, store key and value, attend: one key head of one sequence."""
+    """Rotate query and key, store key and value, attend: one key head of one sequence.
+
+    The cache and the positions were written before the kernel in front, which only projects: where
+    few programs have to be quick (AHEAD), they load the first keys while it still runs.
+    """
     group, sequence = tl.program_id(0), tl.program_id(1)
     HALF: tl.constexpr = SIZE // 2
     channel = tl.arange(0, HALF)
-    _wait_for_the_kernel_before(EARLY)
+    if not AHEAD:
+        _wait_for_the_kernel_before(EARLY)
     position = tl.load(positions_at + sequence)
     new_slot = (position % capacity).to(tl.int32)
-    filled = tl.minimum(position + 1, capacity).to(tl.int32)
+    # The new key is counted apart, where its store may not have arrived yet.
+    filled = tl.minimum(position, capacity).to(tl.int32)
+    sequence_at = (sequence * capacity * kv_heads + group).to(tl.int64) * SIZE
+    if ROTATE:
+        angle = position.to(tl.float32) * tl.load(frequencies_at + channel)
+        cos = (tl.cos(angle) * stretch)[None, :]
+        sin = (tl.sin(angle) * stretch)[None, :]
+    if AHEAD:
+        keys1, keys2, values, seen = _keys_and_values(
+            k_at, v_at, sequence_at, 0, filled, new_slot, kv_heads, SIZE, KEYS
+        )
+        _wait_for_the_kernel_before(EARLY)
     token_at = projected_at + sequence * (heads + 2 * kv_heads) * SIZE
     member = tl.arange(0, PADDED)
     query_row = group * SHARED + tl.minimum(member, SHARED - 1)
@@ -264,9 +321,6 @@ def _attend(
     k1 = _load_half(token_at, key_norm_at, key_scale, key_row, channel, shift, SIZE, NORM)
     k2 = _load_half(token_at, key_norm_at, key_scale, key_row, channel + HALF, shift, SIZE, NORM)
     if ROTATE:
-        angle = position.to(tl.float32) * tl.load(frequencies_at + channel)
-        cos = (tl.cos(angle) * stretch)[None, :]
-        sin = (tl.sin(angle) * stretch)[None, :]
         q1, q2 = q1 * cos - q2 * sin, q2 * cos + q1 * sin
         k1, k2 = k1 * cos - k2 * sin, k2 * cos + k1 * sin
     cache_dtype = k_at.dtype.element_ty
@@ -278,27 +332,27 @@ def _attend(
     tl.store(k_at + new_at + one[:, None] + channel[None, :], k1)
     tl.store(k_at + new_at + one[:, None] + channel[None, :] + HALF, k2)
     tl.store(v_at + new_at + channels, value)
-    # The new key is counted here and skipped below, where its store may not have arrived yet.
     highest = tl.sum(q1.to(tl.float32) * k1.to(tl.float32), 1)
     highest = (highest + tl.sum(q2.to(tl.float32) * k2.to(tl.float32), 1)) * scale
     total = tl.full((PADDED,), 1.0, tl.float32)
     output = tl.zeros((PADDED, SIZE), tl.float32) + value.to(tl.float32)[None, :]
-    sequence_at = (sequence * capacity * kv_heads + group).to(tl.int64) * SIZE
-    for start in range(0, filled, KEYS):
-        slots = start + tl.arange(0, KEYS)
-        seen = (slots < filled) & (slots != new_slot)
-        slots_at = sequence_at + slots[:, None].to(tl.int64) * kv_heads * SIZE
-        keys1 = tl.load(k_at + slots_at + channel[None, :], mask=seen[:, None], other=0.0)
-        keys2 = tl.load(k_at + slots_at + channel[None, :] + HALF, mask=seen[:, None], other=0.0)
-        values = tl.load(v_at + slots_at + channels[None, :], mask=seen[:, None], other=0.0)
-        scores = (tl.dot(q1, tl.trans(keys1)) + tl.dot(q2, tl.trans(keys2))) * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        weights = tl.exp(scores - new_highest[:, None])
-        rescale = tl.exp(highest - new_highest)
-        total = total * rescale + tl.sum(weights, 1)
-        output = output * rescale[:, None] + tl.dot(weights.to(cache_dtype), values)
-        highest = new_highest
+    if AHEAD:
+        for start in range(0, filled, KEYS):
+            next1, next2, next_values, next_seen = _keys_and_values(
+                k_at, v_at, sequence_at, start + KEYS, filled, new_slot, kv_heads, SIZE, KEYS
+            )
+            highest, total, output = _fold(
+                q1, q2, keys1, keys2, values, seen, scale, highest, total, output
+            )
+            keys1, keys2, values, seen = next1, next2, next_values, next_seen
+    else:
+        for start in range(0, filled, KEYS):
+            keys1, keys2, values, seen = _keys_and_values(
+                k_at, v_at, sequence_at, start, filled, new_slot, kv_heads, SIZE, KEYS
+            )
+            highest, total, output = _fold(
+                q1, q2, keys1, keys2, values, seen, scale, highest, total, output
+            )
     output_at = (sequence * heads + group * SHARED + member[:, None]) * SIZE + channels[None, :]
     tl.store(
         y_at + output_at,
@@ -307,12 +361,16 @@ def _attend(
     )
 
 
-def _attend_tile(programs: int) -> tuple[int, int, int]:
-    """Keys per iteration, warps and stages, measured on an H200.
+def _attend_tile(programs: int) -> tuple[int, int, int, bool]:
+    """Keys per iteration, warps, stages, and whether the first keys are loaded ahead.
 
-    Few programs have to be quick, many share what the device has.
+    Measured on an H200: few programs have to be quick, many share what the device has.
     """
-    return (128, 8, 2) if programs <= 64 else (128, 4, 2) if programs < 1024 else (64, 2, 2)
+    if programs <= 32:
+        return 256, 8, 1, True
+    if programs < 512:
+        return 128, 4, 3, False
+    return (128, 4, 2, False) if programs < 1024 else (64, 2, 2, False)
 
 
 def attend(
@@ -335,7 +393,7 @@ def attend(
     shared = heads // kv_heads
     query_norm, key_norm, shift, eps = norms if norms is not None else (k, k, 0.0, 0.0)
     y = projected.new_empty(batch, heads * size)
-    keys, warps, stages = _attend_tile(batch * kv_heads)
+    keys, warps, stages, ahead = _attend_tile(batch * kv_heads)
     _attend[(kv_heads, batch)](
         projected,
         k,
@@ -358,6 +416,7 @@ def attend(
         KEYS=keys if size <= 64 else keys // 2,
         ROTATE=frequencies is not None,
         NORM=norms is not None,
+        AHEAD=ahead,
         num_warps=warps,
         num_stages=stages,
         **_early(k),

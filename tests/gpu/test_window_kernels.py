@@ -186,3 +186,21 @@ def test_compiled_it_serves_other_lengths_without_compiling_again(
             assert (made - eager).float().norm() <= 4e-2 * eager.float().norm()
         graphs.append(counter["stats"]["unique_graphs"])
     assert graphs[-1] == graphs[1], graphs
+
+
+def test_more_blocks_of_tokens_than_an_axis_of_a_grid_has(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("the interpreter takes minutes")
+    each, few = (8192,) * 513, (8192,) * 2
+    tokens = sum(each)
+    draw = torch.Generator(device).manual_seed(0)
+    joined = torch.randn(tokens, 3, 32, device=device, dtype=torch.bfloat16, generator=draw)
+    results = []
+    for lengths, part in ((each, joined), (few, joined[-sum(few) :])):
+        heads = part.detach().requires_grad_()
+        request = request_for(lengths, Window(20, 9), 32, device, turned=True)
+        output = window.attend(*heads.split((1, 1, 1), dim=1), request).output
+        [back] = torch.autograd.grad(output.float().square().sum(), heads)
+        results.append((output[-8192:], back[-8192:]))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

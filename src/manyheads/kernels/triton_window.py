@@ -4,8 +4,10 @@ Importing this file needs triton: import it inside a function that runs on CUDA.
 
 A program reads a block of packed tokens, of whatever sequences, and the keys between the first and
 the last that any of them sees: there is no padding, no table of blocks, and nothing to compile for
-another batch. Scores are the products of the first and of the second halves of the channels, which
-are what rotary positions turn against each other.
+another batch. Heads and blocks share one axis of the grid, as the other axes end at 65,535.
+
+Scores are the products of the first and of the second halves of the channels, which are what rotary
+positions turn against each other.
 """
 
 from typing import Any
@@ -168,6 +170,7 @@ def _forward(
     before,
     after,
     scale,
+    HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     HALF: tl.constexpr,
     TURN: tl.constexpr,
@@ -176,7 +179,7 @@ def _forward(
     STEP: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    head, first = tl.program_id(0), tl.program_id(1) * BLOCK
+    head, first = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS * BLOCK
     row = first + tl.arange(0, BLOCK)
     low, high = _reach(row, tokens, owner_at, offset_at, before, after)
     k_at += head // SHARED * k_head
@@ -265,7 +268,7 @@ def _forward(
     # Rows behind the last token divide by one.
     total = tl.where(total > 0, total, 1.0)
     mixed = mixed / total[:, None]
-    at = row.to(tl.int64)[:, None] * tl.num_programs(0) + head
+    at = row.to(tl.int64)[:, None] * HEADS + head
     channel = tl.arange(0, 2 * HALF)[None, :]
     kind = out_at.dtype.element_ty
     tl.store(out_at + at * (2 * HALF) + channel, mixed.to(kind), mask=(row < tokens)[:, None])
@@ -298,6 +301,7 @@ def _query_gradient(
     before,
     after,
     scale,
+    HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     HALF: tl.constexpr,
     TURN: tl.constexpr,
@@ -305,13 +309,13 @@ def _query_gradient(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    head, heads, first = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * BLOCK
+    head, first = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS * BLOCK
     row = first + tl.arange(0, BLOCK)
     inside = row < tokens
     low, high = _reach(row, tokens, owner_at, offset_at, before, after)
     k_at += head // SHARED * k_head
     v_at += head // SHARED * v_head
-    out_row = heads * 2 * HALF
+    out_row = HEADS * 2 * HALF
     q_left, q_right = _halves(q_at + head * q_head, first, tokens, q_row, BLOCK, HALF, True)
     out = _rows(out_at + head * 2 * HALF, first, tokens, out_row, BLOCK, 2 * HALF, True)
     push = _rows(push_at + head * 2 * HALF, first, tokens, out_row, BLOCK, 2 * HALF, True)
@@ -364,6 +368,7 @@ def _key_gradient(
     before,
     after,
     scale,
+    HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     HALF: tl.constexpr,
     TURN: tl.constexpr,
@@ -371,11 +376,12 @@ def _key_gradient(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    key_head, key_heads, first = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * BLOCK
+    key_heads: tl.constexpr = HEADS // SHARED
+    key_head, first = tl.program_id(0) % key_heads, tl.program_id(0) // key_heads * BLOCK
     row = first + tl.arange(0, BLOCK)
     # A key is seen by the queries that would see as far in the other direction.
     low, high = _reach(row, tokens, owner_at, offset_at, after, before)
-    out_row = key_heads * SHARED * 2 * HALF
+    out_row = HEADS * 2 * HALF
     k_left, k_right = _halves(k_at + key_head * k_head, first, tokens, k_row, BLOCK, HALF, True)
     value = _rows(v_at + key_head * v_head, first, tokens, v_row, BLOCK, 2 * HALF, True)
     left = tl.zeros([BLOCK, HALF], tl.float32)
@@ -404,7 +410,7 @@ def _key_gradient(
     left, right = left * scale, right * scale
     if TURN:
         left, right = _turned_back(left, right, cos_at, sin_at, first, tokens, BLOCK, HALF)
-    joined_at += (key_heads * SHARED + key_head) * 2 * HALF
+    joined_at += (HEADS + key_head) * 2 * HALF
     _store_halves(joined_at, left, right, first, tokens, joined_row, BLOCK, HALF)
     # Values have no positions.
     at = joined_at + key_heads * 2 * HALF + row.to(tl.int64)[:, None] * joined_row
@@ -445,7 +451,7 @@ def window_attention(
         k = turn_heads(k, cos, sin)
         # A few products hide the rotation of queries; many are faster with queries as they lie.
         q, cos, sin = (turn_heads(q, cos, sin), None, None) if wide else (q, cos, sin)
-    _forward[(heads, triton.cdiv(tokens, tile[0]))](
+    _forward[(heads * triton.cdiv(tokens, tile[0]),)](
         *(q, k, v, *_pointers(q, cos, sin), out, lse, owner, offsets, tokens),
         *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], before, after, scale),
         WIDE=wide,
@@ -501,10 +507,10 @@ def _window_backward(
     tail = (push, lse, delta, joined, owner, offsets, tokens, *q.stride()[:2], *k.stride()[:2])
     tail = (*tail, *v.stride()[:2], joined.stride(0), before, after, scale)
     angles = _pointers(q, cos, sin)
-    _query_gradient[(heads, triton.cdiv(tokens, QUERIES[size][0]))](
+    _query_gradient[(heads * triton.cdiv(tokens, QUERIES[size][0]),)](
         *(q, k, v, *angles, out, *tail), **_options(q, k, cos, QUERIES[size])
     )
-    _key_gradient[(k.shape[1], triton.cdiv(tokens, KEYS[size][0]))](
+    _key_gradient[(k.shape[1] * triton.cdiv(tokens, KEYS[size][0]),)](
         *(q, k, v, *angles, *tail), **_options(q, k, cos, KEYS[size])
     )
     return joined
@@ -533,6 +539,7 @@ def _pointers(q: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor
 def _options(q: Tensor, k: Tensor, cos: Tensor | None, tile: Tile) -> dict[str, Any]:
     block, step, warps, stages = tile
     return {
+        "HEADS": q.shape[1],
         "SHARED": q.shape[1] // k.shape[1],
         "HALF": q.shape[2] // 2,
         "TURN": cos is not None,

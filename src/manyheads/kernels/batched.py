@@ -26,8 +26,9 @@ from manyheads.parts.positions.relative import Bias, BucketBias, ShawBias
 from manyheads.ragged import Lengths
 
 # Padding that takes as long as one more block, in multiply-adds of queries with keys. A GPU has
-# done much before it has been told of another block.
+# done much before it has been told of another block, so blocks and chunks are larger there.
 PADDING_PER_BLOCK, CUDA_PADDING_PER_BLOCK = 2**23, 2**31
+CUDA_CHUNKS_AT_ONCE = 16
 # The pattern of a query with at most so many keys is kept for the backward pass and that of a
 # longer one is recomputed, so memory is linear in the tokens.
 KEPT_KEYS = 256
@@ -127,7 +128,8 @@ def _make_layout(
     device = queries.offsets.device
     per_block = CUDA_PADDING_PER_BLOCK if device.type == "cuda" else PADDING_PER_BLOCK
     most_padding = per_block // (heads * size)
-    blocks = _blocks(queries.each, keys.each, any_shift, most_padding, heads)
+    at_once = CUDA_CHUNKS_AT_ONCE if device.type == "cuda" else 1
+    blocks = _blocks(queries.each, keys.each, any_shift, most_padding, heads, at_once)
     key_counts: list[Tensor | None] = []
     for block in blocks:
         counts = [keys.each[sequence] for sequence in block.sequences]
@@ -143,9 +145,17 @@ def _make_layout(
 
 
 def _blocks(
-    queries: Sequence[int], keys: Sequence[int], any_shift: bool, most_padding: int, heads: int
+    queries: Sequence[int],
+    keys: Sequence[int],
+    any_shift: bool,
+    most_padding: int,
+    heads: int,
+    at_once: int,
 ) -> list[_Block]:
-    """Sequences by length; a block ends where its padding costs more than a block."""
+    """Sequences by length; a block ends where its padding costs more than a block.
+
+    It has no more scores than the chunks that are computed `at_once`.
+    """
     shift = [0 if any_shift else s - t for t, s in zip(queries, keys, strict=True)]
     order = _descending(list(zip(shift, keys, queries, strict=True)))
     groups: list[list[int]] = []
@@ -155,7 +165,8 @@ def _blocks(
         if groups and shift[index] == shift[groups[-1][0]]:
             count, deep = len(groups[-1]), keys[groups[-1][0]]
             padding = wide * deep * (count + 1) - useful - pairs
-            if padding <= most_padding and count < rows_per_chunk(heads * wide, deep):
+            most = at_once * rows_per_chunk(heads * wide, deep)
+            if padding <= most_padding and count < most:
                 groups[-1].append(index)
                 useful, widest = useful + pairs, wide
                 continue
@@ -347,6 +358,7 @@ def _attend_block(
         nothing = v.new_zeros(*q.shape[:3], v.shape[3])
         return nothing, torch.full(q.shape[:3], -torch.inf, device=q.device)
     step = rows_per_chunk(q.shape[1] * len(q), block.keys)
+    step *= CUDA_CHUNKS_AT_ONCE if q.is_cuda else 1
     recompute = torch.is_grad_enabled() and block.keys > KEPT_KEYS
     chunk, rng = partial(_rows, block, tensors, key_counts, request), request.dropout > 0
     pieces = in_chunks(chunk, block.queries, step, recompute=recompute, rng=rng)

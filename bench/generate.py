@@ -39,6 +39,9 @@ def main() -> None:
     chosen = {} if arguments.batch is None else {"batches": (arguments.batch,)}
     figures = part.run(rounds=max(1, arguments.rounds), quick=arguments.quick, **chosen)
     store(arguments.store, "generate", device, figures, "transformers")
+    if device == "cuda" and not arguments.quick and arguments.batch is None:
+        kinds = import_module("generate_kinds_cuda").run(rounds=max(1, arguments.rounds))
+        store(arguments.store, "generate-kinds", device, kinds)
 
 
 if __name__ == "__main__":

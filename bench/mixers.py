@@ -212,16 +212,30 @@ def once(work: Callable[[], None], device: str) -> float:
 
 
 def generation(config: Any, tokens: int, device: str) -> tuple[float, float]:
-    """Seconds of one step after `tokens`, and the mebibytes of the cache."""
+    """Seconds of one step after `tokens`, and the mebibytes of the cache.
+
+    On CUDA it is the recorded step that `generate` replays, where the layer can be recorded.
+    """
     import torch
 
+    from manyheads.decoding.steps.cuda_graph import CudaGraphSteps, cannot
+    from manyheads.ragged import Ragged
+
     model = make_decoder(config, device)
-    cache = model.new_cache()
+    text = torch.randint(64, (1, tokens), device=device)
     with torch.inference_mode():
-        for part in torch.randint(64, (1, tokens), device=device).split(2048, dim=1):
-            model(part, cache=cache)
-        one = torch.zeros(1, 1, dtype=torch.long, device=device)
-        step = lambda: model(one, cache=cache)  # noqa: E731
+        if cannot(model, torch.device(device)) is None:
+            steps = CudaGraphSteps(model, 1, tokens + 64)
+            steps.start(Ragged.from_padded(text))
+            steps.next(text[:, 0])
+            program, cache = steps.latest, steps.cache
+            assert program is not None
+            step = program.graph.replay
+        else:
+            cache = model.new_cache()
+            for part in text.split(2048, dim=1):
+                model(part, cache=cache)
+            step = lambda: model(text[:, :1], cache=cache)  # noqa: E731
         return timed(step, device, 20)[0], cache.nbytes / 2**20
 
 

@@ -131,7 +131,7 @@ def _masked(rounds: int) -> dict[str, float]:
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
     peer, ours = _pair(ModernBertForMaskedLM, ModernBertConfig())
-    eager, half = _pair(ModernBertForMaskedLM, ModernBertConfig())
+    eager, _ = _pair(ModernBertForMaskedLM, ModernBertConfig())
     draw = torch.Generator().manual_seed(0)
     drawn = torch.normal(LENGTH / 2, LENGTH / 6, (MASKED_TEXTS,), generator=draw).clamp(16, LENGTH)
     ids = _ids(int(drawn.int().sum())).cpu()
@@ -142,8 +142,8 @@ def _masked(rounds: int) -> dict[str, float]:
     assert prepared.batch.texts is not None
     labels = torch.full((texts.lengths.total,), -100, device="cuda")
     labels[prepared.positions] = prepared.labels
-    padded, labels = (_padded(values, texts) for values in (prepared.batch.texts.values, labels))
-    seen = _padded(torch.ones_like(labels), texts)
+    packed = prepared.batch.texts.values, labels, torch.ones_like(labels)
+    padded, labels, seen = (_padded(values, texts) for values in packed)
     labels = labels.masked_fill(seen == 0, -100)
 
     def loss(model: Any) -> Tensor:
@@ -152,7 +152,6 @@ def _masked(rounds: int) -> dict[str, float]:
 
     entrants = {
         OURS: _Ours(ours, objective, texts).work(),
-        HALF: _Ours(half.bfloat16(), objective, texts).work(),
         THEIRS: _peer(peer, loss),
         EAGER: _peer(eager, loss, compiled=False),
     }

@@ -126,7 +126,14 @@ def make_decoder(config: Any, device: str) -> Any:
     import torch
 
     from manyheads import AttentionConfig, build
-    from manyheads.models import Branch, DecoderConfig, Embedding, LayerConfig, StackConfig
+    from manyheads.models import (
+        Branch,
+        DecoderConfig,
+        Embedding,
+        LanguageHead,
+        LayerConfig,
+        StackConfig,
+    )
 
     attends = isinstance(config, AttentionConfig)
     layer = LayerConfig(
@@ -138,6 +145,7 @@ def make_decoder(config: Any, device: str) -> Any:
         DecoderConfig(
             embedding=Embedding(vocabulary=64, width=WIDTH),
             stack=StackConfig(width=WIDTH, layers=(layer,)),
+            readout=LanguageHead(),
         ),
         seed=0,
     )

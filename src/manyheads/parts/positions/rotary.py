@@ -104,9 +104,6 @@ class Llama3Scaling:
     slow: PositiveFloat = 1.0
 
 
-# Numbers of one half of the heads of a token that a kernel rotates together.
-MOST_TOGETHER = 2**13
-
 # The frequencies of these depend on the length of the text.
 ByLength = DynamicScaling | LongRopeScaling
 Scaling = NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling | ByLength
@@ -124,7 +121,8 @@ class Rotation:
         if torch.compiler.is_compiling():
             return self.rotate_pairs(x)
         half = self.cos.shape[-1]
-        if self._in_one_kernel(x):
+        if self.covers(2 * half) and not torch.is_grad_enabled() and runs_triton(x):
+            # One kernel: a step of generation mostly waits for kernels to start.
             from manyheads.parts.positions.triton_rotary import turn_heads
 
             rotated, rest = x.split((2 * half, x.shape[-1] - 2 * half), dim=-1)
@@ -134,14 +132,6 @@ class Rotation:
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         halves = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat((*halves, rest), dim=-1) if rest.shape[-1] else torch.cat(halves, dim=-1)
-
-    def _in_one_kernel(self, x: Float[Tensor, "n h d"]) -> bool:
-        """Whether one kernel does it: a step of generation mostly waits for kernels to start."""
-        half = self.cos.shape[-1]
-        if torch.is_grad_enabled() or not runs_triton(x) or not self.covers(2 * half):
-            return False
-        # A program rotates all heads of a token.
-        return x.shape[1] * half <= MOST_TOGETHER and len(x) == len(self.cos)
 
     def covers(self, size: int) -> bool:
         """Whether all channels of a head are rotated, as many as Triton kernels take."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from manyheads import Ragged, build
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norms import LayerNorm, Normalize, RMSNorm
-from manyheads.parts.positions import rotary
 from manyheads.parts.positions.rotary import Rotary
 
 KINDS: dict[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -44,24 +43,6 @@ def test_parts_turned(
         close(one, other, KINDS[dtype])
     with torch.no_grad():
         close(turned(parts[0], turn.cos, turn.sin), expected[0], KINDS[dtype])
-
-
-@pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("size", [64, 256])
-@torch.no_grad()
-def test_first_channels_turned_without_gradients(
-    size: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter has no bfloat16")
-    monkeypatch.setattr(rotary, "runs_triton", lambda _: True)
-    x = torch.randn(50, 3, size + 8, device=device, dtype=dtype)[..., 8:]
-    turn = Rotary(fraction=64 / size).rotation(torch.arange(50, device=device), size)
-    assert turn.cos.shape[-1] == 32
-    result = turn(x)
-    with torch.enable_grad():
-        expected = turn(x.double())
-    close(result, expected, KINDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", KINDS)

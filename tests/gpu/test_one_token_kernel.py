@@ -18,6 +18,7 @@ def test_outputs_and_states(shape: tuple[int, ...], rule: str, device: str) -> N
     from manyheads.mixers.kernels.triton_one_token import one_token
 
     batch, heads, keys, size, out = shape
+    keys = heads if rule.startswith("delta") else keys
     draw = torch.Generator().manual_seed(3)
 
     def normal(*sizes: int) -> Tensor:
@@ -27,17 +28,15 @@ def test_outputs_and_states(shape: tuple[int, ...], rule: str, device: str) -> N
     v, state = normal(batch, heads, out), normal(batch, heads, size, out)
     beta = normal(batch, heads).sigmoid()
     decay = -normal(batch, heads, size).abs()
-    # Heads of values share those of keys in the kernel alone.
-    each = [x.repeat_interleave(heads // keys, dim=1) for x in (q, k)]
     with torch.enable_grad():
         # Where gradients are wanted, plain torch computes.
         v.requires_grad_()
         match rule:
             case "delta":
-                expected = delta_recurrence.delta_one_token(*each, v, beta, decay[:, :, 0], state)
+                expected = delta_recurrence.delta_one_token(q, k, v, beta, decay[:, :, 0], state)
                 result = one_token(q, k, v.detach(), decay[:, :, 0], beta, state)
             case "delta by channel":
-                expected = delta_recurrence.delta_one_token(*each, v, beta, decay, state)
+                expected = delta_recurrence.delta_one_token(q, k, v, beta, decay, state)
                 result = one_token(q, k, v.detach(), decay, beta, state)
             case _:
                 g = None if rule == "no decay" else decay[:, :, 0]

@@ -41,7 +41,6 @@ LARGEST_TRITON_KEY = 128
 
 # Of n tokens: h heads with d channels of keys and e of values; a state for each of b sequences.
 Keys = Float[Tensor, "n h d"]
-SharedKeys = Float[Tensor, "n g d"]
 Values = Float[Tensor, "n h e"]
 Rate = Float[Tensor, "n h"]
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
@@ -67,30 +66,14 @@ def naive_delta_rule(
 
 
 def run_delta_rule(
-    q: SharedKeys,
-    k: SharedKeys,
-    v: Values,
-    beta: Rate,
-    log_decay: Decay,
-    lengths: Lengths,
-    state: State | None,
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, lengths: Lengths, state: State | None
 ) -> Result:
-    """The outputs and the state after each sequence, by the way that suits the lengths.
-
-    There are as many heads of queries and keys as of values, or fewer where `shares_keys` says so.
-    """
+    """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is not None and lengths.longest == 1 and lengths.uniform:
         return delta_one_token(q, k, v, beta, log_decay, state)
     if _fla_can(q, k, v, beta, log_decay, lengths):
         return delta_by_fla(q, k, v, beta, log_decay, lengths, state)
     return delta_in_chunks(q, k, v, beta, log_decay, lengths, state)
-
-
-def shares_keys(v: Values, lengths: Lengths, state: State | None) -> bool:
-    """Whether heads of values can share heads of keys here: one kernel serves the new token."""
-    if state is None or lengths.longest != 1 or not lengths.uniform:
-        return False
-    return steps_by_triton(v, state)
 
 
 def delta_by_fla(
@@ -264,7 +247,7 @@ def _walk(
 
 
 def delta_one_token(
-    q: SharedKeys, k: SharedKeys, v: Values, beta: Rate, log_decay: Decay, state: State
+    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, state: State
 ) -> Result:
     """One more token of each sequence: its output and the new state."""
     if steps_by_triton(v, state):

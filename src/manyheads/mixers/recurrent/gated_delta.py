@@ -15,7 +15,7 @@ from manyheads.errors import ConfigError
 from manyheads.mixers.head_weights import DeltaWeights, watch_pattern
 from manyheads.mixers.mixer import Mixer, MixerSettings, by_head, observe_heads, state_of
 from manyheads.mixers.recurrent import head_norms, time_step
-from manyheads.mixers.recurrent.delta_recurrence import Decay, run_delta_rule, shares_keys
+from manyheads.mixers.recurrent.delta_recurrence import Decay, run_delta_rule
 from manyheads.mixers.recurrent.short_convolution import ShortConvolution
 from manyheads.ragged import Ragged
 from manyheads.taps import WatchContext
@@ -116,11 +116,10 @@ class GatedDeltaLayer(DeltaMixer):
         query, key, value = mixed.split([rows["query"], rows["key"], rows["value"]], dim=-1)
         query = head_norms.unit(by_head(query, config.key_heads), config.key_size**-0.5)
         key = head_norms.unit(by_head(key, config.key_heads))
-        repeats, value = config.heads // config.key_heads, by_head(value, config.heads)
-        shared = context is None and shares_keys(value, x.lengths, state_of(cache, 2)[0])
-        if repeats > 1 and not shared:
+        repeats = config.heads // config.key_heads
+        if repeats > 1:
             query, key = (part.repeat_interleave(repeats, dim=1) for part in (query, key))
         decay = time_step.log_decay(dt, self.dt_bias, self.A_log)
         beta = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)
-        heads = (query, key, value)
+        heads = (query, key, by_head(value, config.heads))
         return self.run(heads, beta, decay, gate, x, cache, recent, context)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.annotations import Above, AtLeast, PositiveFloat, PositiveInt, Share
 from manyheads.argument_checks import check_fields
-from manyheads.devices import has_triton_kernels, runs_triton
+from manyheads.devices import has_triton_kernels
 from manyheads.errors import ConfigError
 from manyheads.ragged import Lengths
 
@@ -121,13 +121,6 @@ class Rotation:
         if torch.compiler.is_compiling():
             return self.rotate_pairs(x)
         half = self.cos.shape[-1]
-        if self.covers(2 * half) and not torch.is_grad_enabled() and runs_triton(x):
-            # One kernel: a step of generation mostly waits for kernels to start.
-            from manyheads.parts.positions.triton_rotary import turn_heads
-
-            rotated, rest = x.split((2 * half, x.shape[-1] - 2 * half), dim=-1)
-            rotated = turn_heads(rotated, self.cos, self.sin)
-            return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
         first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         halves = (first * cos - second * sin, second * cos + first * sin)

@@ -1,6 +1,5 @@
 """Feed-forward layers (MLP, GeGLU, SwiGLU), and the constant that is left of a pruned sublayer."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -19,9 +18,6 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    if x.is_cuda and torch.compiler.is_compiling():
-        # (1 + tanh(y)) / 2 is the sigmoid of 2y, which takes two thirds of the instructions.
-        return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
     return F.gelu(x, approximate="tanh")
 
 

@@ -87,8 +87,3 @@ def has_triton_kernels(x: Tensor) -> bool:
 def trains_compiled(x: Tensor) -> bool:
     """Whether `x` is in a compiled training step on CUDA; the Triton kernels compute in float32."""
     return torch.compiler.is_compiling() and torch.is_grad_enabled() and has_triton_kernels(x)
-
-
-def infers_compiled(x: Tensor) -> bool:
-    """Whether `x` is in a compiled forward pass on CUDA that needs no gradients."""
-    return torch.compiler.is_compiling() and not torch.is_grad_enabled() and has_triton_kernels(x)

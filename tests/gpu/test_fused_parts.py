@@ -1,12 +1,10 @@
-"""Kernels of compiled models: what they make of numbers and of gradients is the plain."""
+"""Kernels of compiled training steps: what they make of numbers and of gradients is the plain."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from manyheads import Ragged, build
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
-from manyheads.parts.norms import LayerNorm, Normalize, RMSNorm
 from manyheads.parts.positions.rotary import Rotary
 
 KINDS: dict[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -62,36 +60,3 @@ def test_gated_halves(tokens: int, size: int, activation: Activation, dtype: tor
     [true] = torch.autograd.grad(expected, exact, pull.double())
     close(result, expected, KINDS[dtype])
     close(back, true, KINDS[dtype])
-
-
-@pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("norm", [LayerNorm(), LayerNorm(bias=False), RMSNorm()])
-@pytest.mark.parametrize(("tokens", "width"), [(1, 8), (300, 768), (33, 5000)])
-def test_sum_and_its_norm(
-    tokens: int, width: int, norm: LayerNorm | RMSNorm, dtype: torch.dtype, device: str
-) -> None:
-    from manyheads.parts.triton_add_norm import add_norm
-
-    if device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter has no bfloat16")
-    module = Normalize(norm, width).to(device, dtype)
-    torch.nn.init.normal_(module.weight)
-    x, written = torch.randn(2, tokens, width, device=device, dtype=dtype)
-    mean = isinstance(norm, LayerNorm)
-    with torch.no_grad():
-        summed, normed = add_norm(x, written, module.weight, module.bias, norm.eps, mean)
-        assert torch.equal(summed, x + written)
-        close(normed, module(summed), KINDS[dtype])
-
-
-@torch.no_grad()
-def test_a_compiled_encoder_gives_what_it_gives_uncompiled(device: str) -> None:
-    if device == "cpu":
-        pytest.skip("the kernels are compiled on CUDA alone")
-    shape = {"layers": 4, "width": 128, "heads": 4, "hidden": 256, "vocabulary": 90}
-    model = build("modernbert-base", **shape, seed=0, device=device, dtype=torch.bfloat16).eval()
-    texts = [torch.randint(90, (length,)) for length in (30, 1, 90)]
-    batch = Ragged.from_list(texts).to(device)
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)
-    result, expected = (each(batch).logits.values for each in (compiled, model))
-    close(result, expected, 2e-2)

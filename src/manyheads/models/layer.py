@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from manyheads.argument_checks import check_fields
 from manyheads.attention import Attention, AttentionConfig, PositionEncoding
 from manyheads.cache import CacheSlot, KeyValues, StateSlot
-from manyheads.devices import infers_compiled
 from manyheads.errors import ConfigError
 from manyheads.mixers.batch_segments import mix
 from manyheads.mixers.build import MixerConfig, make_mixer
@@ -143,24 +142,6 @@ class Residual(nn.Module):
         """The input of the sublayer."""
         return x if isinstance(self.placement, norms.PostNorm) else self.norm(x)
 
-    def adds_and_reads(self, x: Ragged, written: Float[Tensor, "n c"]) -> bool:
-        """Whether one kernel adds to the stream before this sublayer and norms the sum."""
-        norm = self.norm
-        if not isinstance(self.placement, norms.PreNorm) or not isinstance(norm, norms.Normalize):
-            return False
-        one_dtype = x.values.dtype == written.dtype == norm.weight.dtype
-        return one_dtype and not norm.config.centered and infers_compiled(written)
-
-    def add_and_read(self, x: Ragged, written: Float[Tensor, "n c"]) -> tuple[Ragged, Ragged]:
-        """The stream with what the sublayer before has written, and the input of this one."""
-        from manyheads.parts.triton_add_norm import add_norm
-
-        norm = self.norm
-        assert isinstance(norm, norms.Normalize)
-        mean = isinstance(norm.config, norms.LayerNorm)
-        summed, read = add_norm(x.values, written, norm.weight, norm.bias, norm.config.eps, mean)
-        return x.with_values(summed), x.with_values(read)
-
     def write(
         self,
         x: Ragged,
@@ -218,12 +199,6 @@ class Layer(nn.Module):
         self.attends = Sublayer.ATTENTION in config.branches
         self.parallel = config.residual.startswith("parallel") and self.attends
         self.reversible = config.residual == "reversible"
-        # Whether nothing but the sum of both is between attention and the feed-forward.
-        self.plain = (
-            config.residual == "serial"
-            and list(config.branches) == [Sublayer.ATTENTION, Sublayer.FEEDFORWARD]
-            and isinstance(self.attention_residual.placement, norms.PreNorm)
-        )
 
     def forward(
         self,
@@ -237,7 +212,7 @@ class Layer(nn.Module):
         first = None
         if self.reversible:
             first, x = (x.with_values(half) for half in x.values.chunk(2, dim=-1))
-        entered, added, read = x, None, None
+        entered, added = x, None
         if self.attends:
             inside = _within(context, Sublayer.ATTENTION)
             entered, normed = _read(self.attention_residual, x, inside)
@@ -254,14 +229,10 @@ class Layer(nn.Module):
                 assert self.attention_rest is not None
                 written = self.attention_rest(normed.values)
             onto = entered if first is None else first
-            alone = self.plain and not self.training and context is None
-            if alone and self.feedforward_residual.adds_and_reads(onto, written):
-                x, read = self.feedforward_residual.add_and_read(onto, written)
-            else:
-                x = x.with_values(self.attention_residual.write(onto, written, inside))
+            x = x.with_values(self.attention_residual.write(onto, written, inside))
         elif first is not None:
             x = first
-        x, losses = self.finish(entered, x, memory, context, read)
+        x, losses = self.finish(entered, x, memory, context)
         return x, losses if added is None else added.plus(losses)
 
     def finish(
@@ -270,12 +241,10 @@ class Layer(nn.Module):
         x: Ragged,
         memory: Ragged | KeyValues | None = None,
         context: WatchContext | None = None,
-        read: Ragged | None = None,
     ) -> tuple[Ragged, RouterLosses | None]:
         """The rest of `forward`, from the residual stream before and after self-attention.
 
-        In a reversible layer these are the second stream and the first. `read` is what the
-        feed-forward reads, where it was computed together with the sum before it.
+        In a reversible layer these are the second stream and the first.
         """
         if self.cross is not None or self.cross_rest is not None:
             inside = _within(context, Sublayer.CROSS)
@@ -290,10 +259,9 @@ class Layer(nn.Module):
         if self.feedforward is not None:
             inside = _within(context, Sublayer.FEEDFORWARD)
             source = entered if self.parallel else x
-            if read is None:
-                source, read = _read(self.feedforward_residual, source, inside)
+            source, normed = _read(self.feedforward_residual, source, inside)
             x = x if self.parallel else source
-            output = self.feedforward(read.values, x, inside)
+            output = self.feedforward(normed.values, x, inside)
             output, losses = output if isinstance(output, tuple) else (output, None)
             onto = entered if self.reversible else x
             close = None if self.convolution is None else partial(self.convolution, entered)

@@ -40,7 +40,7 @@ LENGTHS = (5, 0, 1, 11, 5)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of six queries and blocks of five, so that small inputs cross their borders."""
     for module in (reference, fused, batched):
-        monkeypatch.setattr(module, "rows_per_chunk", lambda heads, keys: 6)  # noqa: ARG005
+        monkeypatch.setattr(module, "rows_per_chunk", lambda *_: 6)
     monkeypatch.setattr(banded, "BLOCK", 5)
     monkeypatch.setattr(batched, "PADDING_PER_BLOCK", 640)
     monkeypatch.setattr(batched, "KEPT_KEYS", 6)

@@ -62,6 +62,20 @@ def test_blocks_hold_every_sequence_once_with_little_padding(
         assert padding * 16 * 512 <= batched.PADDING_PER_BLOCK
 
 
+@given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=40))
+def test_several_chunks_at_once_make_fewer_blocks_that_fit(lengths: list[int]) -> None:
+    heads, most_padding = 8, 10**9
+    few, many = (
+        batched._blocks(lengths, lengths, False, most_padding, heads, chunks) for chunks in (16, 1)
+    )
+    assert len(few) <= len(many)
+    for chunks, blocks in ((16, few), (1, many)):
+        for block in blocks:
+            scores = len(block.sequences) * heads * block.queries * block.keys
+            alone = len(block.sequences) == 1
+            assert alone or scores <= chunks * reference.LARGEST_CHUNK
+
+
 def test_dropout_scales_what_it_keeps() -> None:
     lengths = Lengths.of([3, 2] * 2_000)
     q = torch.zeros(lengths.total, 1, 4)

@@ -128,8 +128,8 @@ def _make_layout(
     device = queries.offsets.device
     per_block = CUDA_PADDING_PER_BLOCK if device.type == "cuda" else PADDING_PER_BLOCK
     most_padding = per_block // (heads * size)
-    at_once = CUDA_CHUNKS_AT_ONCE if device.type == "cuda" else 1
-    blocks = _blocks(queries.each, keys.each, any_shift, most_padding, heads, at_once)
+    chunks = _chunks_at_once(device)
+    blocks = _blocks(queries.each, keys.each, any_shift, most_padding, heads, chunks)
     key_counts: list[Tensor | None] = []
     for block in blocks:
         counts = [keys.each[sequence] for sequence in block.sequences]
@@ -144,17 +144,21 @@ def _make_layout(
     )
 
 
+def _chunks_at_once(device: torch.device) -> int:
+    return CUDA_CHUNKS_AT_ONCE if device.type == "cuda" else 1
+
+
 def _blocks(
     queries: Sequence[int],
     keys: Sequence[int],
     any_shift: bool,
     most_padding: int,
     heads: int,
-    at_once: int,
+    chunks: int,
 ) -> list[_Block]:
     """Sequences by length; a block ends where its padding costs more than a block.
 
-    It has no more scores than the chunks that are computed `at_once`.
+    Several sequences have no more scores than so many chunks.
     """
     shift = [0 if any_shift else s - t for t, s in zip(queries, keys, strict=True)]
     order = _descending(list(zip(shift, keys, queries, strict=True)))
@@ -165,7 +169,7 @@ def _blocks(
         if groups and shift[index] == shift[groups[-1][0]]:
             count, deep = len(groups[-1]), keys[groups[-1][0]]
             padding = wide * deep * (count + 1) - useful - pairs
-            most = at_once * rows_per_chunk(heads * wide, deep)
+            most = rows_per_chunk(heads * wide, deep, chunks)
             if padding <= most_padding and count < most:
                 groups[-1].append(index)
                 useful, widest = useful + pairs, wide
@@ -357,8 +361,7 @@ def _attend_block(
     if not block.keys or not block.queries:
         nothing = v.new_zeros(*q.shape[:3], v.shape[3])
         return nothing, torch.full(q.shape[:3], -torch.inf, device=q.device)
-    step = rows_per_chunk(q.shape[1] * len(q), block.keys)
-    step *= CUDA_CHUNKS_AT_ONCE if q.is_cuda else 1
+    step = rows_per_chunk(q.shape[1] * len(q), block.keys, _chunks_at_once(q.device))
     recompute = torch.is_grad_enabled() and block.keys > KEPT_KEYS
     chunk, rng = partial(_rows, block, tensors, key_counts, request), request.dropout > 0
     pieces = in_chunks(chunk, block.queries, step, recompute=recompute, rng=rng)

@@ -133,9 +133,9 @@ def per_query_head(x: Values, heads: int, request: Request) -> Float[Tensor, "m 
     return shared.repeat_interleave(heads // shared.shape[1], dim=1)
 
 
-def rows_per_chunk(heads: int, keys: int) -> int:
-    """How many queries a chunk has, so that its scores stay small."""
-    return max(1, LARGEST_CHUNK // max(1, heads * keys))
+def rows_per_chunk(heads: int, keys: int, chunks: int = 1) -> int:
+    """How many queries a chunk has, or several chunks at once, so that their scores stay small."""
+    return max(1, chunks * LARGEST_CHUNK // max(1, heads * keys))
 
 
 def _chunk(

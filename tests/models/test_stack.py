@@ -94,6 +94,8 @@ def test_experts_of_all_layers_report_in_order() -> None:
         output = answer(small(DECODERS["experts"]))
     assert len(output.router) == 2
     assert answer(small(DECODERS["llama"])).router == ()
+    with torch.inference_mode():
+        assert answer(small(DECODERS["experts"])).router == ()
 
 
 def test_a_stack_takes_its_positions_from_outside() -> None:

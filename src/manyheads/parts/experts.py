@@ -201,7 +201,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "n c"], like: Ragged, context: WatchContext | None = None
-    ) -> tuple[Float[Tensor, "n c"], RouterLosses]:
+    ) -> tuple[Float[Tensor, "n c"], RouterLosses | None]:
         logits = self.router(x).float()
         probabilities = logits.softmax(-1)
         weights, experts = probabilities.topk(self.config.top_k, dim=-1)
@@ -214,6 +214,9 @@ class MixtureOfExperts(nn.Module):
             if self.shared_gate is not None:
                 shared = self.shared_gate(x).sigmoid() * shared
             output = output + shared
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            # Nothing is learned, and a step of generation would compute them for nobody.
+            return output, None
         return output, router_losses(logits, visits, self.config.top_k)
 
     def _visit(

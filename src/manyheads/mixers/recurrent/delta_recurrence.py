@@ -41,6 +41,8 @@ LARGEST_TRITON_KEY = 128
 
 # Of n tokens: h heads with d channels of keys and e of values; a state for each of b sequences.
 Keys = Float[Tensor, "n h d"]
+# Heads of values may share those of queries and keys.
+SharedKeys = Float[Tensor, "n g d"]
 Values = Float[Tensor, "n h e"]
 Rate = Float[Tensor, "n h"]
 Decay = Float[Tensor, "n h"] | Float[Tensor, "n h d"]
@@ -66,11 +68,18 @@ def naive_delta_rule(
 
 
 def run_delta_rule(
-    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, lengths: Lengths, state: State | None
+    q: SharedKeys,
+    k: SharedKeys,
+    v: Values,
+    beta: Rate,
+    log_decay: Decay,
+    lengths: Lengths,
+    state: State | None,
 ) -> Result:
     """The outputs and the state after each sequence, by the way that suits the lengths."""
     if state is not None and lengths.longest == 1 and lengths.uniform:
         return delta_one_token(q, k, v, beta, log_decay, state)
+    q, k = (_by_value_head(x, v) for x in (q, k))
     if _fla_can(q, k, v, beta, log_decay, lengths):
         return delta_by_fla(q, k, v, beta, log_decay, lengths, state)
     return delta_in_chunks(q, k, v, beta, log_decay, lengths, state)
@@ -247,19 +256,26 @@ def _walk(
 
 
 def delta_one_token(
-    q: Keys, k: Keys, v: Values, beta: Rate, log_decay: Decay, state: State
+    q: SharedKeys, k: SharedKeys, v: Values, beta: Rate, log_decay: Decay, state: State
 ) -> Result:
     """One more token of each sequence: its output and the new state."""
     if steps_by_triton(v, state):
         from manyheads.mixers.kernels.triton_one_token import one_token
 
         return one_token(q, k, v, log_decay, beta, state)
+    q, k = (_by_value_head(x, v) for x in (q, k))
     decay = log_decay if log_decay.ndim == 3 else log_decay.unsqueeze(-1)
     state = state * decay.float().exp().unsqueeze(-1)
     query, key = (x.float().unsqueeze(-2) for x in (q, k))
     error = v.float().unsqueeze(-2) - key @ state
     state = state + key.transpose(-1, -2) * (error * beta.float()[..., None, None])
     return (query @ state).squeeze(-2).to(v.dtype), state
+
+
+def _by_value_head(x: SharedKeys, v: Values) -> Keys:
+    """Queries or keys for each head of values."""
+    repeats = v.shape[1] // x.shape[1]
+    return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)
 
 
 def delta_pattern(q: Keys, k: Keys, beta: Rate, log_decay: Decay) -> Float[Tensor, "h n n"]:

@@ -117,7 +117,7 @@ class GatedDeltaLayer(DeltaMixer):
         query = head_norms.unit(by_head(query, config.key_heads), config.key_size**-0.5)
         key = head_norms.unit(by_head(key, config.key_heads))
         repeats = config.heads // config.key_heads
-        if repeats > 1:
+        if repeats > 1 and context is not None:
             query, key = (part.repeat_interleave(repeats, dim=1) for part in (query, key))
         decay = time_step.log_decay(dt, self.dt_bias, self.A_log)
         beta = beta.sigmoid() * (2.0 if config.negative_eigenvalues else 1.0)

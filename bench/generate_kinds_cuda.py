@@ -30,7 +30,7 @@ WIDTH, HIDDEN, LAYERS, VOCABULARY = 2048, 8192, 8, 32_000
 PROMPT, STEPS = 128, 32
 BATCHES = (1, 8)
 # Of the length of a step's logits; with experts a token may go to another one by rounding.
-LIMIT, EXPERTS_LIMIT = 5e-2, 2e-1
+LIMIT, EXPERTS_LIMIT = 5e-2, 1e-1
 NORM = PreNorm(RMSNorm(eps=1e-6))
 
 

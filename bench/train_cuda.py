@@ -106,8 +106,9 @@ def _peer(model: nn.Module, loss: Callable[[Any], Tensor], *, compiled: bool = T
 def _gpt2(rounds: int) -> dict[str, float]:
     """The goal asks for steps of 56 ms.
 
-    In a profile on an H200, products took 35 of 65 ms (31 at the rate of large ones), attention 10,
-    norms 6, GELU 5, the loss 2.4, sums for biases 2, and the optimizer 2.
+    In a profile on an H200, beside processes that compiled, products took 35 of 65 ms (31 at the
+    rate of large ones), attention 10, norms 6, GELU 5, the loss 2.4, sums for biases 2, and the
+    optimizer 2.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -68,7 +68,7 @@ class DeltaMixer(Mixer):
 
     def run(
         self,
-        heads: tuple[Float[Tensor, "n h _"], ...],
+        heads: tuple[Float[Tensor, "n _ _"], ...],
         beta: Float[Tensor, "n h"],
         log_decay: Decay,
         gate: Float[Tensor, "n c"],

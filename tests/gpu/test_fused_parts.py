@@ -1,10 +1,12 @@
-"""Kernels of compiled training steps: what they make of numbers and of gradients is the plain."""
+"""Kernels of fused parts: what they make of numbers and of gradients is the plain."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from manyheads import Ragged, build
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
+from manyheads.parts.positions import rotary
 from manyheads.parts.positions.rotary import Rotary
 
 KINDS: dict[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -43,13 +45,35 @@ def test_parts_turned(
 
 
 @pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("size", [64, 256])
+@torch.no_grad()
+def test_first_channels_turned_without_gradients(
+    size: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter has no bfloat16")
+    monkeypatch.setattr(rotary, "runs_triton", lambda _: True)
+    x = torch.randn(50, 3, size + 8, device=device, dtype=dtype)[..., 8:]
+    turn = Rotary(fraction=64 / size).rotation(torch.arange(50, device=device), size)
+    assert turn.cos.shape[-1] == 32
+    result = turn(x)
+    with torch.enable_grad():
+        expected = turn(x.double())
+    close(result, expected, KINDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize(("tokens", "size"), [(1, 8), (300, 1152), (33, 200)])
-def test_gated_halves(tokens: int, size: int, activation: Activation, dtype: torch.dtype) -> None:
+def test_gated_halves(
+    tokens: int, size: int, activation: Activation, dtype: torch.dtype, device: str
+) -> None:
     from manyheads.parts.triton_glu import KINDS as NAMES
     from manyheads.parts.triton_glu import gated
 
-    joined = 3 * torch.randn(tokens, 2 * size, device="cuda", dtype=dtype)
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter has no bfloat16")
+    joined = 3 * torch.randn(tokens, 2 * size, device=device, dtype=dtype)
     joined.requires_grad_()
     result = gated(joined, NAMES.index(activation))
     exact = joined.detach().double().requires_grad_()
@@ -60,3 +84,16 @@ def test_gated_halves(tokens: int, size: int, activation: Activation, dtype: tor
     [true] = torch.autograd.grad(expected, exact, pull.double())
     close(result, expected, KINDS[dtype])
     close(back, true, KINDS[dtype])
+
+
+@torch.no_grad()
+def test_a_compiled_encoder_gives_what_it_gives_uncompiled(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("the kernels are compiled on CUDA alone")
+    shape = {"layers": 4, "width": 128, "heads": 4, "hidden": 256, "vocabulary": 90}
+    model = build("modernbert-base", **shape, seed=0, device=device, dtype=torch.bfloat16).eval()
+    texts = [torch.randint(90, (length,)) for length in (30, 1, 90)]
+    batch = Ragged.from_list(texts).to(device)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    result, expected = (each(batch).logits.values for each in (compiled, model))
+    close(result, expected, 2e-2)

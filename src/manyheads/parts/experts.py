@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
+from manyheads.devices import runs_triton
 from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import FeedForward, SwiGLU
 from manyheads.ragged import Ragged
@@ -202,22 +203,53 @@ class MixtureOfExperts(nn.Module):
     def forward(
         self, x: Float[Tensor, "n c"], like: Ragged, context: WatchContext | None = None
     ) -> tuple[Float[Tensor, "n c"], RouterLosses | None]:
-        logits = self.router(x).float()
+        logits = self.router(x)
+        if self._few_visits(x):
+            return self._add_shared(self._visit_few(x, logits), x, like, context), None
+        logits = logits.float()
         probabilities = logits.softmax(-1)
         weights, experts = probabilities.topk(self.config.top_k, dim=-1)
         if self.config.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         visits = torch.zeros_like(logits, dtype=torch.int).scatter(1, experts, 1).sum(0)
         output = self._visit(x, weights, experts, visits)
-        if self.shared is not None:
-            shared = self.shared(x, like, context)
-            if self.shared_gate is not None:
-                shared = self.shared_gate(x).sigmoid() * shared
-            output = output + shared
+        output = self._add_shared(output, x, like, context)
         if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
             # Nothing is learned, and a step of generation would compute them for nobody.
             return output, None
         return output, router_losses(logits, visits, self.config.top_k)
+
+    def _add_shared(
+        self,
+        output: Float[Tensor, "n c"],
+        x: Float[Tensor, "n c"],
+        like: Ragged,
+        context: WatchContext | None,
+    ) -> Float[Tensor, "n c"]:
+        if self.shared is None:
+            return output
+        shared = self.shared(x, like, context)
+        if self.shared_gate is not None:
+            shared = self.shared_gate(x).sigmoid() * shared
+        return output + shared
+
+    def _few_visits(self, x: Float[Tensor, "n c"]) -> bool:
+        """Whether tokens are so few that most of their visits are to different experts."""
+        if not runs_triton(x) or not torch.is_inference_mode_enabled():
+            return False
+        few = 0 < x.shape[0] * self.config.top_k <= self.config.count
+        return few and x.dtype == self.expand.dtype and not torch.is_autocast_enabled("cuda")
+
+    def _visit_few(
+        self, x: Float[Tensor, "n c"], logits: Float[Tensor, "n e"]
+    ) -> Float[Tensor, "n c"]:
+        from manyheads.parts.triton_few_experts import route, visit_experts
+
+        weights, experts = route(logits, self.config.top_k, self.config.renormalize)
+        kind = self.config.gating
+        clamped = None if kind == "swiglu" else (kind.alpha, kind.limit)
+        expand, contract = (self.expand, self.expand_bias), (self.contract, self.contract_bias)
+        return visit_experts(x, weights, experts, expand, contract, clamped)
 
     def _visit(
         self,

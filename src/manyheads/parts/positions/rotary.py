@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.annotations import Above, AtLeast, PositiveFloat, PositiveInt, Share
 from manyheads.argument_checks import check_fields
-from manyheads.devices import has_triton_kernels
+from manyheads.devices import has_triton_kernels, runs_triton
 from manyheads.errors import ConfigError
 from manyheads.ragged import Lengths
 
@@ -104,6 +104,9 @@ class Llama3Scaling:
     slow: PositiveFloat = 1.0
 
 
+# Numbers of one half of the heads of a token that a kernel rotates together.
+MOST_TOGETHER = 2**13
+
 # The frequencies of these depend on the length of the text.
 ByLength = DynamicScaling | LongRopeScaling
 Scaling = NoScaling | LinearScaling | NTKScaling | YarnScaling | Llama3Scaling | ByLength
@@ -121,10 +124,24 @@ class Rotation:
         if torch.compiler.is_compiling():
             return self.rotate_pairs(x)
         half = self.cos.shape[-1]
+        if self._in_one_kernel(x):
+            from manyheads.parts.positions.triton_rotary import turn_heads
+
+            rotated, rest = x.split((2 * half, x.shape[-1] - 2 * half), dim=-1)
+            rotated = turn_heads(rotated, self.cos, self.sin)
+            return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
         first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         halves = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat((*halves, rest), dim=-1) if rest.shape[-1] else torch.cat(halves, dim=-1)
+
+    def _in_one_kernel(self, x: Float[Tensor, "n h d"]) -> bool:
+        """Whether one kernel does it: a step of generation mostly waits for kernels to start."""
+        half = self.cos.shape[-1]
+        if torch.is_grad_enabled() or not runs_triton(x) or not self.covers(2 * half):
+            return False
+        # A program rotates all heads of a token.
+        return x.shape[1] * half <= MOST_TOGETHER and len(x) == len(self.cos)
 
     def covers(self, size: int) -> bool:
         """Whether all channels of a head are rotated, as many as Triton kernels take."""

@@ -81,7 +81,10 @@ def triton_precision(x: Tensor) -> str:
 
 def has_triton_kernels(x: Tensor) -> bool:
     """Whether Triton kernels run on the device of `x`, compiled or not; they compute in float32."""
-    return x.is_cuda and x.dtype != torch.float64 and HAS_TRITON
+    if not (x.is_cuda and x.dtype != torch.float64 and HAS_TRITON):
+        return False
+    # Triton starts kernels on the current device.
+    return torch.compiler.is_compiling() or x.device.index == torch.cuda.current_device()
 
 
 def trains_compiled(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Kernels of fused parts: what they make of numbers and of gradients is the plain."""
+"""Fused kernels give the outputs and gradients of the plain operations."""
 
 import pytest
 import torch
@@ -35,11 +35,11 @@ def test_parts_turned(
     exact = joined.detach().double().requires_grad_()
     query, key, value = exact.split((heads, keys, keys), dim=1)
     expected = (turn(query), turn(key), value)
-    pulls = [torch.randn_like(each) for each in result]
+    pulls = [torch.randn_like(part) for part in result]
     [back] = torch.autograd.grad(result, joined, pulls)
     [true] = torch.autograd.grad(expected, exact, [pull.double() for pull in pulls])
-    for one, other in zip((*result, back), (*expected, true), strict=True):
-        close(one, other, KINDS[dtype])
+    for computed, exact_part in zip((*result, back), (*expected, true), strict=True):
+        close(computed, exact_part, KINDS[dtype])
     with torch.no_grad():
         close(turned(parts[0], turn.cos, turn.sin), expected[0], KINDS[dtype])
 
@@ -95,5 +95,5 @@ def test_a_compiled_encoder_gives_what_it_gives_uncompiled(device: str) -> None:
     texts = [torch.randint(90, (length,)) for length in (30, 1, 90)]
     batch = Ragged.from_list(texts).to(device)
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
-    result, expected = (each(batch).logits.values for each in (compiled, model))
+    result, expected = compiled(batch).logits.values, model(batch).logits.values
     close(result, expected, 2e-2)

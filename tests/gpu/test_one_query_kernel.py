@@ -15,7 +15,13 @@ from manyheads.parts.masks import Causal, Mask, Window
 from manyheads.ragged import Lengths
 
 # Query heads, key heads, channels.
-HEADS = {"each": (3, 3, 32), "shared": (6, 2, 64), "one": (20, 1, 128)}
+HEADS = {
+    "each": (3, 3, 32),
+    "shared": (6, 2, 64),
+    "one": (20, 1, 128),
+    "small": (4, 2, 16),
+    "wide": (4, 2, 256),
+}
 MASKS = {"causal": Causal(), "window": Window(30), "itself": Window(0)}
 
 
@@ -41,8 +47,9 @@ def test_output_and_log_sum_exp(
     output, lse = step._plain(q.double(), k.double(), v.double(), wide)
     expected = step.fused.result_of(output, lse, wide)
     limit = 1e-5 if device == "cpu" else 1e-2
-    for one, other in ((result.output, expected.output), (result.lse, expected.lse)):
-        assert (one.double() - other.double()).norm() < limit * other.double().norm()
+    assert expected.lse is not None
+    assert (result.output - expected.output).norm() < limit * expected.output.norm()
+    assert (result.lse - expected.lse).norm() < limit * expected.lse.norm()
 
 
 def request_for(
@@ -66,21 +73,41 @@ def request_for(
     )
 
 
-@pytest.mark.parametrize("capacity", [4096, 20_000])
+@pytest.mark.parametrize("mask", [Causal(), Window(5000)])
+@pytest.mark.parametrize(("capacity", "size"), [(4096, 64), (20_000, 64), (20_000, 256)])
 def test_a_long_cache_is_shared_by_programs(
-    capacity: int, device: str, monkeypatch: pytest.MonkeyPatch
+    capacity: int, size: int, mask: Mask, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = (capacity, 1, capacity - 7)
-    request = request_for(filled, capacity, Causal(), 8, None, False, device)
+    request = request_for(filled, capacity, mask, 8, None, False, device)
     draw = torch.Generator().manual_seed(0)
-    q = torch.randn(len(filled), 8, 64, generator=draw).to(device, torch.float16)
-    k, v = torch.randn(2, len(filled) * capacity, 2, 64, generator=draw).to(device, torch.float16)
+    half = {"device": device, "dtype": torch.float16}
+    q = torch.randn(len(filled), 8, size, generator=draw).to(**half)
+    k, v = torch.randn(2, len(filled) * capacity, 2, size, generator=draw).to(**half)
     monkeypatch.setattr(step, "runs_triton", lambda _: True)
     monkeypatch.setattr(step, "_flash", None)
     result = step.attend(q, k, v, request)
     output, lse = step._plain(q.double(), k.double(), v.double(), request)
     assert (result.output.double() - output).norm() < 1e-2 * output.norm()
     assert (result.lse - lse).norm() < 1e-2 * lse.norm()
+
+
+def test_a_sink_far_above_the_scores_keeps_small_outputs(device: str) -> None:
+    request = request_for((40,), 64, Causal(), 2, None, False, device)
+    request = replace(request, sink=torch.full((2,), 16.0, device=device))
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 2, 32, generator=draw).to(device).half() for rows in (1, 64, 64))
+    expected = step._plain(q.double(), k.double(), v.double(), replace(request, sink=None))
+    expected = step.fused.result_of(*expected, replace(request, sink=request.sink.double()))
+    result = step._by_triton(q, k, v, request)
+    assert (result.output - expected.output).norm() < 1e-2 * expected.output.norm()
+
+
+def test_no_sequence_at_all(device: str) -> None:
+    request = request_for((), 8, Causal(), 2, None, False, device)
+    empty = torch.empty(0, 2, 32, device=device)
+    result = step._by_triton(empty, empty, empty, request)
+    assert result.output.shape == (0, 2, 32)
 
 
 def test_sequences_without_keys_give_zeros(device: str) -> None:

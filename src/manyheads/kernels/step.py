@@ -15,8 +15,8 @@ from manyheads.parts.positions import disentangled, relative
 # Channels of a head that the kernel of `triton_one_query` takes.
 SIZES = (16, 32, 64, 128, 256)
 # Flash attention reads a cache by one program per head, on an H200 4,096 slots in 65 µs and 131,072
-# in 2.2 ms. So several programs share a long one where heads are few.
-LONG_CACHE, FEW_HEADS = 4096, 64
+# in 2.2 ms. So several programs share so many keys where texts times key heads are this few.
+LONG_REACH, FEW_KEY_HEADS = 4096, 64
 
 
 def cannot(request: contract.Request, facts: contract.TensorFacts) -> str | None:
@@ -38,24 +38,27 @@ def attend(
 ) -> contract.AttentionResult:
     flash = q.is_cuda and q.dtype in fused.HALF and request.bias is None and request.softcap is None
     sizes = q.shape[2] == v.shape[2] and q.shape[2] <= fused.LARGEST_HEAD and q.shape[2] % 8 == 0
-    by_band = exact_band(request.mask) is not None
-    flash = flash and sizes and by_band
-    # PyTorch's flash attention knows no sinks, and adding one to its output takes many kernels.
-    slow = not flash or request.sink is not None or _shares_keys(q, k)
-    if by_band and slow and _triton_can(q, k, v, request):
-        return _by_triton(q, k, v, request)
+    reach = _reach(request)
+    flash = flash and sizes and reach is not None
+    if reach is not None and _triton_can(q, k, v, request):
+        # PyTorch's flash attention knows no sinks, and adding one to its output takes many kernels.
+        few = len(q) * k.shape[1] <= FEW_KEY_HEADS
+        if not flash or request.sink is not None or (few and reach >= LONG_REACH):
+            return _by_triton(q, k, v, request)
     output, lse = (_flash if flash else _plain)(q, k, v, request)
     return fused.result_of(output, lse, request)
 
 
-def _shares_keys(q: contract.Queries, k: contract.Keys) -> bool:
-    return len(k) >= LONG_CACHE * len(q) and len(q) * k.shape[1] <= FEW_HEADS
+def _reach(request: contract.Request) -> int | None:
+    """How many keys a query sees at most, if they are a band up to its own."""
+    band = exact_band(request.mask)
+    return None if band is None else int(min(band.before + 1, request.keys.longest))
 
 
 def _triton_can(
     q: contract.Queries, k: contract.Keys, v: contract.Values, request: contract.Request
 ) -> bool:
-    # It multiplies float32 by three products of tensor cores, and the formula is exact.
+    # The kernel multiplies float32 by three products of tensor cores, and the formula is exact.
     if not runs_triton(q) or q.dtype not in fused.HALF or request.bias is not None:
         return False
     return q.dtype == k.dtype == v.dtype and q.shape[2] == v.shape[2] and q.shape[2] in SIZES
@@ -66,13 +69,12 @@ def _by_triton(
 ) -> contract.AttentionResult:
     from manyheads.kernels.triton_one_query import one_query
 
-    band, filled = exact_band(request.mask), request.keys.filled
-    assert band is not None
+    reach, filled = _reach(request), request.keys.filled
+    assert reach is not None
     assert filled is not None
-    before = int(min(band.before, request.keys.longest))
     scale, softcap = request.scale, request.softcap
     output, lse = one_query(
-        q, k, v, filled, before=before, scale=scale, softcap=softcap, sink=request.sink
+        q, k, v, filled, reach=reach, scale=scale, softcap=softcap, sink=request.sink
     )
     return contract.AttentionResult(output, lse if request.want.lse else None)
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from manyheads.devices import triton_precision
 
-# Numbers of the keys of a block, and the fewest slots of a cache that are worth a program.
-NUMBERS, FEWEST_SLOTS = 8192, 256
+# Numbers of the keys of a block, and the fewest keys that are worth a program.
+NUMBERS, FEWEST_KEYS = 8192, 256
 # As many programs as a large device computes at once, the most that share a cache, and how many are
 # few, which have to be quick.
-PROGRAMS, MOST_PARTS, FEW = 256, 64, 64
+PROGRAMS, MOST_PARTS, FEW_PROGRAMS = 256, 64, 64
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _one_query(
     k_head,
     v_row,
     v_head,
-    before,
+    reach,
     span,
     scale,
     cap,
@@ -52,10 +52,10 @@ def _one_query(
     KEYS: tl.constexpr,
     CAPPED: tl.constexpr,
     SINK: tl.constexpr,
-    WHOLE: tl.constexpr,
+    SINGLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The slots of a cache from `part` times `span` on; WHOLE if there is one part alone."""
+    """`span` of the last `reach` slots of a cache; SINGLE if there is one part alone."""
     sequence = (tl.program_id(0) // kv_heads).to(tl.int64)
     group, part = tl.program_id(0) % kv_heads, tl.program_id(1)
     member, channel = tl.arange(0, PADDED), tl.arange(0, SIZE)
@@ -64,27 +64,22 @@ def _one_query(
     q = tl.load(q_at + sequence * q_row + head[:, None] * q_head + channel[None, :])
     highest = tl.full((PADDED,), float("-inf"), tl.float32)
     total = tl.zeros((PADDED,), tl.float32)
-    if SINK:
-        # A key without a value, which the first part has.
-        sink = tl.load(sink_at + head).to(tl.float32)
-        highest = tl.where(part == 0, sink, highest)
-        total = tl.where(part == 0, 1.0, total)
     output = tl.zeros((PADDED, SIZE), tl.float32)
     k_at += sequence * capacity * k_row + group * k_head
     v_at += sequence * capacity * v_row + group * v_head
-    first = tl.maximum(part * span, filled - 1 - before)
-    last = tl.minimum(part * span + span, filled)
-    for start in range(first, last, KEYS):
-        slot = start + tl.arange(0, KEYS)
-        seen = slot < last
+    start = tl.maximum(filled - reach, 0) + part * span
+    end = tl.minimum(start + span, filled)
+    for block in range(start, end, KEYS):
+        slot = block + tl.arange(0, KEYS)
+        visible = slot < end
         keys = k_at + slot[:, None].to(tl.int64) * k_row + channel[None, :]
-        keys = tl.load(keys, mask=seen[:, None], other=0.0)
+        keys = tl.load(keys, mask=visible[:, None], other=0.0)
         values = v_at + slot[:, None].to(tl.int64) * v_row + channel[None, :]
-        values = tl.load(values, mask=seen[:, None], other=0.0)
+        values = tl.load(values, mask=visible[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
         if CAPPED:
             scores = cap * (2.0 * tl.sigmoid(2.0 * scores / cap) - 1.0)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        scores = tl.where(visible[None, :], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp(scores - new_highest[:, None])
         rescale = tl.exp(highest - new_highest)
@@ -92,17 +87,27 @@ def _one_query(
         output = output * rescale[:, None]
         output = tl.dot(weights.to(values.dtype), values, output, input_precision=PRECISION)
         highest = new_highest
-    if WHOLE:
+    if SINK:
+        # A key without a value, which the first part has. In the loop a high one would leave
+        # weights too small for half precision.
+        sink = tl.load(sink_at + head).to(tl.float32)
+        new_highest = tl.maximum(highest, tl.where(part == 0, sink, float("-inf")))
+        level = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+        rescale = tl.exp(highest - level)
+        total = total * rescale + tl.where(part == 0, tl.exp(sink - level), 0.0)
+        output = output * rescale[:, None]
+        highest = new_highest
+    if SINGLE:
         # A sequence without keys gives zeros.
         output = output / tl.where(total > 0.0, total, 1.0)[:, None]
         highest += tl.log(total)
     at = part.to(tl.int64) * rows + sequence * heads + head
-    inside = member < SHARED
+    mask = member < SHARED
     out_at += at[:, None] * SIZE + channel[None, :]
-    tl.store(out_at, output.to(out_at.dtype.element_ty), mask=inside[:, None])
-    tl.store(highest_at + at, highest, mask=inside)
-    if not WHOLE:
-        tl.store(total_at + at, total, mask=inside)
+    tl.store(out_at, output.to(out_at.dtype.element_ty), mask=mask[:, None])
+    tl.store(highest_at + at, highest, mask=mask)
+    if not SINGLE:
+        tl.store(total_at + at, total, mask=mask)
 
 
 @triton.jit
@@ -119,17 +124,17 @@ def _merge(
 ):
     row, channel = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
     part = tl.arange(0, PARTS).to(tl.int64)
-    inside = part < parts
-    highest = tl.load(highest_at + part * rows + row, mask=inside, other=float("-inf"))
-    total = tl.load(total_at + part * rows + row, mask=inside, other=0.0)
+    mask = part < parts
+    highest = tl.load(highest_at + part * rows + row, mask=mask, other=float("-inf"))
+    total = tl.load(total_at + part * rows + row, mask=mask, other=0.0)
     top = tl.max(highest, 0)
     weight = tl.where(highest == float("-inf"), 0.0, tl.exp(highest - top))
     at = parts_at + (part * rows + row)[:, None] * SIZE + channel[None, :]
-    output = tl.sum(tl.load(at, mask=inside[:, None], other=0.0) * weight[:, None], 0)
-    whole = tl.sum(total * weight, 0)
-    output = output / tl.where(whole > 0.0, whole, 1.0)
+    output = tl.sum(tl.load(at, mask=mask[:, None], other=0.0) * weight[:, None], 0)
+    total = tl.sum(total * weight, 0)
+    output = output / tl.where(total > 0.0, total, 1.0)
     tl.store(out_at + row * SIZE + channel, output.to(out_at.dtype.element_ty))
-    tl.store(lse_at + row, top + tl.log(whole))
+    tl.store(lse_at + row, top + tl.log(total))
 
 
 def one_query(
@@ -138,25 +143,27 @@ def one_query(
     v: Float[Tensor, "m g d"],
     filled: Int[Tensor, " b"],
     *,
-    before: int,
+    reach: int,
     scale: float,
     softcap: float | None,
     sink: Float[Tensor, " h"] | None,
 ) -> tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]:
-    """The outputs, and the log-sum-exp with the sink; a query sees `before` keys and its own.
+    """The outputs, and the log-sum-exp with the sink; a query sees the last `reach` keys.
 
     The keys of a sequence are in m / b rows, of which the first `filled` are there.
     """
     (batch, heads, size), kv_heads = q.shape, k.shape[1]
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-    rows, capacity, shared = batch * heads, len(k) // max(batch, 1), heads // kv_heads
     output = torch.empty(batch, heads, size, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
-    programs, span = batch * kv_heads, _span(capacity, batch * kv_heads)
-    parts = triton.cdiv(capacity, span)
-    whole = parts == 1
+    if batch == 0:
+        return output, lse
+    rows, capacity, shared = batch * heads, len(k) // batch, heads // kv_heads
+    reach, programs = max(1, min(reach, capacity)), batch * kv_heads
+    span = _span(reach, programs)
+    parts = triton.cdiv(reach, span)
     out, highest, total = output, lse, lse
-    if not whole:
+    if parts > 1:
         out = lse.new_empty(parts, batch, heads, size)
         highest, total = lse.new_empty(2, parts, batch, heads)
     _one_query[(programs, parts)](
@@ -173,7 +180,7 @@ def one_query(
         heads,
         kv_heads,
         *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2]),
-        before,
+        reach,
         span,
         scale,
         1.0 if softcap is None else softcap,
@@ -183,12 +190,12 @@ def one_query(
         KEYS=min(128, NUMBERS // size),
         CAPPED=softcap is not None,
         SINK=sink is not None,
-        WHOLE=whole,
+        SINGLE=parts == 1,
         PRECISION=triton_precision(q),
-        num_warps=8 if programs * parts <= FEW else 4,
+        num_warps=8 if programs * parts <= FEW_PROGRAMS else 4,
         num_stages=2,
     )
-    if not whole:
+    if parts > 1:
         _merge[(rows,)](
             out,
             highest,
@@ -204,8 +211,8 @@ def one_query(
     return output, lse
 
 
-def _span(capacity: int, programs: int) -> int:
-    """Slots of a cache per program: all of them where there are enough sequences and key heads."""
+def _span(reach: int, programs: int) -> int:
+    """Keys per program: all within reach where there are enough sequences and key heads."""
     most = min(MOST_PARTS, max(1, PROGRAMS // programs))
-    parts = min(triton.cdiv(capacity, FEWEST_SLOTS), most)
-    return max(1, triton.cdiv(capacity, parts))
+    parts = min(triton.cdiv(reach, FEWEST_KEYS), most)
+    return triton.cdiv(reach, parts)

@@ -179,6 +179,8 @@ class MixtureOfExperts(nn.Module):
     """Tokens are grouped by expert, and each expert computes only its own.
 
     How many share a product depends on all tokens, which may change the last bits of the others.
+    The few visits of a step on CUDA are computed one by one. Among experts of equal probability
+    these go to the first, and grouped ones to any.
     """
 
     def __init__(self, config: Experts) -> None:

@@ -3,9 +3,9 @@
 Each visit, of one token to one expert, is computed on its own, and nothing has to be sorted:
 
     route      the experts of each token and their weights
-    expand     inside = act(x W) * (x V), by visit
-    contract   written = weight * (inside U), by visit
-    add        the sum of what the visits of a token have written
+    expand     h = act(x W) * (x V), by visit
+    contract   y = weight * (h U), by visit
+    add        the sum of y over the visits of a token
 
 The matrices of an expert are read once per visit, which takes the time as long as most visits are
 to different experts.
@@ -64,7 +64,7 @@ def _expand(
     matrices_at,
     biases_at,
     chosen_at,
-    inside_at,
+    h_at,
     width,
     hidden,
     top_k,
@@ -82,15 +82,15 @@ def _expand(
     x_at += visit // top_k * width
     matrices_at += expert * width * (2 * hidden)
     gates = tl.zeros((ROWS, COLUMNS), tl.float32)
-    passed = tl.zeros((ROWS, COLUMNS), tl.float32)
+    values = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, ROWS):
         row = start + tl.arange(0, ROWS)
         x = tl.load(x_at + row, mask=row < width, other=0.0).to(tl.float32)[:, None]
         mask = (row < width)[:, None] & in_columns[None, :]
         at = matrices_at + row[:, None] * (2 * hidden) + column[None, :]
         gates += x * tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        passed += x * tl.load(at + hidden, mask=mask, other=0.0).to(tl.float32)
-    gate, value = tl.sum(gates, 0), tl.sum(passed, 0)
+        values += x * tl.load(at + hidden, mask=mask, other=0.0).to(tl.float32)
+    gate, value = tl.sum(gates, 0), tl.sum(values, 0)
     if BIASED:
         at = biases_at + expert * (2 * hidden) + column
         gate += tl.load(at, mask=in_columns, other=0.0).to(tl.float32)
@@ -98,19 +98,19 @@ def _expand(
     if CLAMPED:
         gate = tl.minimum(gate, limit)
         value = 1.0 + tl.minimum(tl.maximum(value, -limit), limit)
-    inside = gate * tl.sigmoid(alpha * gate) * value
-    inside_at += visit * hidden + column
-    tl.store(inside_at, inside.to(inside_at.dtype.element_ty), mask=in_columns)
+    h = gate * tl.sigmoid(alpha * gate) * value
+    h_at += visit * hidden + column
+    tl.store(h_at, h.to(h_at.dtype.element_ty), mask=in_columns)
 
 
 @triton.jit
 def _contract(
-    inside_at,
+    h_at,
     matrices_at,
     biases_at,
     chosen_at,
     weights_at,
-    written_at,
+    y_at,
     width,
     hidden,
     BIASED: tl.constexpr,
@@ -121,31 +121,31 @@ def _contract(
     expert = tl.load(chosen_at + visit).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_columns = column < width
-    inside_at += visit * hidden
+    h_at += visit * hidden
     matrices_at += expert * hidden * width
     products = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, hidden, ROWS):
         row = start + tl.arange(0, ROWS)
-        x = tl.load(inside_at + row, mask=row < hidden, other=0.0).to(tl.float32)[:, None]
+        x = tl.load(h_at + row, mask=row < hidden, other=0.0).to(tl.float32)[:, None]
         mask = (row < hidden)[:, None] & in_columns[None, :]
         at = matrices_at + row[:, None] * width + column[None, :]
         products += x * tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    written = tl.sum(products, 0)
+    y = tl.sum(products, 0)
     if BIASED:
         at = biases_at + expert * width + column
-        written += tl.load(at, mask=in_columns, other=0.0).to(tl.float32)
-    written *= tl.load(weights_at + visit)
-    tl.store(written_at + visit * width + column, written, mask=in_columns)
+        y += tl.load(at, mask=in_columns, other=0.0).to(tl.float32)
+    y *= tl.load(weights_at + visit)
+    tl.store(y_at + visit * width + column, y, mask=in_columns)
 
 
 @triton.jit
-def _add_visits(written_at, out_at, width, top_k, COLUMNS: tl.constexpr):
+def _add_visits(y_at, out_at, width, top_k, COLUMNS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_columns = column < width
     total = tl.zeros((COLUMNS,), tl.float32)
     for number in range(top_k):
-        at = written_at + (token * top_k + number) * width + column
+        at = y_at + (token * top_k + number) * width + column
         total += tl.load(at, mask=in_columns, other=0.0)
     out_at += token * width + column
     tl.store(out_at, total.to(out_at.dtype.element_ty), mask=in_columns)
@@ -187,8 +187,8 @@ def visit_experts(
     """
     x = x.contiguous()
     (tokens, width), top_k, hidden = x.shape, chosen.shape[1], contract[0].shape[1]
-    inside = x.new_empty(tokens * top_k, hidden)
-    written = torch.empty(tokens * top_k, width, dtype=torch.float32, device=x.device)
+    h = x.new_empty(tokens * top_k, hidden)
+    y = torch.empty(tokens * top_k, width, dtype=torch.float32, device=x.device)
     output = torch.empty_like(x)
     alpha, limit = (1.0, 0.0) if clamped is None else clamped
     shape = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
@@ -197,7 +197,7 @@ def visit_experts(
         expand[0].contiguous(),
         x if expand[1] is None else expand[1],
         chosen,
-        inside,
+        h,
         width,
         hidden,
         top_k,
@@ -208,16 +208,16 @@ def visit_experts(
         **shape,
     )
     _contract[(tokens * top_k, triton.cdiv(width, COLUMNS))](
-        inside,
+        h,
         contract[0].contiguous(),
         x if contract[1] is None else contract[1],
         chosen,
         weights,
-        written,
+        y,
         width,
         hidden,
         BIASED=contract[1] is not None,
         **shape,
     )
-    _add_visits[(tokens, triton.cdiv(width, ADDED))](written, output, width, top_k, COLUMNS=ADDED)
+    _add_visits[(tokens, triton.cdiv(width, ADDED))](y, output, width, top_k, COLUMNS=ADDED)
     return output

@@ -92,27 +92,38 @@ def test_an_operation_that_saturates_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert choose_product(codes, 3) is products.Dequantized
 
 
-def test_columns_outside_groups_fall_back_to_the_definition() -> None:
+def test_columns_outside_groups_fall_back_to_the_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "_has_avx512", lambda: True)
     codes = round_weight(torch.randn(8, 33), "int4")
     assert choose_product(codes, 1) is products.Dequantized
     assert "33 columns" in str(why_not(products.FourBitGroups, codes)) or not products.ARM
 
 
-@pytest.mark.parametrize("product", [products.Int8Pack, products.Int4Pack, products.Dynamic])
+@pytest.mark.skipif(not products.X86, reason="its operations are those of x86")
+@pytest.mark.parametrize(
+    ("product", "name", "avx512", "limit"),
+    [
+        (products.Int4Pack, "int4", True, 0.03),
+        (products.HalfWeights, "int4", False, 3e-4),
+        (products.HalfWeights, "int8", False, 1e-6),
+        (products.WeightedSum, "int8", False, 3e-6),
+    ],
+)
 def test_what_is_used_on_the_other_processors_is_right_too(
-    product: type[Product], monkeypatch: pytest.MonkeyPatch
+    product: type[Product], name: Any, avx512: bool, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = torch.backends.quantized.supported_engines
-    engine = products._engine() or next(name for name in engines if name != "none")
-    monkeypatch.setattr(products, "X86", True)
-    monkeypatch.setattr(products, "_engine", lambda: engine)
-    # Seven bits for the inputs, as where sums of two products can saturate.
-    monkeypatch.setattr(products, "_has_vnni", lambda: False)
+    monkeypatch.setattr(products, "_has_avx512", lambda: avx512)
     weight, x = problem(48, 64, 5)
-    codes = round_weight(weight, "int4" if product is products.Int4Pack else "int8")
+    # Rows of sizes that half precision does not reach.
+    codes = round_weight(weight * torch.logspace(-12, 8, 48)[:, None], name)
     assert product.cannot(codes) is None
     exact = F.linear(x, codes.values())
-    assert (product(codes)(x) - exact).norm() < 0.03 * exact.norm()
+    largest = exact.abs().amax(0)
+    result, exact = product(codes)(x) / largest, exact / largest
+    assert (result - exact).norm() < limit * exact.norm()
+    torch.testing.assert_close(product(codes).plus(x, largest) / largest, 1 + result)
 
 
 @pytest.mark.skipif(
@@ -130,7 +141,7 @@ def test_sums_that_saturate_without_vnni_are_noticed() -> None:
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "wrong" in result.stdout
-    assert result.stdout.split()[-1] == "Dynamic"
+    assert result.stdout.split()[-1] == "WeightedSum"
 
 
 @pytest.mark.parametrize("product", [products.Int8, products.PackedInt8])

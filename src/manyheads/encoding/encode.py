@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,7 @@ def read_pooled(
 ) -> Encoded:
     """A vector of `width` numbers per text, which `pooled` computes; zeros without tokens."""
     model = text_reader.require_text_model(model)
-    stack, home, dtype = text_stack(model), model.table.device, vector_dtype(model)
+    stack, home, dtype = text_stack(model), home_of(model), vector_dtype(model)
     max_length = text_reader.resolve_max_length(model, options.max_length)
     reader = text_reader.open_reader(model, texts, max_length)
     batch_tokens = options.tokens_per_batch(home)
@@ -157,7 +158,7 @@ def read_pooled(
 
 def read_ahead(reader: text_reader.Reader) -> Iterator[tuple[list[text_reader.Ids], int]]:
     """Texts as ids, some at a time; the next are tokenized while the caller uses these."""
-    step = TEXTS_AT_ONCE["cpu" if reader.model.table.device.type == "cpu" else "cuda"]
+    step = TEXTS_AT_ONCE["cpu" if home_of(reader.model).type == "cpu" else "cuda"]
     starts = range(0, len(reader), step)
     parts = [range(start, min(start + step, len(reader))) for start in starts]
     if len(parts) < 2:
@@ -198,7 +199,17 @@ def last_states(
 
 def vector_dtype(model: text_reader.TextReader) -> torch.dtype:
     """The dtype of vectors: that of the model, but at least float32."""
-    return torch.promote_types(model.table.dtype, torch.float32)
+    return torch.promote_types(_any_tensor(model).dtype, torch.float32)
+
+
+def home_of(model: text_reader.TextReader) -> torch.device:
+    """The device of the model."""
+    return _any_tensor(model).device
+
+
+def _any_tensor(model: text_reader.TextReader) -> Tensor:
+    # Not the embedding: one of integers would be unpacked for it.
+    return next(chain(model.parameters(), model.buffers()))
 
 
 def store(vectors: Float[Tensor, "b c"], texts: Sequence[str], target: Path) -> None:

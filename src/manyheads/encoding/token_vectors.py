@@ -66,7 +66,7 @@ def encode_tokens(
     options = text_reader.ReadOptions(batch_tokens=batch_tokens)
     reader, late = open_role_reader(model, texts, role, max_length), late_of(model)
     source, stack = reader.model, encode.text_stack(reader.model)
-    home, dtype = source.table.device, encode.vector_dtype(source)
+    home, dtype = encode.home_of(source), encode.vector_dtype(source)
     width, batch_tokens = late.width(stack.config.width), options.tokens_per_batch(home)
     values = [torch.zeros(0, width, dtype=dtype, device=device)]
     vectors_per_text: list[int] = []
@@ -143,7 +143,7 @@ def role_batch(
     expanded = [late_ids(late, text, role) for text in ids]
     attends = late.expansion is None or late.expansion.attend
     attended = tuple(len(text) for text in (expanded if attends else ids))
-    home = text_reader.require_text_model(model).table.device if device is None else device
+    home = encode.home_of(text_reader.require_text_model(model)) if device is None else device
     mask = torch.from_numpy(np.concatenate([kept_tokens(late, text, role) for text in expanded]))
     return RoleBatch(
         text_reader.to_device_batch(expanded, home), attended, text_reader.to_device(mask, home)

@@ -48,6 +48,7 @@ ROWS = (
         "encode.py",
     ),
     Row("encode-x86", BLANK, BLANK, _faster("times sentence-transformers")),
+    Row("encode-x86-avx2", BLANK, BLANK, _faster("times sentence-transformers")),
     Row(
         "encode-arm",
         BLANK,
@@ -56,6 +57,7 @@ ROWS = (
         "encode.py",
     ),
     Row("encode-x86", BLANK, BLANK, _faster("times onnxruntime")),
+    Row("encode-x86-avx2", BLANK, BLANK, _faster("times onnxruntime")),
     Row(
         "generate-x86",
         ("generate with GPT-2 small, one text", "генерация, GPT-2 small, один текст"),
@@ -67,6 +69,15 @@ ROWS = (
             "{share of limit:.0%} скорости, с которой можно читать веса",
         ),
         "generate.py",
+    ),
+    Row(
+        "generate-x86-avx2",
+        BLANK,
+        BLANK,
+        (
+            "{times transformers, by the clock:.2f} times as fast, at {share of limit:.0%}",
+            "в {times transformers, by the clock:.2f} раза быстрее; {share of limit:.0%}",
+        ),
     ),
     Row(
         "lens-arm",
@@ -320,7 +331,7 @@ HEAD = (
     (*README_HEAD[0], "script", "measured"),
     (*README_HEAD[1], "скрипт", "где и когда измерено"),
 )
-MACHINES = {"arm": "ARM", "x86": "x86", "h200": "H200"}
+MACHINES = {"arm": "ARM", "x86": "x86", "avx2": "x86 AVX2", "h200": "H200"}
 MACHINE_HEAD = (("machine", "what it is"), ("машина", "что это"))
 CORES = ("{:d} cores", "ядер: {:d}")
 COMPILED = (

@@ -1,7 +1,8 @@
 """Results of benches as files: what was measured, on which machine, with which versions, when.
 
-A bench that is started with `--store` writes NAME-MACHINE.json into bench/results. The tables of
-the README and the docs are made of these files (`comparison_tables.py`).
+A bench that is started with `--store` writes NAME-MACHINE.json into bench/results; x86 is a machine
+with AVX512, and x86-avx2 one without. The tables of the README and the docs are made of these files
+(`comparison_tables.py`).
 """
 
 import argparse
@@ -93,10 +94,13 @@ def store(folder: Path | None, name: str, device: str, figures: Figures, *peers:
     result = describe(device, peers)
     machine = result["machine"].lower().removeprefix("nvidia ")
     short = re.sub(r"[^a-z0-9]+", "-", machine) if device == "cuda" else platform.machine()
+    short = SHORT.get(short, short)
+    if short == "x86" and "avx512f" not in result["flags"]:
+        short = "x86-avx2"
     options = [option for option in sys.argv[1:] if option not in {"--store", str(folder)}]
     command = " ".join([Path(sys.argv[0]).name, *options])
     result = {"bench": name, "command": command, **result, "figures": figures}
-    file = folder / f"{name}-{SHORT.get(short, short)}.json"
+    file = folder / f"{name}-{short}.json"
     with atomic_write(file) as temporary:
         temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", "utf-8")
     say(

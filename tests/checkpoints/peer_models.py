@@ -56,7 +56,7 @@ def check_seq2seq(
     texts_of: tuple[list[Tensor], list[Tensor]],
     place: Path,
 ) -> None:
-    """As for decoders, with a source and a target; their own class gives the very same bits."""
+    """As for decoders, with a source and a target; their own class reads the very same bits."""
     sources, targets = texts_of
     peer.save_pretrained(place / "theirs")
     expected = alone(peer, sources, targets)
@@ -68,8 +68,8 @@ def check_seq2seq(
     assert save(ours, place / "ours").family == peer.config.model_type
     same_files(place / "theirs", place / "ours")
     again = opener(place / "ours").eval()
-    for one, other in zip(alone(again, sources, targets), expected, strict=True):
-        assert torch.equal(one, other)
+    # Products may end in other bits: some processors sum up weights by where in memory they are.
+    assert_same(Ragged.from_list(alone(again, sources, targets)), expected)
     assert_equal(load(place / "ours"), ours)
 
 

@@ -82,10 +82,10 @@ def test_the_saved_folder_has_the_same_tensors_with_the_pooler(place: Path, save
 def test_the_saved_folder_pools_as_before(place: Path, saved: Path) -> None:
     ids = torch.tensor([[101, 7592, 2088, 102]])
     with torch.no_grad():
-        one, other = (
-            AutoModel.from_pretrained(each).eval()(ids).pooler_output for each in (place, saved)
+        before, after = (
+            AutoModel.from_pretrained(folder).eval()(ids).pooler_output for folder in (place, saved)
         )
-    assert torch.equal(one, other)
+    torch.testing.assert_close(after, before)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.chromium import needs_chromium
 from tests.studio import models
@@ -81,6 +81,28 @@ def test_the_card_answers_four_questions(page: Page, studio: LiveServer, width: 
     card.get_by_role("button", name="Close").click()
     expect(card).to_be_hidden()
     expect(button).to_be_focused()
+
+
+def test_kinds_that_arrive_late_leave_the_focus_where_it_is(
+    page: Page, studio: LiveServer
+) -> None:
+    waiting: list[Route] = []
+    page.route("**/api/kinds", lambda route: waiting.append(route))
+    visit(page, studio)
+    page.get_by_role("button", name="Why this word?").click()
+    card = page.locator(".why")
+    fold, cut = card.locator(".fold").nth(1), card.locator(".route-list .plain").nth(2)
+    fold.focus()
+    page.keyboard.press("Enter")
+    expect(card.locator(".waterfall .is-head")).to_have_count(4)
+    expect(fold).to_be_focused()
+    cut.focus()
+    [route] = waiting
+    kinds = route.fetch().json()
+    kinds["heads"]["L1H0"] = [{"name": "induction", "score": 0.9}]
+    route.fulfill(json=kinds)
+    expect(card.locator(".waterfall .is-head small").first).to_have_text("induction")
+    expect(cut).to_be_focused()
 
 
 def test_places_are_measured_layer_by_layer_and_can_be_stopped(

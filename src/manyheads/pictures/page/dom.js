@@ -24,6 +24,14 @@ function fill(element, props, children) {
   return element;
 }
 
+// Other children in place of what the element held. Who was at its third button by keyboard is there afterwards too.
+export function redraw(element, ...children) {
+  const focused = element.contains(document.activeElement) ? document.activeElement : null;
+  const place = focused ? [...element.querySelectorAll(focused.localName)].indexOf(focused) : -1;
+  element.replaceChildren(...children);
+  if (place >= 0) element.querySelectorAll(focused.localName)[place]?.focus({ preventScroll: true });
+}
+
 export function debounce(milliseconds, act) {
   let waiting = 0;
   const call = (...given) => {

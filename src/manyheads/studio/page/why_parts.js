@@ -2,7 +2,7 @@
 // sum: the heads of a layer are one row that opens, and the ten strongest heads have names.
 
 import { headLink } from "./atlas.js";
-import { h } from "./dom.js";
+import { h, redraw } from "./dom.js";
 import { fixed } from "./format.js";
 import { kindName } from "./head_words.js";
 import { say } from "./language.js";
@@ -44,7 +44,7 @@ export class Waterfall {
     this.low = Math.min(0, ...ends);
     this.span = Math.max(0, ...ends) - this.low || 1;
     const list = h("ol", { class: "waterfall", vars: { "--zero": this.#at(0) } }, ...rows.filter((row) => row.within.every((fold) => this.open.has(fold))).map((row) => this.#row(row)));
-    this.question.body.replaceChildren(list, ...this.#strongest());
+    redraw(this.question.body, list, ...this.#strongest());
   }
 
   // Every row begins where the one before it ended; a row that opens has the sum of what is within it.
@@ -75,7 +75,7 @@ export class Waterfall {
   #row({ name, value, from, to, folds, head, within, sum }) {
     const [measured] = (head && this.side.kinds[name]) || [];
     const label = folds
-      ? h("button", { type: "button", class: "fold", "aria-expanded": String(this.open.has(folds)), "aria-label": say`${name}, ${added(value)}: show its parts`, on: { click: (event) => this.#fold(folds, event.currentTarget) } }, name)
+      ? h("button", { type: "button", class: "fold", "aria-expanded": String(this.open.has(folds)), "aria-label": say`${name}, ${added(value)}: show its parts`, on: { click: () => this.#fold(folds) } }, name)
       : h("span", { class: "part-name" }, head ? headLink(this.side, name) : name, measured ? h("small", {}, kindName(measured.name)) : null);
     const vars = { "--from": this.#at(Math.min(from, to)), "--wide": `${(100 * Math.abs(value)) / this.span}%` };
     const is = [value < 0 ? "against" : "for", sum ? "is-sum" : "", head ? "is-head" : "", within.length ? "is-within" : ""].filter(Boolean).join(" ");
@@ -86,11 +86,9 @@ export class Waterfall {
     return `${((100 * (value - this.low)) / this.span).toFixed(2)}%`;
   }
 
-  #fold(layer, button) {
+  #fold(layer) {
     if (!this.open.delete(layer)) this.open.add(layer);
-    const place = [...this.question.body.querySelectorAll(".fold")].indexOf(button);
     this.draw();
-    this.question.body.querySelectorAll(".fold")[place]?.focus();
   }
 
   #strongest() {

@@ -25,7 +25,7 @@ function fill(element, props, children) {
 }
 
 // Other children in place of what the element held. Who was at its third button by keyboard is there afterwards too.
-export function redraw(element, ...children) {
+export function renew(element, ...children) {
   const focused = element.contains(document.activeElement) ? document.activeElement : null;
   const place = focused ? [...element.querySelectorAll(focused.localName)].indexOf(focused) : -1;
   element.replaceChildren(...children);

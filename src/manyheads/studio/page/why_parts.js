@@ -2,7 +2,7 @@
 // sum: the heads of a layer are one row that opens, and the ten strongest heads have names.
 
 import { headLink } from "./atlas.js";
-import { h, redraw } from "./dom.js";
+import { h, renew } from "./dom.js";
 import { fixed } from "./format.js";
 import { kindName } from "./head_words.js";
 import { say } from "./language.js";
@@ -44,7 +44,7 @@ export class Waterfall {
     this.low = Math.min(0, ...ends);
     this.span = Math.max(0, ...ends) - this.low || 1;
     const list = h("ol", { class: "waterfall", vars: { "--zero": this.#at(0) } }, ...rows.filter((row) => row.within.every((fold) => this.open.has(fold))).map((row) => this.#row(row)));
-    redraw(this.question.body, list, ...this.#strongest());
+    renew(this.question.body, list, ...this.#strongest());
   }
 
   // Every row begins where the one before it ended; a row that opens has the sum of what is within it.

@@ -3,7 +3,7 @@
 
 import { wasAborted } from "./api.js";
 import { css, diverging, inkOn } from "./color.js";
-import { announce, debounce, h, redraw } from "./dom.js";
+import { announce, debounce, h, renew } from "./dom.js";
 import { counted, percent } from "./format.js";
 import { say } from "./language.js";
 import { shortToken } from "./token_text.js";
@@ -148,7 +148,7 @@ export class Places {
     const more = shown.length < rows.length ? h("button", { type: "button", class: "plain", on: { click: () => this.#showAll() } }, say`Show all tokens`) : null;
     const skipped = first ?? 0;
     const note = skipped ? h("p", { class: "quiet" }, say`${skipped} {0|token|tokens} at the start {0|is|are} the same in both prompts and cannot matter.`) : null;
-    redraw(this.map, ...[note, h("div", { class: "places-scroll" }, h("table", { class: layers > NUMBERED ? "is-dense" : "", "aria-label": say`How much of the other answer each place restores` }, h("thead", {}, head), h("tbody", {}, lines))), more].filter(Boolean));
+    renew(this.map, ...[note, h("div", { class: "places-scroll" }, h("table", { class: layers > NUMBERED ? "is-dense" : "", "aria-label": say`How much of the other answer each place restores` }, h("thead", {}, head), h("tbody", {}, lines))), more].filter(Boolean));
     if (!this.tip.textContent) this.tip.textContent = say`Rows are tokens, columns are layers: ${this.#states()}.`;
   }
 

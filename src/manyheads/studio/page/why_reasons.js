@@ -3,7 +3,7 @@
 
 import { headLink } from "./atlas.js";
 import { wasAborted } from "./api.js";
-import { h, redraw } from "./dom.js";
+import { h, renew } from "./dom.js";
 import { fixed } from "./format.js";
 import { kindName } from "./head_words.js";
 import { say } from "./language.js";
@@ -87,7 +87,7 @@ export class LinkReasons {
       return;
     }
     const named = (writer) => this.#writer(writer);
-    redraw(
+    renew(
       question.body,
       h("h4", {}, say`The strongest pairs`),
       bars(pairs, (pair) => [named(pair.query), h("span", { class: "quiet", "aria-hidden": "true" }, "×"), named(pair.key)]),

@@ -2,7 +2,7 @@
 // heads to the prediction, and each of these links can be cut.
 
 import { headLink } from "./atlas.js";
-import { h, redraw, s } from "./dom.js";
+import { h, renew, s } from "./dom.js";
 import { percent } from "./format.js";
 import { kindName } from "./head_words.js";
 import { say } from "./language.js";
@@ -54,7 +54,7 @@ export class Routes {
     const text = h("p", { class: "route-text", dir: "auto" }, ...this.#text(response));
     this.ink = s("svg", { class: "route-lines", "aria-hidden": "true" });
     this.room.replaceChildren(this.ink, text, h("div", { class: "route-heads" }, ...this.chips.values()), h("div", { class: "route-end" }, this.target));
-    redraw(this.list, ...strongest.slice(0, LISTED).map((each) => this.#item(each)));
+    renew(this.list, ...strongest.slice(0, LISTED).map((each) => this.#item(each)));
     this.#summary(response);
     this.#lines();
   }

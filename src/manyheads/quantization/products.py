@@ -76,7 +76,7 @@ class Int8(Product):
     """oneDNN's product of int8 with int8, whose sums are exact."""
 
     # Tokens that are multiplied at once, so that buffers stay in the cache of a core.
-    block: ClassVar[int] = 256
+    block: ClassVar[int] = 128
 
     @staticmethod
     def cannot(codes: IntegerCodes) -> str | None:  # noqa: ARG004
@@ -111,16 +111,18 @@ class Int8(Product):
             steps = torch.abs(part, out=scaled).amax(1, keepdim=True)
             steps = steps.clamp_(min=SMALLEST_INPUT).div_(LARGEST_INPUT)
             integers.copy_(torch.div(part, steps, out=scaled).round_())
-            product = self._product(integers)
+            product = self._product(integers, target)
             if bias is None:
                 torch.mul(product, steps, out=target)
             else:
                 torch.addcmul(bias, product, steps, out=target)
         return result
 
-    def _product(self, integers: Int8Rows[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
-        """With inputs that were divided by their steps."""
-        return torch._int_mm(integers, self.codes.T).float().mul_(self.scales)
+    def _product(
+        self, integers: Int8Rows[Tensor, "n columns"], out: Float[Tensor, "n rows"]
+    ) -> Float[Tensor, "n rows"]:
+        """With inputs that were divided by their steps, in `out` where that saves a copy."""
+        return out.copy_(torch._int_mm(integers, self.codes.T)).mul_(self.scales)
 
     def writer(self, out: Float[Tensor, " rows"]) -> Callable[[Tensor], Tensor]:
         multiply, zeros = self._multiplier(), torch.zeros_like(out)
@@ -179,7 +181,11 @@ class PackedInt8(Int8):
         self.packed = ops.onednn.qlinear_prepack(codes.codes, None)
         self.zeros = torch.zeros(codes.rows, dtype=torch.long)
 
-    def _product(self, integers: Int8Rows[Tensor, "n columns"]) -> Float[Tensor, "n rows"]:
+    def _product(
+        self,
+        integers: Int8Rows[Tensor, "n columns"],
+        out: Float[Tensor, "n rows"],  # noqa: ARG002
+    ) -> Float[Tensor, "n rows"]:
         inputs, weights = (integers, 1.0, 0), (self.packed, self.scales, self.zeros)
         outputs: tuple[Any, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
         product: Tensor = ops.onednn.qlinear_pointwise(*inputs, *weights, *outputs)

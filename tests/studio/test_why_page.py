@@ -83,9 +83,7 @@ def test_the_card_answers_four_questions(page: Page, studio: LiveServer, width: 
     expect(button).to_be_focused()
 
 
-def test_kinds_that_arrive_late_leave_the_focus_where_it_is(
-    page: Page, studio: LiveServer
-) -> None:
+def test_kinds_that_arrive_late_leave_the_focus_where_it_is(page: Page, studio: LiveServer) -> None:
     waiting: list[Route] = []
     page.route("**/api/kinds", lambda route: waiting.append(route))
     visit(page, studio)

@@ -36,10 +36,14 @@ def off(result: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("batch", [2, 3, 17])
+# Several programs share the keys of a head, or one reads them all.
+@pytest.mark.parametrize("shared", [False, True])
 @torch.inference_mode()
 def test_prompts_and_steps_give_the_logits_of_the_model(
-    batch: int, norms: bool, device: str, monkeypatch: pytest.MonkeyPatch
+    shared: bool, batch: int, norms: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if shared:
+        monkeypatch.setattr(triton_step, "LONG_CAPACITY", 16)
     if device == "cpu":
         # The interpreter cannot launch a kernel early.
         for module in (triton_kernels, triton_products):

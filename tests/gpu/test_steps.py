@@ -194,10 +194,16 @@ def test_a_recorded_program_reads_prompts_as_the_model_does(name: str) -> None:
     assert list(cuda_graph_steps(model, 3, 100).readers) == [(4, 32)]
 
 
+# Several programs share the keys of a head, or one reads them all.
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", LLAMA_LIKE)
-def test_one_sequence_takes_the_triton_step_and_gives_the_same(name: str) -> None:
+def test_one_sequence_takes_the_triton_step_and_gives_the_same(
+    name: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shared:
+        monkeypatch.setattr(triton_step, "LONG_CAPACITY", 1)
     model = build(LLAMA_LIKE[name], seed=0, device="cuda", dtype=torch.bfloat16).eval()
-    assert triton_step.cannot(model, 256) is None
+    assert triton_step.cannot(model) is None
     for length in (30, 1, 50):
         assert worst(model, ids(length)) < 2e-2
     truth = build(LLAMA_LIKE[name], seed=0, device="cuda").eval()
@@ -216,7 +222,7 @@ def test_one_sequence_takes_the_triton_step_and_gives_the_same(name: str) -> Non
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_decoders_do_not_take_the_triton_step(name: str) -> None:
     model = build(OTHERS[name], seed=0, device="cuda", dtype=torch.bfloat16)
-    assert triton_step.cannot(model, 256) is not None
+    assert triton_step.cannot(model) is not None
 
 
 def spread() -> DecoderConfig:

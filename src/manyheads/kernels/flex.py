@@ -5,8 +5,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange, reduce
+from einops import rearrange
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
@@ -110,10 +109,6 @@ def _cached_block_mask(
 def _make_block_mask(mask: Mask, queries: Lengths, keys: Lengths) -> BlockMask:
     tokens, others = queries.positions.shape[0], keys.positions.shape[0]
     may_see = _mask_mod(mask, queries, keys)
-    if torch.compiler.is_compiling():
-        return flex.create_block_mask(
-            may_see, None, None, tokens, others, device=keys.offsets.device
-        )
     met = _pairs_per_block(may_see, tokens, others, keys.offsets.device)
     full = met == BLOCK * BLOCK
     return BlockMask.from_kv_blocks(
@@ -128,17 +123,31 @@ def _make_block_mask(mask: Mask, queries: Lengths, keys: Lengths) -> BlockMask:
 def _pairs_per_block(
     may_see: MaskMod, tokens: int, others: int, device: torch.device
 ) -> Int[Tensor, "query_blocks key_blocks"]:
-    """The number of visible pairs in each block, in strips so that memory stays linear."""
+    """The number of visible pairs in each block, in strips so that memory stays linear.
+
+    torch's own `create_block_mask` fails to compile with gradients for lengths that change.
+    """
     nothing = torch.zeros((), dtype=torch.long, device=device)
-    key = torch.arange(others, device=device)
-    step = max(1, LARGEST_STRIP // (others * BLOCK)) * BLOCK
-    strips = []
-    for start in range(0, tokens, step):
-        query = torch.arange(start, min(start + step, tokens), device=device)
-        met = may_see(nothing, nothing, query[:, None], key[None, :])
-        met = F.pad(met, (0, -others % BLOCK, 0, -len(query) % BLOCK))
-        strips.append(reduce(met.int(), "(t i) (s j) -> t s", "sum", i=BLOCK, j=BLOCK))
-    return torch.cat(strips)
+    queries, keys = _blocks(tokens, device), _blocks(others, device)
+    key = keys[None, :, None, :]
+
+    def count(queries: Int[Tensor, "t i"]) -> Int[Tensor, "t s"]:
+        query = queries[:, None, :, None]
+        met = may_see(nothing, nothing, query.clamp(max=tokens - 1), key.clamp(max=others - 1))
+        return (met & (query < tokens) & (key < others)).sum((2, 3), dtype=torch.int)
+
+    if torch.compiler.is_compiling():
+        # A loop over strips would be compiled for one length. The sum keeps no pair itself, but
+        # torch may keep what a mask of many parts is made of.
+        return count(queries)
+    at_once = max(1, LARGEST_STRIP // (others * BLOCK))
+    return torch.cat([count(strip) for strip in queries.split(at_once)])
+
+
+def _blocks(tokens: int, device: torch.device) -> Int[Tensor, "blocks tokens"]:
+    """The numbers of the tokens by block; the last block goes on beyond them."""
+    count = (tokens + BLOCK - 1) // BLOCK
+    return torch.arange(count * BLOCK, device=device).view(count, BLOCK)
 
 
 def _set_blocks(blocks: Bool[Tensor, "t s"]) -> tuple[Int[Tensor, "1 1 t"], Int[Tensor, "1 1 t s"]]:

@@ -172,7 +172,7 @@ class CudaGraphSteps:
         self.cache = model.new_cache(config)
         self.weights = _addresses(model)
         self.step: Step
-        if triton_step.cannot(model, capacity) is None:
+        if triton_step.cannot(model) is None:
             self.step = triton_step.llama_step
         else:
             self.step = _compiled_step() if compiled else fixed_shape_step

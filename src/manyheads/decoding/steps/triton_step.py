@@ -32,19 +32,18 @@ HALF = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
 # Up to so many sequences the products can be those of a kernel that reads the weights once.
 FEW = 16
-# One program reads all keys of a head: beyond this, several programs would be faster.
-MAX_CAPACITY = 8192
+# One program reads the keys of a head. Several share a cache of so many tokens where the key heads
+# of all texts are this few: it takes two more kernels, on an H200 50 µs in 16 layers.
+LONG_CAPACITY, FEW_KEY_HEADS = 1024, 64
 
 
-def cannot(model: Decoder, capacity: int) -> str | None:
-    """Why these kernels do not fit this model or batch; None if they do."""
+def cannot(model: Decoder) -> str | None:
+    """Why these kernels do not fit this model; None if they do."""
     parameters = list(model.parameters())
     if parameters[0].device.type != "cuda" or find_spec("triton") is None:
         return "the Triton step needs CUDA and triton"
     if any(parameter.dtype not in HALF for parameter in parameters):
         return "the Triton step supports float16 and bfloat16"
-    if capacity > MAX_CAPACITY:
-        return f"a cache of {capacity} tokens is longer than {MAX_CAPACITY}"
     reason = next(why_not_ordinary(model), None)
     return next(_why_not_llama(model), None) if reason is None else reason
 
@@ -124,7 +123,11 @@ def llama_step(
     for layer, store in zip(weights.layers, cache.stores, strict=True):
         assert store is not None
         x = layer_step(layer, x, store, plan)
-    plan.positions += 1
+    if any(_is_shared(store, len(ids)) for store in cache.stores):
+        plan.advance()
+    else:
+        # All that the other kernels read.
+        plan.positions += 1
     norm = _norm_arguments(weights.final_norm)
     if len(ids) == 1:
         return product(x, weights.vocabulary, norm=norm, bias=weights.vocabulary_bias)
@@ -172,8 +175,7 @@ def _attend_prompts(
         lengths.sequence_of_token,
         **_position_arguments(layer, projected.device),
     )
-    heads = projected.unflatten(1, (-1, config.size))
-    q, k, v = heads.split((config.heads, config.key_heads, config.key_heads), dim=1)
+    q, k, v = _heads(layer, projected)
     request = Request(
         queries=lengths,
         keys=lengths,
@@ -243,6 +245,8 @@ def _attend(
 ) -> Float[Tensor, "b hd"]:
     from manyheads.decoding.steps.triton_kernels import attend
 
+    if _is_shared(store, len(projected)):
+        return _attend_shared(layer, projected, store, plan)
     return attend(
         projected,
         store.k,
@@ -251,6 +255,45 @@ def _attend(
         scale=layer.attention.score_scale,
         **_position_arguments(layer, projected.device),
     )
+
+
+def _is_shared(store: LayerCache | None, sequences: int) -> bool:
+    """Whether several programs read the keys of a head."""
+    assert store is not None
+    few = sequences * store.k.shape[2] <= FEW_KEY_HEADS
+    return few and store.capacity >= LONG_CAPACITY
+
+
+def _attend_shared(
+    layer: LayerWeights,
+    projected: Float[Tensor, "b rows"],
+    store: LayerCache,
+    plan: StaticCachePlan,
+) -> Float[Tensor, "b hd"]:
+    from manyheads.decoding.steps.triton_kernels import rotate_and_store
+
+    arguments = _position_arguments(layer, projected.device)
+    rotate_and_store(projected, store.k, store.v, plan.positions, plan.rows, **arguments)
+    q, _, _ = _heads(layer, projected)
+    request = Request(
+        queries=plan.new,
+        keys=plan.keys[store.capacity],
+        mask=layer.attention.mask,
+        scale=layer.attention.score_scale,
+        want=OUTPUT_ALONE,
+    )
+    k, v = store.k.flatten(0, 1), store.v.flatten(0, 1)
+    return choose.attend(q, k, v, request).output.flatten(1)
+
+
+def _heads(
+    layer: LayerWeights, projected: Float[Tensor, "n rows"]
+) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n g d"], Float[Tensor, "n g d"]]:
+    """Queries, keys and values."""
+    config = layer.attention
+    heads = projected.unflatten(1, (-1, config.size))
+    q, k, v = heads.split((config.heads, config.key_heads, config.key_heads), dim=1)
+    return q, k, v
 
 
 def _position_arguments(layer: LayerWeights, device: torch.device) -> dict[str, Any]:

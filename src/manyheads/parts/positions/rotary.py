@@ -200,7 +200,8 @@ class Rotary:
 
     def rotated_channels(self, size: int) -> int:
         """How many channels of a head of this size are rotated."""
-        channels = int(size * self.fraction)
+        # Compiled with dynamic=True, flex attention takes no integer that was made of a float.
+        channels = size if self.fraction == 1.0 else int(size * self.fraction)
         if channels % 2 or channels == 0:
             raise ConfigError(
                 f"head size {size} x fraction {self.fraction:g} gives {channels} rotated channels",

@@ -1,13 +1,16 @@
 """What of the flex kernel can be held without CUDA: the block masks it is given."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from manyheads import Attention, AttentionConfig, Ragged
 from manyheads.kernels import flex
 from manyheads.parts.masks import Causal, Full, GlobalTokens, Mask, RandomBlocks, Window
+from manyheads.parts.positions import Rotary
 from manyheads.ragged import Lengths
 
 MASKS = [Full(), Causal(), Window(30, 5), Window(40, 40) | GlobalTokens((0, -1)), RandomBlocks(64)]
@@ -54,3 +57,15 @@ def test_a_block_mask_made_in_inference_may_be_trained_with() -> None:
     with torch.inference_mode():
         made = flex._cached_block_mask(Causal(), (9,), (9,), torch.device("cpu"))
     assert not made.kv_indices.is_inference()
+
+
+@pytest.mark.shapes_unchecked
+@torch.no_grad()
+def test_rotary_positions_are_compiled_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "cannot", lambda *_: None)
+    attention = Attention(AttentionConfig(width=64, heads=2, mask=Causal(), position=Rotary()))
+    x = Ragged.from_list([torch.randn(length, 64) for length in (200, 0, 31)])
+    expected = attention(x).values
+    attention.config = replace(attention.config, kernel="flex")
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x).values, expected)

@@ -132,6 +132,10 @@ class LayerCache(ABC):
         """Store one new token per sequence and return the full buffers."""
         self.k[plan.rows, plan.columns[self.capacity]] = k
         self.v[plan.rows, plan.columns[self.capacity]] = v
+        return self.whole(plan)
+
+    def whole(self, plan: StaticCachePlan) -> KeyValues:
+        """The full buffers."""
         return KeyValues(self.k.flatten(0, 1), self.v.flatten(0, 1), plan.keys[self.capacity])
 
     def select(self, sequences: list[int]) -> None:

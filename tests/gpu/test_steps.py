@@ -78,6 +78,8 @@ OTHERS = {
     "alibi in a window": config(position=Alibi(), mask=Window(20)),
     "learned": config(position=NoPosition(), embedding_position=Learned(count=200)),
     "sink": config(sink="learned"),
+    # For PyTorch's flash attention: our kernels take no heads of this size.
+    "heads of 96": config(head_size=96),
     "uneven": config(kv_heads=(3, 1)),
     "parallel": config(residual="parallel", position=Rotary(fraction=0.5)),
     "normed outputs": config(

@@ -125,7 +125,7 @@ def _pairs_per_block(
 ) -> Int[Tensor, "query_blocks key_blocks"]:
     """The number of visible pairs in each block, in strips so that memory stays linear.
 
-    torch's own `create_block_mask` fails to compile with gradients for lengths that change.
+    torch 2.11 cannot compile its own `create_block_mask` with gradients where lengths change.
     """
     nothing = torch.zeros((), dtype=torch.long, device=device)
     queries, keys = _blocks(tokens, device), _blocks(others, device)
@@ -137,8 +137,8 @@ def _pairs_per_block(
         return (met & (query < tokens) & (key < others)).sum((2, 3), dtype=torch.int)
 
     if torch.compiler.is_compiling():
-        # A loop over strips would be compiled for one length. The sum keeps no pair itself, but
-        # torch may keep what a mask of many parts is made of.
+        # A loop over strips would be compiled for one length. At once, Longformer's mask takes two
+        # bytes per pair on an H200.
         return count(queries)
     at_once = max(1, LARGEST_STRIP // (others * BLOCK))
     return torch.cat([count(strip) for strip in queries.split(at_once)])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from manyheads.attention import OUTPUT_ALONE, AttentionConfig
-from manyheads.cache import Cache, CachePlan, LayerCache, StaticCachePlan
+from manyheads.cache import Cache, CachePlan, KeyValues, LayerCache, StaticCachePlan
 from manyheads.decoding.steps.ordinary import DecoderWeights, LayerWeights, why_not_ordinary
 from manyheads.kernels import choose
 from manyheads.kernels.contract import Request
@@ -26,7 +26,7 @@ from manyheads.parts.feedforward import SwiGLU
 from manyheads.parts.norms import NoNorm, RMSNorm
 from manyheads.parts.positions import NoPosition, Rotary
 from manyheads.parts.positions.rotary import ByLength
-from manyheads.ragged import Ragged
+from manyheads.ragged import Lengths, Ragged
 
 HALF = (torch.bfloat16, torch.float16)
 HEAD_SIZES = (32, 64, 128)
@@ -123,7 +123,7 @@ def llama_step(
     for layer, store in zip(weights.layers, cache.stores, strict=True):
         assert store is not None
         x = layer_step(layer, x, store, plan)
-    if any(_is_shared(store, len(ids)) for store in cache.stores):
+    if any(_is_shared(store, len(ids)) for store in cache.stores if store is not None):
         plan.advance()
     else:
         # All that the other kernels read.
@@ -164,26 +164,10 @@ def llama_read(
 def _attend_prompts(
     layer: LayerWeights, projected: Float[Tensor, "n rows"], store: LayerCache, plan: CachePlan
 ) -> Float[Tensor, "n hd"]:
-    from manyheads.decoding.steps.triton_kernels import rotate_and_store
-
-    config, lengths = layer.attention, plan.new
-    rotate_and_store(
-        projected,
-        store.k,
-        store.v,
-        plan.positions,
-        lengths.sequence_of_token,
-        **_position_arguments(layer, projected.device),
-    )
-    q, k, v = _heads(layer, projected)
-    request = Request(
-        queries=lengths,
-        keys=lengths,
-        mask=config.mask,
-        scale=config.score_scale,
-        want=OUTPUT_ALONE,
-    )
-    return choose.attend(q, k, v, request).output.flatten(1)
+    lengths = plan.new
+    rows = lengths.sequence_of_token
+    q, k, v = _rotate_and_store(layer, projected, store, plan.positions, rows)
+    return _read(layer, q, KeyValues(k, v, lengths), lengths)
 
 
 def _layer(
@@ -257,9 +241,8 @@ def _attend(
     )
 
 
-def _is_shared(store: LayerCache | None, sequences: int) -> bool:
+def _is_shared(store: LayerCache, sequences: int) -> bool:
     """Whether several programs read the keys of a head."""
-    assert store is not None
     few = sequences * store.k.shape[2] <= FEW_KEY_HEADS
     return few and store.capacity >= LONG_CAPACITY
 
@@ -270,30 +253,38 @@ def _attend_shared(
     store: LayerCache,
     plan: StaticCachePlan,
 ) -> Float[Tensor, "b hd"]:
+    q, _, _ = _rotate_and_store(layer, projected, store, plan.positions, plan.rows)
+    return _read(layer, q, store.whole(plan), plan.new)
+
+
+def _rotate_and_store(
+    layer: LayerWeights,
+    projected: Float[Tensor, "n rows"],
+    store: LayerCache,
+    positions: Int[Tensor, " n"],
+    sequences: Int[Tensor, " n"],
+) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n g d"], Float[Tensor, "n g d"]]:
+    """Queries, keys and values; the last two are in the cache then."""
     from manyheads.decoding.steps.triton_kernels import rotate_and_store
 
-    arguments = _position_arguments(layer, projected.device)
-    rotate_and_store(projected, store.k, store.v, plan.positions, plan.rows, **arguments)
-    q, _, _ = _heads(layer, projected)
+    config, arguments = layer.attention, _position_arguments(layer, projected.device)
+    rotate_and_store(projected, store.k, store.v, positions, sequences, **arguments)
+    heads = projected.unflatten(1, (-1, config.size))
+    q, k, v = heads.split((config.heads, config.key_heads, config.key_heads), dim=1)
+    return q, k, v
+
+
+def _read(
+    layer: LayerWeights, q: Float[Tensor, "n h d"], keys: KeyValues, queries: Lengths
+) -> Float[Tensor, "n hd"]:
     request = Request(
-        queries=plan.new,
-        keys=plan.keys[store.capacity],
+        queries=queries,
+        keys=keys.lengths,
         mask=layer.attention.mask,
         scale=layer.attention.score_scale,
         want=OUTPUT_ALONE,
     )
-    k, v = store.k.flatten(0, 1), store.v.flatten(0, 1)
-    return choose.attend(q, k, v, request).output.flatten(1)
-
-
-def _heads(
-    layer: LayerWeights, projected: Float[Tensor, "n rows"]
-) -> tuple[Float[Tensor, "n h d"], Float[Tensor, "n g d"], Float[Tensor, "n g d"]]:
-    """Queries, keys and values."""
-    config = layer.attention
-    heads = projected.unflatten(1, (-1, config.size))
-    q, k, v = heads.split((config.heads, config.key_heads, config.key_heads), dim=1)
-    return q, k, v
+    return choose.attend(q, keys.k, keys.v, request).output.flatten(1)
 
 
 def _position_arguments(layer: LayerWeights, device: torch.device) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from manyheads.studio.generation import WatchedGeneration
 from tests.chromium import needs_chromium
@@ -262,6 +262,22 @@ def test_writing_shows_tokens_as_they_come(page: Page, studio: LiveServer) -> No
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Generate")).to_be_visible()
     assert studio.quiet_within(20)
+
+
+def test_text_with_line_ends_of_any_kind_is_undone(page: Page, studio: LiveServer) -> None:
+    def with_line_ends(route: Route) -> None:
+        response = route.fetch()
+        lines = [json.loads(line) for line in response.text().strip().split("\n")]
+        lines[0]["text"] = "\r\nso\rit sat\n"
+        route.fulfill(response=response, body="".join(json.dumps(line) + "\n" for line in lines))
+
+    page.route("**/api/generate", with_line_ends)
+    visit(page, studio)
+    page.get_by_label("Tokens to generate").fill("2")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_label("Text", exact=True)).to_have_value(re.compile(r"\nso\nit sat\n"))
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_label("Text", exact=True)).to_have_value(TEXT)
 
 
 @pytest.mark.usefixtures("endless")

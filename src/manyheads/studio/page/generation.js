@@ -96,10 +96,11 @@ export class Generation {
     announce(say`${counted(tokens.length - begin)} {0|token|tokens} generated`);
     // Text typed meanwhile is kept.
     if (tokens.length === begin || side.frame.prompt.value !== typed) return;
-    this.past.push({ before: typed, after: text });
     // The other prompt has fewer tokens than the text now has.
     if (side.patched.size) side.endPatch(say`The text was continued with the patch. It is removed now, because the other prompt has fewer tokens.`);
     side.setText(text, tokens.length - 1);
+    // A text field makes one kind of all line ends.
+    this.past.push({ before: typed, after: side.text });
   }
 
   #setRunning(running) {

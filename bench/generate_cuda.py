@@ -18,7 +18,7 @@ from manyheads.decoding.steps.cuda_graph import CudaGraphSteps, cuda_graph_steps
 from manyheads.models.build import get_config
 from manyheads.ragged import Ragged
 
-__all__ = ["run"]
+__all__ = ["memory_rate", "pair", "run"]
 
 PROMPT, NEW_TOKENS = 128, 256
 # Tokens a second: a little more than library calls in one CUDA graph give in steps alone.
@@ -35,7 +35,7 @@ CHECKED = 2
 
 
 def run(rounds: int, quick: bool, batches: tuple[int, ...] = tuple(GOALS)) -> dict[str, float]:
-    peer, ours = _pair()
+    peer, ours = pair()
     limit = _reading_limit(ours)
     figures: dict[str, float] = {}
     for batch in batches:
@@ -114,7 +114,7 @@ def _static_seconds(batch: int) -> float:
     return _seconds(static, 1)
 
 
-def _pair() -> tuple[Any, Any]:
+def pair() -> tuple[Any, Any]:
     """One set of random weights in both."""
     peer = _peer()
     with TemporaryDirectory() as folder:
@@ -220,11 +220,15 @@ def _check_steps(peer: Any, ours: Any, ids: Tensor, written: Tensor) -> float:
 def _reading_limit(model: Any) -> float:
     """Steps a second if all a step did were to read the weights."""
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    block = torch.ones(2**30, dtype=torch.bfloat16, device="cuda")
-    other = torch.empty_like(block)
-    # A copy reads and writes, and comes nearer to the limit than a sum.
-    times = race({"copy": lambda: other.copy_(block)}, device="cuda", rounds=10)
-    rate = 2 * block.nbytes / times.seconds("copy")
+    rate = memory_rate()
     say(f"{torch.cuda.get_device_name()}, bfloat16, torch {torch.__version__}")
     say(f"memory gives {count(rate, 'B/s')}, the weights are {count(weights, 'B')}\n")
     return rate / weights
+
+
+def memory_rate() -> float:
+    """Bytes a second, by a copy: it reads and writes, and comes nearer to the limit than a sum."""
+    block = torch.ones(2**30, dtype=torch.bfloat16, device="cuda")
+    other = torch.empty_like(block)
+    times = race({"copy": lambda: other.copy_(block)}, device="cuda", rounds=10)
+    return 2 * block.nbytes / times.seconds("copy")

@@ -445,18 +445,20 @@ def window_attention(
         return out, lse
     wide = before + after >= WIDE_FROM
     tile = (WIDE if wide else FORWARD)[size]
-    if cos is not None and sin is not None:
-        cos, sin = cos.contiguous(), sin.contiguous()
-        # Once, because as many programs read a key as there are blocks of queries around it.
-        k = turn_heads(k, cos, sin)
-        # A few products hide the rotation of queries; many are faster with queries as they lie.
-        q, cos, sin = (turn_heads(q, cos, sin), None, None) if wide else (q, cos, sin)
-    _forward[(heads * triton.cdiv(tokens, tile[0]),)](
-        *(q, k, v, *_pointers(q, cos, sin), out, lse, owner, offsets, tokens),
-        *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], before, after, scale),
-        WIDE=wide,
-        **_options(q, k, cos, tile),
-    )
+    # Triton starts kernels on the current device.
+    with torch.cuda.device_of(q):
+        if cos is not None and sin is not None:
+            cos, sin = cos.contiguous(), sin.contiguous()
+            # Once, because as many programs read a key as there are blocks of queries around it.
+            k = turn_heads(k, cos, sin)
+            # A few products hide the rotation of queries; many are faster with queries as they lie.
+            q, cos, sin = (turn_heads(q, cos, sin), None, None) if wide else (q, cos, sin)
+        _forward[(heads * triton.cdiv(tokens, tile[0]),)](
+            *(q, k, v, *_pointers(q, cos, sin), out, lse, owner, offsets, tokens),
+            *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], before, after, scale),
+            WIDE=wide,
+            **_options(q, k, cos, tile),
+        )
     return out, lse
 
 
@@ -501,18 +503,19 @@ def _window_backward(
     if tokens == 0:
         return joined
     delta = torch.empty_like(lse)
-    if cos is not None and sin is not None:
-        cos, sin = cos.contiguous(), sin.contiguous()
-        q, k = turn_heads(q, cos, sin), turn_heads(k, cos, sin)
-    tail = (push, lse, delta, joined, owner, offsets, tokens, *q.stride()[:2], *k.stride()[:2])
-    tail = (*tail, *v.stride()[:2], joined.stride(0), before, after, scale)
-    angles = _pointers(q, cos, sin)
-    _query_gradient[(heads * triton.cdiv(tokens, QUERIES[size][0]),)](
-        *(q, k, v, *angles, out, *tail), **_options(q, k, cos, QUERIES[size])
-    )
-    _key_gradient[(k.shape[1] * triton.cdiv(tokens, KEYS[size][0]),)](
-        *(q, k, v, *angles, *tail), **_options(q, k, cos, KEYS[size])
-    )
+    with torch.cuda.device_of(q):
+        if cos is not None and sin is not None:
+            cos, sin = cos.contiguous(), sin.contiguous()
+            q, k = turn_heads(q, cos, sin), turn_heads(k, cos, sin)
+        tail = (push, lse, delta, joined, owner, offsets, tokens, *q.stride()[:2], *k.stride()[:2])
+        tail = (*tail, *v.stride()[:2], joined.stride(0), before, after, scale)
+        angles = _pointers(q, cos, sin)
+        _query_gradient[(heads * triton.cdiv(tokens, QUERIES[size][0]),)](
+            *(q, k, v, *angles, out, *tail), **_options(q, k, cos, QUERIES[size])
+        )
+        _key_gradient[(k.shape[1] * triton.cdiv(tokens, KEYS[size][0]),)](
+            *(q, k, v, *angles, *tail), **_options(q, k, cos, KEYS[size])
+        )
     return joined
 
 

@@ -1,7 +1,6 @@
 """Mixture of experts: a router sends each token to a few of many feed-forward layers."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Literal
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.annotations import PositiveInt
 from manyheads.argument_checks import check_fields
-from manyheads.devices import runs_triton
+from manyheads.devices import has_triton_kernels, runs_triton
 from manyheads.errors import ConfigError
 from manyheads.parts.feedforward import FeedForward, SwiGLU
 from manyheads.ragged import Ragged
@@ -22,7 +21,6 @@ from manyheads.taps import WatchContext
 ALIGNMENT = 8
 # Visits of experts that a kernel of our own serves: those of a step of generation.
 FEW_ROWS = 1024
-HAS_TRITON = find_spec("triton") is not None
 
 
 def grouped_matmul(
@@ -35,7 +33,7 @@ def grouped_matmul(
     whose rows the kernel for many cannot read.
     """
     few = x.shape[0] <= FEW_ROWS and not torch.is_grad_enabled()
-    if x.is_cuda and few and HAS_TRITON:
+    if few and has_triton_kernels(x):
         from manyheads.parts.triton_experts import few_grouped_matmul
 
         return few_grouped_matmul(x, weights, ends)

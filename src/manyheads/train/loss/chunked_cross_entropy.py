@@ -193,7 +193,10 @@ def _kernel(logits: Tensor, *arguments: Any) -> tuple[Float[Tensor, " 2"], Tenso
     from manyheads.train.loss.triton_cross_entropy import cross_entropy_rows
 
     _, _, grad_sums, *_ = arguments
-    return cross_entropy_rows(logits, *arguments), None if grad_sums is None else logits
+    # Triton starts kernels on the current device.
+    with torch.cuda.device_of(logits):
+        sums = cross_entropy_rows(logits, *arguments)
+    return sums, None if grad_sums is None else logits
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

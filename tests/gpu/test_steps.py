@@ -1,5 +1,6 @@
 """CUDA graphs give the logits of eager steps, for every decoder that can be captured."""
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -251,6 +252,43 @@ def test_new_weights_are_captured_anew() -> None:
     model.to(torch.float32)
     assert cuda_graph_steps(model, 1, 100) is not first
     assert worst(model, ids(9)) < 1e-4
+
+
+def test_a_graph_outlives_the_graphs_of_another_model() -> None:
+    draw = torch.Generator("cuda").manual_seed(0)
+    first, second = (build(config(), seed=seed, device="cuda").eval() for seed in (0, 1))
+    # Eight sequences are multiplied by cuBLAS, which sums long products up in a workspace.
+    prompts, new = ids(*[20] * 8), torch.full((8,), 7, device="cuda")
+    steps = {model: cuda_graph_steps(model, 8, 100) for model in (first, second)}
+    for recorded in steps.values():
+        recorded.start(prompts)
+        recorded.next(new)
+    steps[second].start(prompts)
+    expected = steps[second].next(new).clone()
+    steps.pop(first)
+    del first, recorded
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.randn(2**20, device="cuda", generator=draw) for _ in range(64)]
+    copies = [other.clone() for other in others]
+    steps[second].start(prompts)
+    assert torch.equal(steps[second].next(new), expected)
+    assert all(torch.equal(other, copy) for other, copy in zip(others, copies, strict=True))
+
+
+def test_recording_keeps_no_workspace_of_a_stream() -> None:
+    model = build(config(), seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    cuda_graph_steps(model, 8, 100)
+
+    def memory_after(batch: int) -> int:
+        generate(model, [[1, 2, 3]] * batch, max_new_tokens=20, eos_token_ids=())
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    before = memory_after(8)
+    # Programs of other sizes share the memory of the first; cuBLAS takes 32 MiB for a stream.
+    assert max(memory_after(batch) for batch in (5, 3, 2, 1)) - before < 2**24
 
 
 @pytest.mark.parametrize(

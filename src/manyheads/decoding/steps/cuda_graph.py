@@ -420,8 +420,12 @@ class CudaGraphSteps:
         # The graphs compute in the same memory, since they never run at the same time.
         recorded: list[RecordedStep | RecordedRead] = [*self.programs.values()]
         recorded += self.readers.values()
+        # cuBLAS keeps a workspace for each stream, that of the warm-ups too. A graph needs one in
+        # its own memory: another may be freed while this graph still writes to it.
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, pool=recorded[0].graph.pool() if recorded else None):
             result = compute()
+        torch._C._cuda_clearCublasWorkspaces()
         return graph, result
 
     def _step_in_place(

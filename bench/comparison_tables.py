@@ -202,6 +202,25 @@ ROWS = (
         "generate.py",
     ),
     Row(
+        "generate-long-h200",
+        (
+            "one step of the same model after 32,000 tokens",
+            "один шаг той же модели после 32 000 токенов",
+        ),
+        (
+            "transformers{version transformers}, not compiled",
+            "transformers{version transformers} без компиляции",
+        ),
+        (
+            "{1 x 32000, recorded step, ms:.2f} ms, compared with "
+            "{1 x 32000, transformers, ms:.1f}; with 8 texts {8 x 32000, recorded step, ms:.2f} "
+            "and {8 x 32000, transformers, ms:.1f}",
+            "{1 x 32000, recorded step, ms:.2f} мс против {1 x 32000, transformers, ms:.1f}; "
+            "для 8 текстов {8 x 32000, recorded step, ms:.2f} и {8 x 32000, transformers, ms:.1f}",
+        ),
+        "generate.py",
+    ),
+    Row(
         "train-gpt2-h200",
         ("train GPT-2 (124 million weights)", "обучение GPT-2 (124 млн параметров)"),
         (

@@ -22,6 +22,15 @@ def pluralise(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
+def kind_of(value: object) -> str:
+    """
+    >>> kind_of("text"), kind_of(3)
+    ('a str', 'an int')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def alternatives(words: Sequence[str]) -> str:
     """
     >>> alternatives(["zero", "mean", "resample"])

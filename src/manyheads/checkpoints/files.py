@@ -14,6 +14,7 @@ from torch import Tensor
 
 from manyheads.atomic_write import atomic_folder
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -183,7 +184,7 @@ def read_json(file: Path, kind: type = dict) -> Any:
     content = parse_json(read_small(file, MAX_JSON_BYTES), str(file))
     if not isinstance(content, kind):
         expected = "an object {...}" if kind is dict else "a list [...]"
-        raise InputError(f"{file} must hold {expected}, got a {type(content).__name__}")
+        raise InputError(f"{file} must hold {expected}, got {kind_of(content)}")
     return content
 
 

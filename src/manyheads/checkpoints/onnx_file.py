@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads.atomic_write import atomic_write, check_writable
 from manyheads.attention import Attention
 from manyheads.errors import InputError, MissingPackageError
+from manyheads.formatting import kind_of
 from manyheads.models.build import Model
 from manyheads.models.encoder import Encoder
 from manyheads.models.layer import Layer, Residual
@@ -92,7 +93,7 @@ def save_onnx(model: Model, path: str | Path, weights: WeightFormat = "float32")
 def _checked_encoder(model: Model) -> Encoder:
     """The model, if a dense graph can be made of it."""
     if not model.native or not isinstance(model, Encoder):
-        kind = "a wrapped model" if not model.native else f"a {type(model).__name__}"
+        kind = "a wrapped model" if not model.native else kind_of(model)
         raise InputError(
             f"{kind} cannot be written as ONNX, only encoders that manyheads opens itself",
             "write a folder instead, or choose an encoder such as BERT, ModernBERT or MiniLM",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.models import build, decoder, encoder, seq2seq
 from manyheads.parts.positions import Axial, Learned
 from manyheads.ragged import Lengths, Ragged
@@ -108,6 +109,12 @@ def require_text_model(model: build.Model) -> TextReader:
         f"a {type(model).__name__} does not read texts",
         "give it images (--image at the command line), or use an Encoder, Decoder or Seq2Seq",
     )
+
+
+def check_continues(model: build.Model) -> None:
+    """Refuse a model that does not continue a text."""
+    if not model.predicts_next_token or model.reads_pairs:
+        raise InputError(f"{kind_of(model)} does not continue a text", "use a model that does")
 
 
 def check_texts(texts: object) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from manyheads.atomic_write import atomic_write
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.lens.corpus.atlas import Atlas, HeadEntry
 from manyheads.lens.corpus.corpus_watcher import DISTANCE_BINS
 from manyheads.lens.corpus.examples import DECILES, HeadExample
@@ -326,7 +327,5 @@ def _read(file: Path, kind: type) -> Any:
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error})", "make the folder anew") from None
     if not isinstance(content, kind):
-        raise InputError(
-            f"{file} holds a {type(content).__name__}", f"it must be a {kind.__name__}"
-        )
+        raise InputError(f"{file} holds {kind_of(content)}", f"it must be a {kind.__name__}")
     return content

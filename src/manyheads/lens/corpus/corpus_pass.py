@@ -21,6 +21,7 @@ from torch import Tensor
 
 from manyheads.encoding import text_reader
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.lens.corpus import pass_files
 from manyheads.lens.corpus.corpus_watcher import CorpusWatcher
 from manyheads.lens.corpus.pass_state import CorpusPass, PassSettings
@@ -180,9 +181,7 @@ def _chunks(texts: Any, done: CorpusPass, state: Path | None) -> Iterator[_Chunk
     if isinstance(texts, Ragged):
         texts = texts.to("cpu").to_list()
     if isinstance(texts, ModelInputs | Mapping) or not isinstance(texts, Iterable):
-        raise InputError(
-            f"an atlas reads a corpus of texts, got a {type(texts).__name__}", "pass a list"
-        )
+        raise InputError(f"an atlas reads a corpus of texts, got {kind_of(texts)}", "pass a list")
     rest, digest = iter(texts), sha256()
     for text in islice(rest, done.texts):
         done.first += [text] if len(done.first) < FIRST_TEXTS else []

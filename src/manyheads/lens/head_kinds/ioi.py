@@ -18,6 +18,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.lens.attribution.direct_logits import DirectLogits, attribute_logits
 from manyheads.lens.causal import path_patching
 from manyheads.lens.causal.ablation import replace_heads
@@ -144,9 +145,7 @@ def ioi_prompts(
     place of the giver, so that the other name is the answer (as in MIB, arXiv 2504.13151).
     """
     if not isinstance(model, decoder.Decoder):
-        raise InputError(
-            f"a {type(model).__name__} does not predict the next token", "use a Decoder"
-        )
+        raise InputError(f"{kind_of(model)} does not predict the next token", "use a Decoder")
     if prompts < 1:
         raise InputError(f"prompts must be at least 1, got {prompts}", "use 1 or more")
     names = _single_tokens(model.tokenizer)

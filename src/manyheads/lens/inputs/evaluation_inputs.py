@@ -6,6 +6,7 @@ import torch
 
 from manyheads.data.masking import Masking, mask_tokens, masking_vocabulary
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.lens.inputs.metrics import Metric, Similarity
 from manyheads.lens.inputs.texts import Inputs, Targets, read_inputs
 from manyheads.models import build, encoder, model_interface, readout
@@ -36,9 +37,9 @@ def prepare_inputs(
     if targets is not None:
         return EvaluationInputs(model_inputs, "loss", targets)
     if not isinstance(model.config.readout, readout.LanguageHead):
-        kind = type(model.config.readout).__name__
         raise InputError(
-            f"a {kind} needs targets to be evaluated", "give targets, the correct classes"
+            f"{kind_of(model.config.readout)} needs targets to be evaluated",
+            "give targets, the correct classes",
         )
     if not isinstance(model, encoder.Encoder):
         return EvaluationInputs(model_inputs, "loss", None)

@@ -12,7 +12,7 @@ from importlib.resources import files
 from itertools import cycle, islice
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.encoding.text_reader import require_text_model, resolve_max_length
+from manyheads.encoding.text_reader import check_continues, require_text_model, resolve_max_length
 from manyheads.errors import InputError
 from manyheads.lens.inputs.synthetic import SpecialTokens, single_token
 from manyheads.models import build
@@ -76,10 +76,7 @@ def few_shot_prompts(
     tokens after a space; a task with fewer than 12 such pairs is left out.
     """
     reader = require_text_model(model)
-    if not model.predicts_next_token or model.reads_pairs:
-        raise InputError(
-            f"a {type(model).__name__} does not continue a text", "use a model that does"
-        )
+    check_continues(model)
     if reader.tokenizer is None:
         raise InputError(
             "this model has no tokenizer", "load it from a folder with one, or set model.tokenizer"

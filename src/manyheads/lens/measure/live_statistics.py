@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.bridge import automatic, mask_rules, wrapped_model
 from manyheads.errors import InputError, MissingPackageError, check_int
+from manyheads.formatting import kind_of
 from manyheads.lens.inputs.texts import PassSummary
 from manyheads.lens.measure.statistics import Statistics, StatisticsTotals, make_plan
 from manyheads.lens.measure.watcher import StatisticsWatcher
@@ -31,7 +32,7 @@ class LiveStatistics:
         self._inner: Any = next(filter(automatic.is_of_transformers, modules), None)
         if self._inner is None:
             raise InputError(
-                f"a {type(model).__name__} holds no model of transformers", "pass one that does"
+                f"{kind_of(model)} holds no model of transformers", "pass one that does"
             )
         self._wrapped = wrapped_model.wrap(self._inner)
         self._plan = make_plan(self._wrapped)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.formatting import number, percent, pluralise
+from manyheads.formatting import kind_of, number, percent, pluralise
 from manyheads.lens.inputs.cached_run import run_until
 from manyheads.lens.inputs.texts import Inputs, PassSummary, for_each_batch
 from manyheads.lens.inputs.token_classes import TokenClasses, token_classes
@@ -224,7 +224,7 @@ def check_shares_texts(model: build.Model) -> None:
         )
     if not isinstance(model, encoder.TextModel):
         raise InputError(
-            f"processes cannot share the inputs of a {type(model).__name__}",
+            f"processes cannot share the inputs of {kind_of(model)}",
             "use an encoder or a decoder of manyheads, or one process",
         )
     stack = model.config.stack

@@ -9,6 +9,7 @@ import torch
 from manyheads.argument_checks import checked
 from manyheads.checkpoints.deferred.layer_stream import LayerStream
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.lens.inputs.cached_run import run_until
 from manyheads.lens.inputs.texts import Inputs, NumberedBatch, PassSummary, read_batches
 from manyheads.lens.inputs.token_classes import TokenClasses
@@ -66,7 +67,7 @@ def statistics_from_folder(
     model = stream.model
     if model.reads_pairs or len(model.stacks()) > 1:
         raise InputError(
-            f"{model.source} is a {type(model).__name__} with several stacks, whose layers cannot "
+            f"{model.source} is {kind_of(model)} with several stacks, whose layers cannot "
             "be read one by one",
             "use an encoder or a decoder, or lens.statistics",
         )

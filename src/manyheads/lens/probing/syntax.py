@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.errors import InputError
-from manyheads.formatting import percent
+from manyheads.formatting import kind_of, percent
 from manyheads.lens.inputs.cached_run import HeadScope, StackName, head_scope
 from manyheads.lens.inputs.metrics import weighted_mean
 from manyheads.lens.probing.linear import split_words
@@ -93,7 +93,7 @@ def probe_syntax(
     """
     if not isinstance(model, encoder.Encoder | decoder.Decoder):
         raise InputError(
-            f"a {type(model).__name__} does not read single sentences",
+            f"{kind_of(model)} does not read single sentences",
             "use an Encoder or a Decoder",
         )
     if not 0 < test < 1:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.encoding.text_reader import require_text_model
+from manyheads.encoding.text_reader import check_continues, require_text_model
 from manyheads.errors import InputError
-from manyheads.formatting import listed, percent, plain_table, without_nan
+from manyheads.formatting import listed, percent, plain_table, pluralise, without_nan
 from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.head_kinds import criteria, scores_by_text
@@ -122,10 +122,7 @@ def long_context_recall(
     >>> from manyheads import load
     >>> long_context_recall(load("house-gpt"), [1, 2], base=128)  # doctest: +SKIP
     """
-    if not model.predicts_next_token or model.reads_pairs:
-        raise InputError(
-            f"a {type(model).__name__} does not continue a text", "use a model that does"
-        )
+    check_continues(model)
     if base is None:
         base = model.trained_length or DEFAULT_BASE
     if samples < 2:
@@ -245,7 +242,7 @@ class RecallTexts:
         outside = len(self._prefix) + written + len(stop) + len(question) + len(answer)
         if tokens - outside < MIN_HAYSTACK:
             raise InputError(
-                f"{tokens} tokens are too few for {keys} statements and a question",
+                f"{tokens} tokens are too few for {pluralise(keys, 'statement')} and a question",
                 f"use a base of at least {outside + MIN_HAYSTACK}",
             )
         filler = self._filler(tokens - outside)

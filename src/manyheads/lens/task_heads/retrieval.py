@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.bridge.automatic import wrapping_models
-from manyheads.encoding.text_reader import require_text_model
+from manyheads.encoding.text_reader import check_continues, require_text_model
 from manyheads.errors import InputError
 from manyheads.formatting import percent
 from manyheads.lens.causal.ablation import HeadAblation
@@ -72,10 +72,7 @@ def find_retrieval_heads(
     >>> from manyheads import load
     >>> find_retrieval_heads(load("house-gpt"), progress=False)  # doctest: +SKIP
     """
-    if not model.predicts_next_token or model.reads_pairs:
-        raise InputError(
-            f"a {type(model).__name__} does not continue a text", "use a model that does"
-        )
+    check_continues(model)
     needles = retrieval_needles(model, seed=seed) if needles is None else list(needles)
     if len(needles) < 2:
         raise InputError(

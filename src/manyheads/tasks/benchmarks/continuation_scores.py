@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.bridge.automatic import wrapping_models
 from manyheads.cache import Cache, DynamicCache
+from manyheads.encoding.text_reader import check_continues
 from manyheads.errors import ConfigError, InputError
 from manyheads.lens.causal.ablation import HeadAblation
 from manyheads.lens.causal.evaluate import HeadSet, default_batch_tokens, group_by
@@ -84,14 +85,6 @@ def score_continuations(
         for block in blocks:
             run.score(block, bar)
     return scores
-
-
-def check_continues(model: build.Model) -> None:
-    """Refuse a model that does not continue a text."""
-    if not model.predicts_next_token or model.reads_pairs:
-        raise InputError(
-            f"a {type(model).__name__} does not continue a text", "use a model that does"
-        )
 
 
 def head_ablation(

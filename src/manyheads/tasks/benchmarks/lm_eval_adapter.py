@@ -17,14 +17,13 @@ from manyheads.decoding.chat import apply_chat, tokenizer_config_of
 from manyheads.decoding.generation_config import GenerationConfig, GenerationDefaults
 from manyheads.decoding.request import tokenizer_of
 from manyheads.decoding.sampling import Greedy, Sample, Sampling
-from manyheads.encoding.text_reader import require_text_model, resolve_max_length
+from manyheads.encoding.text_reader import check_continues, require_text_model, resolve_max_length
 from manyheads.errors import InputError
 from manyheads.lens.causal.evaluate import HeadSet
 from manyheads.lens.causal.replacements import Replacement
 from manyheads.lens.inputs.cached_run import ActivationEditor
 from manyheads.models import build
 from manyheads.tasks.benchmarks.continuation_scores import (
-    check_continues,
     head_ablation,
     score_continuations,
 )

@@ -11,6 +11,7 @@ from manyheads.argument_checks import checked
 from manyheads.data import tag_schemes
 from manyheads.encoding import classify, text_reader, word_reader
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.models import build, readout
 from manyheads.tokenizers import Span, join_words
 
@@ -89,7 +90,7 @@ def entities(
             spanned.append(word_reader.SpannedText(*join_words(text)))
         else:
             raise InputError(
-                f"text {index} is a {type(text).__name__}", "give a string, or a list of words"
+                f"text {index} is {kind_of(text)}", "give a string, or a list of words"
             )
     options = word_reader.WordOptions(
         batch_tokens=batch_tokens,

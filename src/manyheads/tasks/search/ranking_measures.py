@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from manyheads.argument_checks import checked
 from manyheads.data.sources.rows import FileRows
 from manyheads.errors import InputError, check_int, short_repr
-from manyheads.formatting import pluralise
+from manyheads.formatting import kind_of, pluralise
 
 # Whether a larger number in the judgements means a better document, or 1 the best one.
 Grades = Literal["best-last", "best-first"]
@@ -181,7 +181,7 @@ def evaluate_retrieval(
         rankings = [[hit.id for hit in ranking] for ranking in hits]
     else:
         raise InputError(
-            f"cannot rank documents by a {type(source).__name__}",
+            f"cannot rank documents by {kind_of(source)}",
             "give an Index, or a dictionary from query ids to document ids",
         )
     per_query = {}

@@ -1,8 +1,8 @@
 """Results of benches as files: what was measured, on which machine, with which versions, when.
 
 A bench that is started with `--store` writes NAME-MACHINE.json into bench/results; x86 is a machine
-with AVX512, and x86-avx2 one without. The tables of the README and the docs are made of these files
-(`comparison_tables.py`).
+with AVX512-VNNI, x86-avx512 one with AVX512 alone, and x86-avx2 one with neither. The tables of the
+README and the docs are made of these files (`comparison_tables.py`).
 """
 
 import argparse
@@ -95,8 +95,8 @@ def store(folder: Path | None, name: str, device: str, figures: Figures, *peers:
     machine = result["machine"].lower().removeprefix("nvidia ")
     short = re.sub(r"[^a-z0-9]+", "-", machine) if device == "cuda" else platform.machine()
     short = SHORT.get(short, short)
-    if short == "x86" and "avx512f" not in result["flags"]:
-        short = "x86-avx2"
+    if short == "x86" and "avx512_vnni" not in result["flags"]:
+        short = "x86-avx512" if "avx512f" in result["flags"] else "x86-avx2"
     options = [option for option in sys.argv[1:] if option not in {"--store", str(folder)}]
     command = " ".join([Path(sys.argv[0]).name, *options])
     result = {"bench": name, "command": command, **result, "figures": figures}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyheads import build, load, save
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, InputError
 from manyheads.parts import Gate
 from manyheads.surgery import LoraConfig, adapt, add_gates, freeze_except_gates
 from manyheads.taps import Sublayer
@@ -144,5 +144,5 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="the model has no gates"):
         freeze_except_gates(model)
     adapt(model, LoraConfig())
-    with pytest.raises(ConfigError, match="does not belong to the model's own weights"):
+    with pytest.raises(InputError, match="does not belong to the model's own weights"):
         add_gates(model, Gate(at="output"))

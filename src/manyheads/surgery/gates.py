@@ -60,6 +60,7 @@ def add_gates(
     >>> torch.allclose(gated(ids).logits, model(ids).logits, atol=1e-6)
     True
     """
+    rebuild.check_own_weights(model)
     chosen = _chosen(model, layers, sublayer, stack)
     config: Any = model.config
     for name in {name for name, _ in chosen}:
@@ -81,11 +82,6 @@ def add_gates(
         old, new = (attention_at(owner.stacks()[name], index, sublayer) for owner in (model, fresh))
         own = _weights(old, new, gate)
         state |= rebuild.prefixed(f"{field}.layers.{index}.{sublayer.value}", own)
-    if odd := sorted(state.keys() ^ fresh.state_dict().keys()):
-        raise ConfigError(
-            f"{odd[0]} does not belong to the model's own weights",
-            "merge and delete adapters, and dequantize, before gates are added",
-        )
     fresh.load_state_dict(state, assign=True)
     fresh.copy_provenance(model)
     return cast(rebuild.AnyModel, fresh.train(model.training))

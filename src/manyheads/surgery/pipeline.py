@@ -20,6 +20,7 @@ from manyheads.models.build import Model, eval_mode
 from manyheads.models.model_interface import ModelInputs
 from manyheads.surgery.finetune.loop import recover
 from manyheads.surgery.pruning import ReplaceWith, prune, prune_layers, prune_neurons
+from manyheads.surgery.rebuild import check_own_weights
 from manyheads.surgery.selection import l0_selection, layers, neurons, results
 from manyheads.surgery.selection.heads import HeadSelection, select_heads
 from manyheads.taps import Sublayer
@@ -140,6 +141,7 @@ def run_pruning(
     A classifier needs `targets`, the correct classes.
     """
     require_native(model, "pruning")
+    check_own_weights(model)
     if config.recovery_steps < 0:
         raise InputError(
             f"recovery_steps must be at least 0, got {config.recovery_steps}", "use 0 or more"

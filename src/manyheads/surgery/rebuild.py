@@ -21,6 +21,7 @@ from manyheads.parts.norms import NoNorm, PostNorm, PreNorm
 from manyheads.parts.positions import Alibi, T5Buckets
 from manyheads.parts.positions.disentangled import DisentangledTable
 from manyheads.parts.positions.relative import BucketTable
+from manyheads.quantization.model_weights import weights_of
 from manyheads.taps import Sublayer
 
 SUBLAYERS = (Sublayer.ATTENTION, Sublayer.CROSS)
@@ -209,10 +210,7 @@ def rebuild(
     model: AnyModel, plans: Mapping[str, Sequence[LayerPlan]], means: Means | None = None
 ) -> AnyModel:
     """A copy of the model with only these layers, heads and neurons."""
-    _check(
-        set(build(cast(ModelConfig, model.config), device="meta").state_dict()),
-        set(model.state_dict()),
-    )
+    check_own_weights(model)
     stacks = model.stacks()
     cuts = {
         name: _StackCut(name, stack, plans[name], means or {}) for name, stack in stacks.items()
@@ -227,7 +225,7 @@ def rebuild(
         for index, layer in enumerate(stack.layers):
             own = cuts[name].weights(index, cast(Layer, layer))
             state |= prefixed(f"{FIELDS[name]}.layers.{index}", own)
-    _check(set(fresh.state_dict()), set(state))
+    assert set(fresh.state_dict()) == set(state)
     fresh.load_state_dict(
         {name: tensor.detach().clone() for name, tensor in state.items()}, assign=True
     )
@@ -235,12 +233,18 @@ def rebuild(
     return cast(AnyModel, fresh.train(model.training))
 
 
-def _check(expected: set[str], got: set[str]) -> None:
-    if odd := sorted(got ^ expected):
+def check_own_weights(model: Model) -> None:
+    """Refuse a model with integer weights, or with more weights than its config has."""
+    if weights := weights_of(model):
+        raise InputError(
+            f"a model with {weights} weights cannot be reshaped",
+            "take the model before it was rounded, or call quantization.dequantize_weights",
+        )
+    own = build(cast(ModelConfig, model.config), device="meta").state_dict().keys()
+    if odd := sorted(own ^ model.state_dict().keys()):
         raise InputError(
             f"{odd[0]} does not belong to the model's own weights",
-            "first merge or delete adapters, gates and other modules that were added, and turn "
-            "integer weights back with quantization.dequantize_weights",
+            "first merge or delete adapters, gates and other modules that were added",
         )
 
 

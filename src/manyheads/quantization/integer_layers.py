@@ -12,7 +12,7 @@ from manyheads.errors import ConfigError
 from manyheads.quantization.integer_codes import GROUP, IntegerCodes, Layout, WeightName
 from manyheads.quantization.products import Product, choose_product
 
-REMEDY = "load the model without `weights`, or call quantization.dequantize_weights"
+REMEDY = "take the model before it was rounded, or call quantization.dequantize_weights"
 
 
 class IntegerWeight(nn.Module):

@@ -21,6 +21,7 @@ from manyheads.parts.norms import NoNorm, PostNorm, PreNorm
 from manyheads.parts.positions import Alibi, T5Buckets
 from manyheads.parts.positions.disentangled import DisentangledTable
 from manyheads.parts.positions.relative import BucketTable
+from manyheads.quantization.integer_layers import REMEDY
 from manyheads.quantization.model_weights import weights_of
 from manyheads.taps import Sublayer
 
@@ -236,10 +237,7 @@ def rebuild(
 def check_own_weights(model: Model) -> None:
     """Refuse a model with integer weights, or with more weights than its config has."""
     if weights := weights_of(model):
-        raise InputError(
-            f"a model with {weights} weights cannot be reshaped",
-            "take the model before it was rounded, or call quantization.dequantize_weights",
-        )
+        raise InputError(f"a model with {weights} weights cannot be reshaped", REMEDY)
     own = build(cast(ModelConfig, model.config), device="meta").state_dict().keys()
     if odd := sorted(own ^ model.state_dict().keys()):
         raise InputError(

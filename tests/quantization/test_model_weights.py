@@ -11,7 +11,8 @@ from torch import nn
 from manyheads import DynamicCache, Ragged, build, generate, lens, load, surgery
 from manyheads.decoding.steps.cached import CachedSteps
 from manyheads.decoding.steps.cpu_step import cannot
-from manyheads.errors import ConfigError, ManyheadsError
+from manyheads.errors import ConfigError, InputError
+from manyheads.parts.gates import Gate
 from manyheads.quantization import dequantize_weights, quantize_weights
 from manyheads.quantization.integer_layers import IntegerEmbedding, IntegerLinear, IntegerWeight
 from manyheads.quantization.model_weights import (
@@ -189,9 +190,16 @@ def test_rounding_twice_and_rounding_half_precision_are_refused() -> None:
         quantize_weights(half, "int8")
 
 
-def test_pruning_a_rounded_model_is_refused() -> None:
-    with pytest.raises(ManyheadsError, match="integer weights"):
-        surgery.prune(quantized("gpt2", "int8"), "L0H1")
+def test_reshaping_a_rounded_model_is_refused_before_anything_is_measured() -> None:
+    model = quantized("gpt2", "int8")
+    refusal = r"int8 weights.*dequantize_weights"
+    with pytest.raises(InputError, match=refusal):
+        surgery.prune(model, "L0H1")
+    with pytest.raises(InputError, match=refusal):
+        surgery.add_gates(model, Gate(at="output"))
+    # If the texts were read first, they would be refused.
+    with pytest.raises(InputError, match=refusal):
+        surgery.run_pruning(model, [["no token"]], surgery.PruningConfig(fraction=0.5))
 
 
 def test_small_layers_keep_their_weights() -> None:

@@ -27,11 +27,8 @@ from manyheads.parts.gates import Gate
 from manyheads.parts.masks import Causal
 from manyheads.parts.norms import LayerNorm, PostNorm, RMSNorm, SandwichNorm, ScaledPreNorm
 from manyheads.parts.positions import Alibi, Disentangled, Rotary, T5Buckets
-from manyheads.quantization.model_weights import quantize_weights
 from manyheads.ragged import Ragged
 from manyheads.surgery.addresses import find_separable_heads
-from manyheads.surgery.gates import add_gates
-from manyheads.surgery.pipeline import PruningConfig, run_pruning
 from manyheads.surgery.pruning import origins, prune, prune_layers, prune_neurons
 from manyheads.taps import Head, Patterns, Record, Site, Sublayer, Tap
 from manyheads.train.objectives.objective import WatcherChain
@@ -513,18 +510,6 @@ def test_other_bad_wishes() -> None:
     changed.add_module("extra", torch.nn.Linear(2, 2))
     with pytest.raises(InputError, match="merge or delete"):
         prune(changed, ["L0H0"])
-
-
-def test_a_model_with_integer_weights_is_refused_before_anything_is_measured() -> None:
-    model = build(MODELS["decoder gpt2"], seed=0).eval()
-    quantize_weights(model, "int8")
-    with pytest.raises(InputError, match=r"int8 weights.*dequantize_weights"):
-        prune(model, ["L0H0"])
-    # Were anything measured, tokens that are no numbers would be refused first.
-    with pytest.raises(InputError, match=r"int8 weights.*dequantize_weights"):
-        run_pruning(model, [["no token"]], PruningConfig(fraction=0.5))
-    with pytest.raises(InputError, match=r"int8 weights.*dequantize_weights"):
-        add_gates(model, Gate(at="output"))
 
 
 def test_one_head_needs_no_list() -> None:

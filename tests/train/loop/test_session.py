@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads import load
+from manyheads import build, load, save
 from manyheads.errors import ConfigError, InputError, TrainingError
+from manyheads.quantization import quantize_weights
 from manyheads.train.loop import session
 from manyheads.train.loop.manifest import write_manifest
 from manyheads.train.loop.reporting import MetricsLog
@@ -247,6 +248,18 @@ def test_nothing_is_set_aside_for_a_start_that_cannot_be(place: Path) -> None:
         train(parse_run(settings), resume_from="step-3", progress=False)
     assert (steps_saved(place), losses(place)) == (saved, written)
     assert not (place / "out/before-1").exists()
+
+
+def test_integer_weights_are_refused_before_the_data_are_read(place: Path) -> None:
+    model = build("gpt2", layers=1, width=64, heads=2, vocabulary=300, positions=32, seed=0).eval()
+    quantize_weights(model, "int8")
+    save(model, place / "rounded")
+    settings = tables(place) | {"model": {"folder": str(place / "rounded")}}
+    with refuses(
+        ConfigError, "a model with int8 weights cannot be trained", "before it was rounded"
+    ):
+        train(parse_run(settings), progress=False)
+    assert not (place / "out").exists()
 
 
 def test_a_run_that_ends_before_its_checkpoint_is_refused(place: Path) -> None:

@@ -11,6 +11,8 @@ from manyheads.data import images, labeled
 from manyheads.errors import ConfigError, InputError
 from manyheads.models import build, vision
 from manyheads.parts.positions import Axial, Learned
+from manyheads.quantization.integer_layers import REMEDY
+from manyheads.quantization.model_weights import weights_of
 from manyheads.renamed_keys import with_new_keys
 from manyheads.train import distributed, tiling
 from manyheads.train.context_parallel import check_shared_texts
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 def check_run(run: Run, model: build.Model, processes: distributed.ProcessGroup) -> None:
     """Check everything that can be checked before training."""
+    if weights := weights_of(model):
+        raise ConfigError(f"a model with {weights} weights cannot be trained", REMEDY)
     run.full_objective.attach(model)
     ranks = processes.data_size
     for data in run.data:

@@ -1,8 +1,8 @@
 """MiniLM on the CPU: manyheads, sentence-transformers and onnxruntime, in float32.
 
-On a Xeon with AVX512 and no VNNI, linear layers take 64 % of our time, at the rate of large products,
-and PyTorch's flash attention 21 %. Batched products instead of it, for texts of up to 64 tokens,
-made the whole 5 % faster there, but short groups of texts slower: not worth a second way.
+On a Xeon with AVX512 and no VNNI, linear layers take 64 % of our time, at the rate of large
+products, and PyTorch's flash attention 21 %. Batched products instead of it, for texts of up to 64
+tokens, made the whole 5 % faster there, but small groups of texts slower: not worth a second way.
 """
 
 from collections.abc import Sequence

@@ -138,7 +138,7 @@ def test_models_without_tags_are_refused(model: Any) -> None:
         tasks.entities(small(), "a")
     with refuses(InputError, "no class 'O'", "noun", "manyheads.tag"):
         tasks.entities(with_classes(small(), ("noun", "verb"), "tokens"), "a")
-    with refuses(InputError, "text 1 is a int", "list of words"):
+    with refuses(InputError, "text 1 is an int", "list of words"):
         tasks.entities(model, ["a", 3])
     with refuses(InputError, "min_score", "2"):
         tasks.entities(model, "a", min_score=2.0)

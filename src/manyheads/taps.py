@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyheads.errors import ConfigError, InputError, short_repr
+from manyheads.formatting import kind_of
 from manyheads.ragged import Ragged
 
 # "L5H1", "L5" for a layer, or with the stack and the sublayer as printed: "decoder L2H0 cross".
@@ -226,7 +227,7 @@ class WatchContext:
             return answer
         kind = Patterns if isinstance(value, Patterns) else Ragged
         raise InputError(
-            f"the watcher returned a {type(answer).__name__} at {site}",
+            f"the watcher returned {kind_of(answer)} at {site}",
             f"return a {kind.__name__}, or None to change nothing",
         )
 

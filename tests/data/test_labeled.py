@@ -54,7 +54,7 @@ def test_fields_are_chosen_by_name(tmp_path: Path) -> None:
             {"text": "a", "label": -1},
             ": field 'label' is -1: use a name, or a number of 0 or more",
         ),
-        ({"text": 5, "label": 1}, ": field 'text' is a int, not a string: use a field of texts"),
+        ({"text": 5, "label": 1}, ": field 'text' is an int, not a string: use a field of texts"),
     ],
 )
 def test_wrong_labels_are_named(row: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_texts_need_a_tokenizer_and_ids_do_not() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["a", 3], "text 1 is a int, and others are strings: give only strings"),
+        (["a", 3], "text 1 is an int, and others are strings: give only strings"),
         ([[5], [41]], "text 1 has token id 41, outside vocabulary=40: use ids of 0 to 39."),
         ([[5], [-1]], "text 1 has token id -1, outside vocabulary=40: use ids of 0 to 39."),
         ([[0.5]], "text 0 is neither a string nor a list of token ids"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from manyheads.bridge.wrapped_model import WrappedModel
 from manyheads.errors import InputError
+from manyheads.formatting import kind_of
 from manyheads.progress import Progress
 
 RATE, SECONDS = 16_000, 30
@@ -60,7 +61,7 @@ def speech_inputs(
     """
     kind = getattr(getattr(model, "inner", None), "config", None)
     if not isinstance(model, WrappedModel) or getattr(kind, "model_type", "") != "whisper":
-        raise InputError(f"a {type(model).__name__} does not read sounds", "use a Whisper model")
+        raise InputError(f"{kind_of(model)} does not read sounds", "use a Whisper model")
     import transformers
 
     extract = transformers.WhisperFeatureExtractor(feature_size=model.inner.config.num_mel_bins)

@@ -26,6 +26,7 @@ from manyheads.errors import (
     NativeModelError,
     WrappedModelWarning,
 )
+from manyheads.formatting import kind_of
 from manyheads.models import decoder, embedding, seq2seq, vision
 from manyheads.models.encoder import Encoder, EncoderConfig, TextConfig
 from manyheads.models.model_interface import ModelInputs, ModelInterface
@@ -408,7 +409,7 @@ def wrap(model: Any, tokenizer: Any = None, *, example: Mapping[str, Any] | None
         raise MissingPackageError("manyheads.wrap", "transformers") from None
     if not isinstance(model, PreTrainedModel):
         raise InputError(
-            f"a {type(model).__name__} is not a model of transformers",
+            f"{kind_of(model)} is not a model of transformers",
             "pass a PreTrainedModel, or build or load a model with manyheads",
         )
     inputs = example_inputs(model) if example is None else dict(example)
@@ -498,7 +499,7 @@ def _plain_tokenizer(tokenizer: Any) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "encode_batch_fast"):
         raise InputError(
-            f"a {type(tokenizer).__name__} has no fast tokenizer behind it",
+            f"{kind_of(tokenizer)} has no fast tokenizer behind it",
             "load it with AutoTokenizer.from_pretrained(..., use_fast=True)",
         )
     return backend

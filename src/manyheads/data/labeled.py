@@ -22,6 +22,7 @@ from manyheads.data.batch import IGNORE_INDEX, Batch
 from manyheads.data.sources.rows import Row, RowSource
 from manyheads.data.store import array_checksum
 from manyheads.errors import InputError, short_repr
+from manyheads.formatting import kind_of
 from manyheads.ragged import Lengths, Ragged
 from manyheads.tokenizers import first_tokens, join_words, truncating_copy
 
@@ -153,9 +154,7 @@ def _scores(row: Row, field: str, negatives: int) -> tuple[float, ...]:
 def _list(row: Row, field: str) -> list[Any]:
     value = row.get(field)
     if not isinstance(value, list):
-        raise InputError(
-            f"{row.location}: field {field!r} is a {type(value).__name__}", "give a list"
-        )
+        raise InputError(f"{row.location}: field {field!r} is {kind_of(value)}", "give a list")
     return value
 
 

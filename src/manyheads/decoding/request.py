@@ -20,6 +20,7 @@ from manyheads.decoding.steps.cached import CachedSteps, Steps
 from manyheads.decoding.steps.cuda_graph import cannot, cuda_graph_steps
 from manyheads.decoding.stopping import decode_after, decoding_context
 from manyheads.errors import ConfigError, InputError
+from manyheads.formatting import kind_of
 from manyheads.models.build import Model
 from manyheads.models.decoder import Decoder
 from manyheads.models.readout import LanguageHead
@@ -264,7 +265,7 @@ def _ids_of_all(model: Model, prompts: Prompts) -> list[list[int]]:
         prompts = prompts.to_list()
     if not isinstance(prompts, Sequence | Tensor):
         raise InputError(
-            f"prompts must be a sequence, got a {type(prompts).__name__}",
+            f"prompts must be a sequence, got {kind_of(prompts)}",
             "give texts, or a list of token ids per prompt",
         )
     if isinstance(prompts, Tensor) and prompts.dim() != 2:

@@ -16,6 +16,7 @@ from manyheads.encoding.encode import Encoded, Options, read_pooled
 from manyheads.encoding.text_reader import Texts, require_text_model
 from manyheads.encoding.word_reader import SpannedText, WordOptions, read_words
 from manyheads.errors import InputError, TruncationWarning
+from manyheads.formatting import kind_of
 from manyheads.models.build import Model, eval_mode
 from manyheads.models.readout import ClassHead, ReadoutLayer, TokenHead, classifier_of
 from manyheads.progress import Progress
@@ -157,7 +158,7 @@ def classify_images(
     torch.Size([2, 3])
     """
     if not model.reads_images:
-        raise InputError(f"a {type(model).__name__} does not read images", "use classify for texts")
+        raise InputError(f"{kind_of(model)} does not read images", "use classify for texts")
     if not isinstance(model.config.readout, ClassHead):
         raise InputError(*NO_HEAD)
     if batch < 1:

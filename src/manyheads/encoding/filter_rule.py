@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from manyheads.errors import InputError, short_repr
+from manyheads.formatting import kind_of
 
 # The values that a classifier computes, and their types.
 KNOWN_NAMES: dict[str, type] = {
@@ -252,7 +253,7 @@ def _type_of(value: Any) -> type:
 
 
 def _type_words(value: Any) -> str:
-    return TYPE_WORDS.get(_type_of(value), f"a {type(value).__name__}")
+    return TYPE_WORDS.get(_type_of(value), kind_of(value))
 
 
 class _Parser:

@@ -106,7 +106,7 @@ def require_text_model(model: build.Model) -> TextReader:
     if isinstance(model, TextReader):
         return model
     raise InputError(
-        f"a {type(model).__name__} does not read texts",
+        f"{kind_of(model)} does not read texts",
         "give it images (--image at the command line), or use an Encoder, Decoder or Seq2Seq",
     )
 
@@ -122,7 +122,7 @@ def check_texts(texts: object) -> None:
     single = isinstance(texts, Tensor | np.ndarray) and not texts.ndim
     if single or isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
         raise InputError(
-            f"texts must be strings or lists of token ids, got a {type(texts).__name__}",
+            f"texts must be strings or lists of token ids, got {kind_of(texts)}",
             "give a string, or a list with one item per text",
         )
 
@@ -139,7 +139,7 @@ def open_reader(model: TextReader, texts: Texts, max_length: int | None) -> Read
     if any(strings) and not all(strings):
         index = strings.index(False)
         raise InputError(
-            f"text {index} is a {type(listed[index]).__name__}, and others are strings",
+            f"text {index} is {kind_of(listed[index])}, and others are strings",
             "give only strings, or only token ids",
         )
     tokenizer = truncating_tokenizer(model, max_length) if any(strings) else None

@@ -6,6 +6,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from manyheads.errors import InputError, ShapeError
+from manyheads.formatting import kind_of
 from manyheads.parts.halting import AddedLoss
 from manyheads.ragged import Ragged, check_dense
 
@@ -56,7 +57,7 @@ def to_ragged(
     if not isinstance(batch, Tensor) or not (mask is None or isinstance(mask, Tensor)):
         wrong, value = (name, batch) if not isinstance(batch, Tensor) else ("mask", mask)
         raise InputError(
-            f"{wrong} must be a tensor, got a {type(value).__name__}",
+            f"{wrong} must be a tensor, got {kind_of(value)}",
             "give a (batch, length) tensor, or a Ragged" if wrong == name else "leave it out",
         )
     check_dense(batch, name)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.argument_checks import checked
 from manyheads.errors import ConfigError, NativeModelError
+from manyheads.formatting import kind_of
 from manyheads.models.build import Model, build
 from manyheads.models.embedding import TokenEmbedding
 from manyheads.models.model_interface import ModelInputs
@@ -206,7 +207,7 @@ def _check_plain(model: Model) -> None:
         if isinstance(module, IntegerWeight):
             problem = f"{name} already has {module.weight_name} weights"
         elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
-            problem = f"{name} is a {type(module).__name__}, not a plain Linear"
+            problem = f"{name} is {kind_of(module)}, not a plain Linear"
     for parameter in model.parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
             problem = f"the model is in {parameter.dtype} on {parameter.device}"

@@ -13,6 +13,7 @@ from torch import Tensor
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.bridge.automatic import native_models_only, require_native
 from manyheads.errors import ConfigError, InputError
+from manyheads.formatting import kind_of
 from manyheads.lens.inputs import cached_run, evaluation_inputs, metrics
 from manyheads.lens.inputs.texts import batch_ranges, read_inputs
 from manyheads.lens.measure.statistics import statistics
@@ -253,7 +254,7 @@ def train_gates(
         model.config.readout, readout.LanguageHead
     ):
         raise InputError(
-            f"gates cannot be trained on plain texts in a {type(model).__name__} with "
+            f"gates cannot be trained on plain texts in {kind_of(model)} with "
             f"{type(model.config.readout).__name__}",
             "use surgery.add_gates, and train the model with another objective",
         )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
 from manyheads.errors import ConfigError
+from manyheads.formatting import kind_of
 from manyheads.mixers.mixer import Mixer
 from manyheads.models import embedding, encoder, seq2seq
 from manyheads.models.build import Model, build
@@ -83,7 +84,7 @@ def tile(small: Model, config: ModelConfig, *, seed: int | None = None) -> Any:
         small, encoder.TextModel | seq2seq.Seq2Seq
     ):
         raise ConfigError(
-            f"a {type(small.config).__name__} cannot be tiled into a {type(config).__name__}",
+            f"{kind_of(small.config)} cannot be tiled into {kind_of(config)}",
             "use a text model of the same type",
         )
     weight = small.embedding.tokens.weight
@@ -118,7 +119,7 @@ def _grow(small: nn.Module | None, large: nn.Module | None) -> None:
             ]
             if shapes[0] != shapes[1]:
                 raise ConfigError(
-                    f"a {type(small.config).__name__} cannot be tiled into one of another size",
+                    f"{kind_of(small.config)} cannot be tiled into one of another size",
                     "keep its sizes and add layers, or tile a model of attention",
                 )
             large.load_state_dict(small.state_dict())

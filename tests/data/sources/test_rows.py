@@ -51,7 +51,7 @@ def test_missing_fields_and_fields_without_text_are_named(tmp_path: Path) -> Non
     with refuses(InputError, f"{file}, line 1 has no field 'text': use one of: body, half."):
         row.text("text")
     with refuses(
-        InputError, f"{file}, line 1: field 'body' is a int, not a string: use a field of texts."
+        InputError, f"{file}, line 1: field 'body' is an int, not a string: use a field of texts."
     ):
         row.text("body")
     with refuses(

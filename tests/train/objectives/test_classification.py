@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused() -> None:
         "add classes: model.classes in a run file, with_classes in Python.",
     ):
         TokenClassification().check(build(DECODERS["gpt2"]))
-    with refuses(ConfigError, "ImageClassification cannot train a Encoder: use a vision model."):
+    with refuses(ConfigError, "ImageClassification cannot train an Encoder: use a vision model."):
         ImageClassification().check(model)
 
 

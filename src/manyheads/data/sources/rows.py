@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 from manyheads.data.sources.files import Paths, decompress, find_files, open_file, suffix_of
 from manyheads.errors import InputError, import_package
+from manyheads.formatting import kind_of
 
 HUB = "hub:"
 FORM = f"write {HUB}org/name, or {HUB}org/name?subset=en&split=train&revision=main"
@@ -45,7 +46,7 @@ class Row(NamedTuple):
         value = self.get(field)
         if not isinstance(value, str):
             raise InputError(
-                f"{self.location}: field {field!r} is a {type(value).__name__}, not a string",
+                f"{self.location}: field {field!r} is {kind_of(value)}, not a string",
                 "use a field of texts",
             )
         try:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyheads.attention import Attention, AttentionConfig
+from manyheads.formatting import kind_of
 from manyheads.models.decoder import Decoder
 from manyheads.models.layer import Layer, LayerConfig
 from manyheads.models.readout import LanguageHead
@@ -53,7 +54,7 @@ def why_not_ordinary(model: object) -> Iterator[str]:
         # An adapter, for one, computes more than a product with `weight`.
         linear = isinstance(module, nn.Linear) or name.endswith(PROJECTIONS)
         if linear and type(module) not in (nn.Linear, IntegerLinear):
-            yield f"{name} is a {type(module).__name__}, not a plain Linear"
+            yield f"{name} is {kind_of(module)}, not a plain Linear"
 
 
 def _why_not_ordinary_layer(layer: LayerConfig) -> Iterator[str]:

@@ -13,6 +13,7 @@ from manyheads.annotations import Between, NonNegativeFloat
 from manyheads.argument_checks import check_fields
 from manyheads.data.batch import Batch
 from manyheads.errors import ConfigError, InputError
+from manyheads.formatting import kind_of
 from manyheads.models import encoder, provenance, seq2seq, vision
 from manyheads.parts import experts, halting
 from manyheads.ragged import Ragged
@@ -216,4 +217,4 @@ KINDS: dict[type[nn.Module], str] = {
 def check_kind(objective: Objective, model: nn.Module, kind: type[nn.Module]) -> None:
     if not isinstance(model, kind):
         name = type(objective).__name__
-        raise ConfigError(f"{name} cannot train a {type(model).__name__}", f"use {KINDS[kind]}")
+        raise ConfigError(f"{name} cannot train {kind_of(model)}", f"use {KINDS[kind]}")

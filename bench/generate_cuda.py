@@ -227,7 +227,7 @@ def _reading_limit(model: Any) -> float:
 
 
 def memory_rate() -> float:
-    """Bytes a second, by a copy: it reads and writes, and comes nearer to the limit than a sum."""
+    """Bytes per second, by a copy: it reads and writes, and is nearer to the limit than a sum."""
     block = torch.ones(2**30, dtype=torch.bfloat16, device="cuda")
     other = torch.empty_like(block)
     times = race({"copy": lambda: other.copy_(block)}, device="cuda", rounds=10)

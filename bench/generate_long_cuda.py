@@ -54,7 +54,7 @@ def run(rounds: int) -> dict[str, float]:
 def _steps(
     peer: Any, ours: Any, batch: int, length: int, rounds: int
 ) -> tuple[float, float, int, float]:
-    """Seconds of our step and theirs, the bytes of keys and values, and how far scores differ."""
+    """Seconds of both steps, the bytes of keys and values, and how far scores differ."""
     from transformers import DynamicCache
 
     gc.collect()
